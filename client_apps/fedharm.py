@@ -11,8 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedhet.algorithms.alignment.descriptors import describe, gathered
-from fedhet.algorithms.alignment.targets import Kind, distance_to_target, pack_all, unpack_all
+from fedhet.algorithms.alignment.targets import Kind, describe, distance_to_target, gathered, pack_all, unpack_all
 from fedhet.algorithms.graphs import UnsupportedArchitecture, blocks
 from fedhet.client import ClientSide
 from fedhet.data import Examples

@@ -7,10 +7,10 @@ where X(t) are the round's alignment examples (RAD, see `fedhet.algorithms.align
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fedhet.algorithms.alignment import Alignment, distance_to
-from fedhet.algorithms.alignment.cka import Kernel
+from fedhet.algorithms.alignment.cka import Kernel, distance_to
 from fedhet.algorithms.alignment.targets import compress, pack, unpack
 from fedhet.client import ClientSide
 from fedhet.errors import DataError, ModelError
@@ -18,6 +18,7 @@ from fedhet.messages import Arrays, Payload, WireError, to_tensor
 from fedhet.methods.included.fedhenn import AUGMENTATION, FedHeNNOptions
 from fedhet.models.representation import ROWS_AT_ONCE, RandomStream, Representation
 from fedhet.training import Loss, Step, Term
+from fedhet.utils.machine import brought
 from fedhet.utils.randomness import torch_generator
 
 
@@ -43,9 +44,9 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         settings = self.options
         if settings.eta0 and settings.rad_source == "train-union" and self.client.own_data:
             raise DataError(
-                f"client {self.client.name}: fedhenn.rad-source = 'train-union' is the union of the configured data "
-                "set's training parts, but this client has its own data: let its data function return a public "
-                "dataset as `public`, and set rad-source = held-out"
+                f"client {self.client.name}: fedhenn.rad-source = 'train-union' takes the public examples from the "
+                "training examples of all clients, which the server does not have if clients bring their own data: "
+                "set fedhenn.rad-source = held-out, and let the data function return public examples as `public`"
             )
         if settings.sent == "posteriors":
             self.client.check_scores(
@@ -63,17 +64,21 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
             return ()
         rad = self._rad(payload.arrays["rad"], client.request.round)
         target, generator = self.target(payload, rad), client.generator("rad rows")
-        alignment = Alignment(settings.kernel, target, batch=settings.rad_batch, generator=generator)
+        # The Procrustes distance has no estimate on mini-batches.
+        some = settings.kernel != "procrustes" and 0 < settings.rad_batch < len(target)
         stream = RandomStream(client.seed("rad dropout"))
 
         def drawn(number: int, _examples: int) -> Mapping[str, Any] | None:
             if number % settings.rad_every:
                 return None
-            rows = alignment.rows()
-            return {"inputs": client.transform(rad[rows]), "target": alignment.target(rows)}
+            rows: slice | Tensor = slice(None)
+            if some:
+                rows = torch.randperm(len(target), generator=generator)[: settings.rad_batch]
+                rows = brought(rows, client.device)
+            return {"inputs": client.transform(rad[rows]), "target": target[rows]}
 
         weight, phi = eta * settings.rad_every, client.representation
-        own = {"weight": weight, "representation": phi, "stream": stream, "kind": alignment.kind}
+        own = {"weight": weight, "representation": phi, "stream": stream, "kind": (settings.kernel, some)}
         return (Term(on_rad, draw=drawn, weighted=True, public=True, **own),)
 
     def end(self, payload: Payload) -> Payload:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedhet import models
 from fedhet.algorithms.graphs import LayerGraph, layer_graph
-from fedhet.algorithms.hypernets import Catalogue, catalogue
+from fedhet.algorithms.hypernets.design import Catalogue, catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork, Written
 from fedhet.algorithms.hypernets.personal import begin_of
 from fedhet.client import Client, ClientSide

@@ -47,8 +47,8 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         supplied = public is not None and public is not client_setup.public_dataset(self.config)
         if self.options.rad_source == "train-union" and supplied:
             raise ConfigError(
-                "fedhenn.rad-source = 'train-union' draws the alignment examples (RAD) from the clients' training "
-                "data: set it to held-out, or pass no public dataset"
+                "fedhenn.rad-source = 'train-union' takes the public examples from the training examples of all "
+                "clients, but a public dataset was passed, too: set fedhenn.rad-source = held-out, or pass none"
             )
 
     # ---- the handshake

@@ -14,7 +14,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from fedhet.algorithms.hypernets import start
+from fedhet.algorithms.hypernets.design import start
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork, begin_of
 from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check, to_arrays, to_tensor
 from fedhet.methods.included.hypernetworks import FLHAGHNOptions, PFedHNOptions, flha_ghn, pfedhn

@@ -140,7 +140,7 @@ class TestWorkingFolder:
             with pytest.raises(ConfigError, match="unknown method"):
                 registry.client_side(named)
             with pytest.raises(ConfigError, match="code that the files of a run name is not imported"):
-                registry.of_data(named, Path("runs/somebody/config.toml"))
+                registry.check_known(named, Path("runs/somebody/config.toml"))
         assert not {"evil", "of_mine"} & sys.modules.keys()
 
 

@@ -248,7 +248,7 @@ def from_file(
         if EXTRA in settings:
             raise ConfigError(f"{path}: {EXTRA} is for Flower's run config only: write the keys into the file instead")
         if method is None and "method" in settings:
-            registry.of_data(str(settings["method"]), path)
+            registry.check_known(str(settings["method"]), path)
     return settings if method is None else settings | {"method": method}
 
 

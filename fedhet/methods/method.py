@@ -129,10 +129,9 @@ class Method:
         name: the name in configurations, and the prefix of its own keys.
         traits: the traits, or a function that returns them for the method's own keys.
         Options: frozen dataclass of the method's own keys, with the paper's values.
-        server: `"package.module:Class"` of the server side. By default the class with the method's name in
-            `strategies/` or, without one, `fedhet.server.FederatedStrategy`, which averages shared arrays.
-        client: `"package.module:Class"` of the client side. By default the class with the method's name in
-            `client_apps/` or, without one, `fedhet.client.ClientSide`, which trains on the client's examples.
+        server, client: `"package.module:Class"` of each side. By default the class with the method's name in
+            `strategies/` or `client_apps/` or, without one, `fedhet.server.FederatedStrategy`, which averages shared
+            arrays, and `fedhet.client.ClientSide`, which trains on the client's examples.
         common: the paper's values of common keys.
         own: values for the user's own models and data that differ from `OWN_SETTINGS`.
         trains: what clients train, such as a hypernetwork, if it is not their network. In a comparison such a method

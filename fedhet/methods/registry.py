@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import ConfigError, nearest
 from fedhet.methods.method import Method, Traits
-from fedhet.utils.text import log
 
 if TYPE_CHECKING:
     from fedhet.methods.options import Config
@@ -76,10 +75,8 @@ def method(reference: str, *, trusted: bool = True) -> Method:
 
     If the reference is `trusted`, `package.module:name` and `FILE.py:NAME` are imported, also from the working folder.
     """
-    if reference in _registered:
-        return _registered[reference]
-    if reference in _included():
-        return _included()[reference]
+    if found := _registered.get(reference) or _included().get(reference):
+        return found
     if reference in _installed():
         return _loaded(reference)
     if ":" in reference and (imported := _imported(reference) if trusted else _imported_before(reference)):
@@ -91,15 +88,14 @@ def method(reference: str, *, trusted: bool = True) -> Method:
     )
 
 
-def of_data(reference: str, place: Path) -> Method:
-    """Return the method named in a run's file `place`, without importing code; raises a ConfigError if unknown."""
-    if reference in methods() or _imported_before(reference):
-        return method(reference, trusted=False)
-    raise ConfigError(
-        f"{place} names the method {reference!r}, which is not part of fedhet or of an installed package, and code "
-        "that the files of a run name is not imported: if you trust the method, name it yourself with "
-        "--method MODULE:NAME (in Python, fedhet.registry.register)"
-    )
+def check_known(reference: str, place: Path) -> None:
+    """Raise a ConfigError if the method that a run's file `place` names would have to be imported."""
+    if reference not in methods() and not _imported_before(reference):
+        raise ConfigError(
+            f"{place} names the method {reference!r}, which is not part of fedhet or of an installed package, and code "
+            "that the files of a run name is not imported: if you trust the method, name it yourself with "
+            "--method MODULE:NAME (in Python, fedhet.registry.register)"
+        )
 
 
 def traits(config: "Config") -> Traits:
@@ -155,11 +151,7 @@ def _own_sides(which: str) -> dict[str, str]:
 @cache
 def _installed() -> dict[str, EntryPoint]:
     """Return the entry points of the methods of other installed packages, by name."""
-    installed = {point.name: point for point in entry_points(group=GROUP)}
-    for name in installed.keys() & _included().keys():
-        point = installed.pop(name)
-        log.warning("method %r of the installed %s is ignored: fedhet has a method of its name", name, point)
-    return installed
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 @cache

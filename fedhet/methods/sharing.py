@@ -73,10 +73,6 @@ class Sharing:
         return {name: key for name in sent if (key := key_of(name)) is not None}
 
 
-def _body(network: NetworkDescription) -> Callable[[str], str | None]:
-    return lambda name: None if name.startswith(f"{network.head}.") else name
-
-
 def _head(network: NetworkDescription) -> Callable[[str], str | None]:
     return lambda name: f"head{name.removeprefix(network.head)}" if name.startswith(f"{network.head}.") else None
 
@@ -86,10 +82,6 @@ def _trained(network: NetworkDescription) -> Callable[[str], str | None]:
 
     trained = {name for name, kind in network.kinds.items() if kind == "trained"} - tied_names(network.model).keys()
     return lambda name: name if name in trained else None
-
-
-def _architecture(network: NetworkDescription) -> Callable[[str], str | None]:
-    return lambda name: f"{network.architecture}/{name}"
 
 
 def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Tensor]]]":
@@ -129,21 +121,13 @@ def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
     return keys.get
 
 
-def _first_units(few: int, whole: int, round: int) -> Sequence[int]:
-    return range(few)
-
-
-def _window(few: int, whole: int, round: int) -> Sequence[int]:
-    return [(round + place) % whole for place in range(few)]
-
-
 EVERYTHING = Sharing("everything")
-FIRST_UNITS = Sharing("everything", units=_first_units)
-ROLLING_UNITS = Sharing("everything", units=_window)
-TRAINED = Sharing(_trained, units=_first_units)
-BODY = Sharing(_body)
+FIRST_UNITS = Sharing("everything", units=lambda few, whole, round: range(few))
+ROLLING_UNITS = Sharing("everything", units=lambda few, whole, round: [(round + k) % whole for k in range(few)])
+TRAINED = Sharing(_trained, units=FIRST_UNITS.units)
+BODY = Sharing(lambda network: lambda name: None if name.startswith(f"{network.head}.") else name)
 HEAD = Sharing(_head)
 NOTHING = Sharing("nothing")
-WITHIN_ARCHITECTURES = Sharing(_architecture)
+WITHIN_ARCHITECTURES = Sharing(lambda network: lambda name: f"{network.architecture}/{name}")
 BY_TYPE_AND_ORDER = Sharing(_type_order)
 BY_FIRST_LAYERS = Sharing(_first_layers)

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedhet import models
 from fedhet.algorithms.graphs import layer_graph
-from fedhet.algorithms.hypernets import catalogue
+from fedhet.algorithms.hypernets.design import catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork, Written
 
 pytestmark = pytest.mark.benchmark

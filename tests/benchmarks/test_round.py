@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fedhet
 from fedhet import models
-from fedhet.algorithms.alignment import Alignment
+from fedhet.algorithms.alignment.cka import distance_to
 from fedhet.algorithms.alignment.targets import cluster_rows
 from fedhet.config import client_setup, configuration
 from fedhet.data import ClientData, load
@@ -158,10 +158,8 @@ class BareFedHeNN(BareLoop):
         self.public = public.inputs
 
     def round(self) -> None:
-        own, told = self.config.options, []
+        told = []
         for model, data in zip(self.models, self.data, strict=True):
-            if self.target is not None:
-                self.alignment = Alignment("linear", self.target, batch=own.rad_batch, generator=torch.Generator())
             self.client(model, data)
             told.append(read(model, self.public, self.dataset.transform).softmax(1))
         self.target = cluster_rows(told, generator=torch.Generator())
@@ -170,9 +168,9 @@ class BareFedHeNN(BareLoop):
         own, loss = self.config.options, super().loss(model, images, labels, step)
         if self.target is None or step % own.rad_every:
             return loss
-        rows = self.alignment.rows()
+        rows = torch.randperm(len(self.target))[: own.rad_batch]
         phi = model.body(self.dataset.transform(self.public[rows]))
-        return loss + own.eta0 * own.rad_every * self.alignment.distance(phi, rows)
+        return loss + own.eta0 * own.rad_every * distance_to(phi, self.target[rows], kind=("linear", True))
 
 
 class Interleaved(Observer):

@@ -11,8 +11,7 @@ from torch import nn
 
 from fedhet import models
 from fedhet.algorithms.graphs import LayerGraph, layer_graph
-from fedhet.algorithms.hypernets import catalogue, start, std_of
-from fedhet.algorithms.hypernets.design import Head
+from fedhet.algorithms.hypernets.design import Head, catalogue, start, std_of
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 
 HEADS = ("dense", "base-lowrank", "tiled")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedhet.algorithms.matching import estimate_variances, match_layer
+from fedhet.algorithms.matching.bbp_map import estimate_variances, match_layer
 
 SEEDS = st.integers(0, 2**32 - 1)
 WIDTHS = st.lists(st.integers(1, 12), min_size=1, max_size=6)

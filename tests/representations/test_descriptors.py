@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedhet import models
-from fedhet.algorithms.alignment.descriptors import cosine, describe, mean_descriptor, strongest
+from fedhet.algorithms.alignment.targets import describe, distance_to_target, strongest, target_of
 from fedhet.algorithms.graphs import blocks
 from fedhet.models.representation import Output
 
@@ -101,7 +101,7 @@ def clients(count: int = 3, widths: Sequence[Sequence[int]] = ((4, 6), (4, 8), (
 
 def test_mean_descriptor() -> None:
     described = clients()
-    mean = mean_descriptor(described)
+    mean = target_of("cosine", described, generator=torch.Generator())
     assert [tuple(block.shape) for block in mean] == [(12, 4), (12, 8)]
     for block in range(2):
         for slot in range(mean[block].shape[1]):
@@ -112,5 +112,5 @@ def test_mean_descriptor() -> None:
 def test_cosine_over_common_slots() -> None:
     own, other = clients(2)
     expected = F.cosine_similarity(torch.cat(own, 1), torch.cat([other[0], other[1][:, :6]], 1))
-    torch.testing.assert_close(cosine(own, other), expected)
-    torch.testing.assert_close(cosine(own, [3 * block for block in own]), torch.ones(12))
+    torch.testing.assert_close(distance_to_target("cosine", own, other), 1 - expected.mean())
+    assert float(distance_to_target("cosine", own, [3 * block for block in own])) == pytest.approx(0, abs=1e-6)

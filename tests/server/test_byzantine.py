@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord
 from torch import nn
 
 import fedhet
-from fedhet.algorithms.hypernets import start
+from fedhet.algorithms.hypernets.design import start
 from fedhet.client.app import make_client_app
 from fedhet.config import client_setup, configuration
 from fedhet.engines.running import run_locally

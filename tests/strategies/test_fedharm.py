@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.algorithms.alignment import targets
-from fedhet.algorithms.alignment.descriptors import describe, mean_descriptor
-from fedhet.algorithms.alignment.targets import pack_all, unpack_all
+from fedhet.algorithms.alignment.targets import describe, pack_all, target_of, unpack_all
 from fedhet.algorithms.graphs import blocks
 from fedhet.config import client_setup
 
@@ -61,7 +60,7 @@ def test_exchange_of_descriptors(federate: Federate) -> None:
         (4, "1"): set(),  # the closing round, after which there is nothing to make a target for
     }
     for round in (2, 4):
-        mean = mean_descriptor([told(done, round - 1, client) for client in "012"])
+        mean = target_of("cosine", [told(done, round - 1, client) for client in "012"], generator=torch.Generator())
         for client in "012":
             for mine, expected in zip(target(done, round, client), mean, strict=True):
                 assert mine.shape == (40, expected.shape[1])
@@ -158,7 +157,7 @@ def test_descriptors_of_absent_clients(federate: Federate) -> None:
     newest = {peer: told(done, round, peer) for peer in "012" if (round, peer) in done.sent}
     newest[client] = told(done, last, client)
     receiver = next(peer for peer in "012" if (round + 1, peer) in done.received)
-    expected = mean_descriptor([newest[peer] for peer in "012"])
+    expected = target_of("cosine", [newest[peer] for peer in "012"], generator=torch.Generator())
     for mine, mean in zip(target(done, round + 1, receiver), expected, strict=True):
         torch.testing.assert_close(mine, mean)
 

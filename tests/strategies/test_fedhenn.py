@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedhet import FedHeNN
-from fedhet.algorithms.alignment import linear_cka, targets
-from fedhet.algorithms.alignment.cka import procrustes_distance, rbf_kernel
+from fedhet.algorithms.alignment import targets
+from fedhet.algorithms.alignment.cka import linear_cka, procrustes_distance, rbf_kernel
 from fedhet.algorithms.alignment.targets import unpack
 from fedhet.config import client_setup
 from fedhet.config.client_setup import ClientInfo
@@ -344,7 +344,8 @@ PUBLIC = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
 
 def test_train_union_with_a_public_dataset() -> None:
     with pytest.raises(
-        ConfigError, match="'train-union' draws the alignment examples .* from the clients' training data: set"
+        ConfigError,
+        match="'train-union' takes the public examples from the training examples .* but a public dataset was passed",
     ):
         FedHeNN(rad_source="train-union", public=PUBLIC)
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from fedhet import FedAvg, make_client_app
 from fedhet.algorithms.graphs import layer_graph
-from fedhet.algorithms.hypernets import catalogue, heads
+from fedhet.algorithms.hypernets import heads
+from fedhet.algorithms.hypernets.design import catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.config import client_setup, configuration
 from fedhet.errors import FedhetError

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedhet.algorithms.graphs import layer_graph
-from fedhet.algorithms.hypernets import catalogue
+from fedhet.algorithms.hypernets.design import catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.config import client_setup
 from fedhet.data import ClientData, DataSet

@@ -10,8 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedhet.utils.machine import brought
-
 _LEAST_DEBIASED = 1e-3
 """Lower bound of a debiased self-similarity, as a fraction of the biased one. Smaller values are rounding or chance and
 would give enormous gradients to single examples."""
@@ -199,42 +197,11 @@ def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) ->
 Kernel = Literal["linear", "rbf", "procrustes"]
 
 
-class Alignment:
-    """The distance between a client's representation and its target (FedHeNN, Makhija et al., ICML 2022, equation 6).
-
-        rows = alignment.rows()
-        loss = task_loss + eta * alignment.distance(representation(rad[rows]), rows)
-
-    `rad` has the examples to align (RAD). On all of them the distance is 1 - CKA; on mini-batches of `batch` examples
-    (0 for all) it uses the debiased estimate of CKA. The `target` is a matrix of features `(L, d)` or, for the kernel
-    `"linear"`, a factor of the target kernel. `"procrustes"` always uses all examples.
-    """
-
-    def __init__(self, kernel: Kernel, target: Tensor, *, batch: int = 128, generator: torch.Generator) -> None:
-        self._target, self._generator = check_features(target.detach(), "target"), generator
-        self._batch = batch if kernel != "procrustes" and 0 < batch < len(target) else 0
-        self.kind: tuple[Kernel, bool] = kernel, self._batch > 0
-
-    def rows(self) -> Tensor | slice:
-        """Draw the examples of the next step: distinct indices `(batch,)` on the target's device, or a slice of all."""
-        if not self._batch:
-            return slice(0, len(self._target))
-        drawn = torch.randperm(len(self._target), generator=self._generator)[: self._batch]
-        return brought(drawn, self._target.device)
-
-    def target(self, rows: Tensor | slice) -> Tensor:
-        """Return the target's rows for the examples `rows`."""
-        return self._target[rows]
-
-    def distance(self, features: Tensor, rows: Tensor | slice) -> Tensor:
-        """Return the distance, a scalar, of the representation `(b, d)` of the examples `rows` from the target."""
-        return distance_to(features, self.target(rows), kind=self.kind)
-
-
 def distance_to(features: Tensor, target: Tensor, *, kind: tuple[Kernel, bool]) -> Tensor:
-    """Return the distance, a scalar, of a representation `(b, d)` from the rows `(b, r)` of a target.
+    """Return the distance, a scalar, of a representation `(b, d)` from rows `(b, r)` of a target (FedHeNN, equation 6).
 
-    `kind` has the kernel's name, and whether CKA is debiased.
+    `kind` has the kernel's name, and whether CKA is debiased, as for a mini-batch. The distance is 1 - CKA or, for
+    `"procrustes"`, the Procrustes distance. For the kernel `"linear"`, the target may be a factor of a kernel.
     """
     (kernel, debiased), features = kind, features.to(target.dtype)  # Phi may be computed in another dtype
     if kernel == "procrustes":

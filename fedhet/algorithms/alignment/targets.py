@@ -11,21 +11,27 @@ left singular vectors U of this matrix show which examples the clients distingui
 Jordan and Weiss, 2001), all k have equal weight, and Z is U with rows scaled to length one. A client is aligned with
 the kernel Z Z^T. Clients need no common label space, because U does not depend on the order of columns.
 
-FedHARM (Kastellos et al., 2024) aligns descriptors of public images (see `descriptors`) with their mean, or with the
-spectral target.
+FedHARM (Kastellos et al., 2024) aligns descriptors of public images with their mean; here, also representations with
+the spectral target. The descriptor of image j consists of the k activations F_j^b of each block b with the largest
+|d p_c / d F_j^b|, where c is the image's class and p_c its predicted probability (equation 1). The activation with the
+m-th largest gradient is slot m. The log-odds of c are differentiated instead of p_c: the order is the same, and the
+gradients do not vanish once the network fits the image.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fedhet.algorithms.alignment.cka import centred, check_features, debiased_linear_cka, self_inner
-from fedhet.algorithms.alignment.descriptors import cosine, mean_descriptor
 from fedhet.errors import ModelError
+from fedhet.models.representation import Output
+from fedhet.utils.inputs import for_each
 
 ERROR = 0.01
 """Relative error of a kernel that compression may cause."""
@@ -126,6 +132,75 @@ def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torc
     return max(min(max(agreed, classes), rank // 2), 1)
 
 
+# ---- FedHARM: descriptors of images
+
+BATCH = 64
+"""Number of images in a forward pass."""
+
+
+def strongest(scores: Tensor, k: int) -> Tensor:
+    """Return the indices (n, k) of the k largest scores in each row of non-negative scores (n, units).
+
+    Among equal scores, which are common before global average pooling, the lower index comes first.
+    """
+    ordered = scores.float().view(torch.int32).long() << 32  # the bits of non-negative floats are ordered as they are
+    return (ordered - torch.arange(scores.shape[1], device=scores.device)).topk(k, 1).indices
+
+
+def describe(
+    model: nn.Module,
+    blocks: Sequence[str],
+    inputs: Tensor,
+    labels: Tensor | None,
+    slots: Sequence[int],
+    transform: Callable[[Tensor], Tensor],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return FedHARM's descriptors of images and the indices of their activations, both (n, k_b) for each block b.
+
+    `blocks` names the last modules of blocks, from shallow to deep. `slots` has the numbers k_b of activations, at most
+    the size of the block's output; indices are positions in the flattened output. `labels` (n,) are by default the
+    predicted classes; `transform` converts raw images (n, ...) to the model's inputs. The model is left in evaluation
+    mode. Raises a ModelError if the model does not return logits (n, C) for C >= 2 classes, or gradients are not
+    finite.
+    """
+    captures = [Output(model, name) for name in blocks]
+    values: list[list[Tensor]] = [[] for _ in blocks]
+    places: list[list[Tensor]] = [[] for _ in blocks]
+    model.eval()
+    for start in range(0, len(inputs), BATCH):
+        rows = slice(start, start + BATCH)
+        batch = for_each(transform(inputs[rows]), _differentiable)
+        with ExitStack() as stack, torch.enable_grad():
+            captured = [stack.enter_context(each.capture()) for each in captures]
+            logits = model(batch)
+            if logits.ndim != 2 or logits.shape[1] < 2:
+                got = tuple(logits.shape)
+                raise ModelError(f"descriptors need outputs of shape ({len(batch)}, classes >= 2), got {got}")
+            classes = (logits.argmax(1) if labels is None else labels[rows])[:, None]
+            others = logits.scatter(1, classes, -torch.inf).logsumexp(1)
+            score = (logits.gather(1, classes)[:, 0] - others).sum()  # the log-odds log(p_c / (1 - p_c))
+            outputs = [each() for each in captured]
+        for block, gradient in enumerate(torch.autograd.grad(score, outputs)):
+            scores = gradient.flatten(1).abs_()
+            if not scores.isfinite().all():
+                raise ModelError(
+                    f"gradients of block {blocks[block]!r} are not finite: training diverged, lower the learning-rate"
+                )
+            best = strongest(scores, min(slots[block], scores.shape[1]))
+            values[block].append(gathered(outputs[block].detach(), best))
+            places[block].append(best.int())
+    return [torch.cat(parts) for parts in values], [torch.cat(parts) for parts in places]
+
+
+def _differentiable(inputs: Tensor) -> Tensor:
+    return inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs  # also if a block is frozen
+
+
+def gathered(features: Tensor, places: Tensor) -> Tensor:
+    """Return the activations (n, k) at indices `places` (n, k) of a block's output (n, ...), differentiably."""
+    return features.flatten(1).gather(1, places.long())
+
+
 Kind = Literal["cosine", "spectral"]
 
 LEAST_ROWS = 4
@@ -135,18 +210,30 @@ LEAST_ROWS = 4
 def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: torch.Generator) -> list[Tensor]:
     """Return the target of FedHARM's alignment, from the tensors that each client sent for the same n images.
 
-    With the kind `cosine`, it is the mean of the clients' descriptors, (n, width) for each block; with `spectral`, it
-    is the result of `cluster_rows` for their class posteriors (n, C), which draws from the generator.
+    With the kind `cosine`, it is the mean descriptor, (n, width) for each block, in which each column is the mean over
+    the clients that sent it. With `spectral`, it is the result of `cluster_rows` for their class posteriors (n, C).
     """
     if kind == "spectral":
         return [cluster_rows([posteriors for (posteriors,) in clients], generator=generator)]
-    return mean_descriptor(clients)
+    means = []
+    for block in zip(*clients, strict=True):
+        width = max(each.shape[1] for each in block)
+        sums, counts = torch.zeros(len(block[0]), width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+        for each in block:
+            sums[:, : each.shape[1]] += each
+            counts[: each.shape[1]] += 1
+        means.append((sums / counts).to(block[0].dtype))
+    return means
 
 
 def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    """Return the mean of 1 - cosine of descriptors and `target`, or 1 - CKA of representations and `target`."""
+    """Return the mean of 1 - cosine of descriptors and `target`, or 1 - CKA of representations and `target`.
+
+    Blocks of descriptors (n, k_b) are compared over their common columns.
+    """
     if kind == "cosine":
-        return 1 - cosine(parts, target).mean()
+        pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in zip(parts, target, strict=True)]
+        return 1 - F.cosine_similarity(*(torch.cat(each, 1) for each in zip(*pairs, strict=True))).mean()
     (features,), (rows,) = parts, target
     return features.new_zeros(()) if len(features) < LEAST_ROWS else 1 - debiased_linear_cka(features, rows)
 
@@ -187,8 +274,7 @@ def unpack(packed: Packed) -> Tensor:
         raise ValueError(f"a packed target must have the arrays {DTYPES}, got {str(dtypes)[:200]}")
     values, exponent, (least, most) = packed["values"], packed["exponent"], EXPONENTS
     if exponent.shape != () or not least <= int(exponent) <= most:
-        shown = int(exponent) if exponent.shape == () else f"an array of shape {exponent.shape}"
-        raise ValueError(f"a packed target's exponent must be a number from {least} to {most}, got {shown}")
+        raise ValueError(f"a packed target's exponent must be one number from {least} to {most}")
     with np.errstate(over="ignore"):  # infinities are refused below
         unpacked = torch.from_numpy(np.asarray(np.ldexp(values.astype(np.float32), int(exponent))))
     check_finite_features(unpacked, "packed values")

@@ -114,16 +114,14 @@ def std_of(type: str, shape: Shape) -> float:
 BASE = 4.0
 """Factor of a base weight: as with a dense head, a step changes a weight about |z|^2 = 16 times as much."""
 
-PARTS: dict[str, tuple[int, Callable[[str, Shape], float]]] = {
-    "base": (2, lambda type, shape: std_of(type, shape) / BASE),  # (units, fan-in axes)
-    "dense": (3, lambda type, shape: std_of(type, shape[1:]) / shape[0] ** 0.5),  # (latent, units, fan-in axes)
+PARTS: dict[str, Callable[[str, Shape], float]] = {
+    "base": lambda type, shape: std_of(type, shape) / BASE,  # (units, fan-in axes)
+    "dense": lambda type, shape: std_of(type, shape[1:]) / shape[0] ** 0.5,  # (latent, units, fan-in axes)
     # (latent, units, rank), with |U U^T| = O(1), so that a step of V moves W as far as one of the base does.
-    "basis": (3, lambda type, shape: float((shape[0] * max(shape[1:])) ** -0.5)),
-    "bias": (1, lambda type, shape: 0.0),  # (units, fan-in axes)
-    "change": (3, lambda type, shape: 0.0),  # (latent, rank, fan-in)
-    "vector": (2, lambda type, shape: 0.0),  # (latent, units)
+    "basis": lambda type, shape: float((shape[0] * max(shape[1:])) ** -0.5),
+    **dict.fromkeys(("bias", "change", "vector"), lambda type, shape: 0.0),
 }
-"""Part of a head -> its least number of axes, and its standard deviation from its layer's type and its shape."""
+"""Part of a head -> its standard deviation from its layer's type and its shape."""
 
 
 def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tensor:
@@ -134,22 +132,22 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
     the layer that computes the latent vector z is initialised as in PyTorch.
     """
     parts, generator = key.split("."), torch_generator(seed, "hypernetwork", key)
-    part = PARTS.get(parts[-1]) if parts[0] == "heads" and len(parts) == 4 else None
-    if parts[0] in ("embedding", "latents", "tiles") and len(parts) > 1:
-        part = 1, lambda _, shape: _elsewhere(parts[1 if parts[0] == "latents" else -1], shape)
-    if part is None or len(shape) < part[0] or not all(shape):
+    try:
+        if key.startswith("embedding.steps") or (not normalise and key.startswith("latents.weight.")):
+            # As in PyTorch: messages are weak at first, so layers of one type start alike; training distinguishes them.
+            return torch.empty(shape).uniform_(-(shape[-1] ** -0.5), shape[-1] ** -0.5, generator=generator)
+        if parts[0] == "heads":
+            std = PARTS[parts[3]](parts[1], shape)
+        else:
+            std = _elsewhere(parts[{"embedding": -1, "latents": 1, "tiles": -1}[parts[0]]], shape)
+        if not normalise and parts[-1] == "dense":  # (latent, units, inputs, kernel's axes)
+            std = float((2 / (shape[0] + prod(shape[1:])) * 2 * shape[2] / shape[0]) ** 0.5)
+    except (LookupError, ValueError, ZeroDivisionError) as error:
         raise ValueError(
             f"the client's hypernetwork has a parameter {key[:100]} of shape {list(shape)}, which this version of "
             "fedhet does not know: all clients and the server need the same version"
-        )
-    if key.startswith("embedding.steps") or (not normalise and key.startswith("latents.weight.")):
-        # As in PyTorch: messages are weak at first, so layers of one type start alike and training distinguishes them.
-        return torch.empty(shape).uniform_(-(shape[-1] ** -0.5), shape[-1] ** -0.5, generator=generator)
-    std = part[1](parts[1], shape)
-    if not normalise and parts[-1] == "dense":  # (latent, units, inputs, kernel's axes)
-        std = float((2 / (shape[0] + prod(shape[1:])) * 2 * shape[2] / shape[0]) ** 0.5)
-    value = torch.zeros(shape)
-    return value.normal_(std=std, generator=generator) if std else value
+        ) from error
+    return torch.empty(shape).normal_(std=std, generator=generator) if std else torch.zeros(shape)
 
 
 def _elsewhere(part: str, shape: Shape) -> float:

@@ -7,9 +7,11 @@ GHN-2, Knyazev et al., NeurIPS 2021).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import ceil, cos, prod, sin
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -125,53 +127,55 @@ def head(layer: LayerType, slot: Slot, kind: Head) -> nn.Module:
 # ---- one head for all types
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tiled:
     """Tiles of weights that are decoded together (see `Tiles`), and the arrays that they form.
 
     Attributes:
         nodes: index of the layer of each tile.
-        places: encoding of the position of each tile in its array, by PLACE numbers.
+        places: encoding of the position of each tile in its array, (tiles, PLACE).
         signs: 1 or -1 for each tile, so that tiles of one array, which resemble each other, do not add up.
         arrays: name, index of the layer, `Slot`, and numbers of tiles along the axes, for each array.
     """
 
-    nodes: list[int] = field(default_factory=list)
-    places: list[list[float]] = field(default_factory=list)
-    signs: list[int] = field(default_factory=list)
-    arrays: list[tuple[str, int, Slot, tuple[int, ...]]] = field(default_factory=list)
-
-    def add(self, name: str, node: int, slot: Slot, grid: tuple[int, ...], role: int) -> None:
-        """Add the tiles of an array of layer `node`; `grid` is its shape in tiles, `role` an index of roles."""
-        for place in product(*map(range, grid)):
-            numbers = (*place, *(0,) * (4 - len(place)), role)
-            waves = [wave(each * frequency) for each in numbers for frequency in FREQUENCIES for wave in (sin, cos)]
-            self.nodes.append(node)
-            self.places.append(waves)
-        drawn = torch.randint(2, (prod(grid),), generator=torch_generator(0, "signs of tiles", node, role))
-        self.signs += (2 * drawn - 1).tolist() if slot.std is not None else [1] * prod(grid)
-        self.arrays.append((name, node, slot, grid))
+    nodes: Tensor
+    places: Tensor
+    signs: Tensor
+    arrays: list[tuple[str, int, Slot, tuple[int, ...]]]
 
 
-def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]]) -> dict[str, Tiled]:
+def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]], device: torch.device) -> dict[str, Tiled]:
     """Divide layers' arrays into tiles, by kind: `kernels` (filters), `matrices` and `vectors`.
 
     `layers` have the name and the `Slot` of each of a layer's arrays, by role. Filters of size 1 are matrices.
     """
-    rows = {"kernels": Tiled(), "matrices": Tiled(), "vectors": Tiled()}
+    arrays: dict[str, list[tuple[str, int, Slot, tuple[int, ...]]]] = {"kernels": [], "matrices": [], "vectors": []}
+    nodes, places, signs = ({kind: list[Any]() for kind in arrays} for _ in range(3))
     for node, (names, slots) in enumerate(layers):
-        others = [role for role in slots if role not in ROLES]
+        roles = [*ROLES, *(role for role in slots if role not in ROLES)]
         for role, slot in slots.items():
-            number = ROLES.index(role) if role in ROLES else len(ROLES) + others.index(role)
-            if slot.std is None:
-                rows["vectors"].add(names[role], node, slot, (ceil(prod(slot.shape) / TILE),), number)
-                continue
-            units, fan_in, height, width = _four(slot.shape)
-            grid: tuple[int, ...] = (ceil(units / TILE), ceil(fan_in / TILE))
-            if height * width > 1:
-                grid = (*grid, ceil(height / KERNEL), ceil(width / KERNEL))
-            rows["kernels" if len(grid) > 2 else "matrices"].add(names[role], node, slot, grid, number)
-    return rows
+            grid: tuple[int, ...] = (ceil(prod(slot.shape) / TILE),)
+            if slot.std is not None:
+                sizes = zip(_four(slot.shape), (TILE, TILE, KERNEL, KERNEL), strict=True)
+                grid = tuple(ceil(size / side) for size, side in sizes)
+                grid = grid if prod(slot.shape[2:]) > 1 else grid[:2]
+            kind = {1: "vectors", 2: "matrices", 4: "kernels"}[len(grid)]
+            arrays[kind].append((names[role], node, slot, grid))
+            number = roles.index(role)
+            for place in product(*map(range, grid)):
+                numbers = (*place, *(0,) * (4 - len(place)), number)
+                nodes[kind].append(node)
+                places[kind].append(
+                    [wave(n * frequency) for n in numbers for frequency in FREQUENCIES for wave in (sin, cos)]
+                )
+            drawn = torch.randint(2, (prod(grid),), generator=torch_generator(0, "signs of tiles", node, number))
+            signs[kind] += (2 * drawn - 1).tolist() if slot.std is not None else [1] * prod(grid)
+    tensor = partial(torch.tensor, device=device)
+    return {
+        kind: Tiled(tensor(nodes[kind]), tensor(places[kind]), tensor(signs[kind]), each)
+        for kind, each in arrays.items()
+        if each
+    }
 
 
 class Tiles(nn.Module):
@@ -191,21 +195,14 @@ class Tiles(nn.Module):
         self.scale = nn.Linear(WIDTH, LATENT)
         self.factor = nn.Parameter(torch.zeros(LATENT))
 
-    def forward(
-        self, h: Tensor, rows: Mapping[str, Tiled], places: Mapping[str, Tensor]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and value of each array of `rows` (see `tiling`), from embeddings h (layers, width).
-
-        `places` has the attributes of `rows` as tensors by name, such as `kernels-nodes`.
-        """
+    def forward(self, h: Tensor, tiles: Mapping[str, Tiled]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and value of each array of `tiles` (see `tiling`), from embeddings h (layers, width)."""
         nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
         middle = KERNEL // 2
         decoders = {"kernels": self.tile, "matrices": self.tile[..., middle, middle], "vectors": self.vectors}
-        for kind, tiled in rows.items():
-            if not tiled.arrays:
-                continue
-            z = normalised(F.leaky_relu(nodes[places[f"{kind}-nodes"]] + self.place(places[f"{kind}-places"])))
-            decoded = places[f"{kind}-signs"][:, None] * (z @ decoders[kind].flatten(1))
+        for kind, tiled in tiles.items():
+            z = normalised(F.leaky_relu(nodes[tiled.nodes] + self.place(tiled.places)))
+            decoded = tiled.signs[:, None] * (z @ decoders[kind].flatten(1))
             parts = decoded.split([prod(grid) for *_, grid in tiled.arrays])
             for (name, node, slot, grid), part in zip(tiled.arrays, parts, strict=True):
                 if slot.std is None:

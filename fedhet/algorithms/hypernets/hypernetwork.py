@@ -83,14 +83,14 @@ class Reading:
         nodes: type of each node.
         heads: names of an array in the layers of a type (None for a layer without it), by type and role; empty with a
             ``tiled`` head.
-        rows: tiles of the arrays to generate (see `tiling`); empty with heads of types.
+        tiles: tiles of the arrays to generate (see `tiling`); empty with heads of types.
         names: names of the generated arrays.
         tensors: indices and features, on the hypernetwork's device.
     """
 
     nodes: tuple[str, ...]
     heads: Mapping[str, Mapping[str, Sequence[str | None]]]
-    rows: Mapping[str, Tiled]
+    tiles: Mapping[str, Tiled]
     names: tuple[str, ...]
     tensors: Mapping[str, Tensor]
 
@@ -136,8 +136,7 @@ class GraphHypernetwork(nn.Module):
             if slots[place]:
                 places.setdefault("" if self.tiles else node.type, []).append(place)
         order = [place for members in places.values() for place in members]
-        index = {"order": order, "row": [row for row, members in enumerate(places.values()) for _ in members]}
-        heads, tiles = dict[str, Any](), dict[str, Tiled]()
+        heads, tiles, device = dict[str, Any](), dict[str, Tiled](), self.embedding.shapes.weight.device
         if self.tiles is None:
             for type, members in places.items():
                 heads[type] = {
@@ -145,16 +144,13 @@ class GraphHypernetwork(nn.Module):
                     for role in self.catalogue[type].slots
                 }
         else:
-            tiles = tiling((nodes[place].parameters, slots[place]) for place in order)
-            index |= {f"{kind}-nodes": each.nodes for kind, each in tiles.items()}
-        tensors = {name: torch.tensor(values, dtype=torch.long) for name, values in index.items()}
-        tensors["edges"] = torch.tensor(graph.edges, dtype=torch.long).view(-1, 2).T.contiguous()
-        tensors["features"] = torch.tensor([shape_features(node) for node in nodes]).view(-1, FEATURES)
-        tensors |= {f"{kind}-places": torch.tensor(each.places) for kind, each in tiles.items()}
-        tensors |= {f"{kind}-signs": torch.tensor(each.signs) for kind, each in tiles.items()}
+            tiles = tiling(((nodes[place].parameters, slots[place]) for place in order), device)
+        row = [number for number, members in enumerate(places.values()) for _ in members]
+        indices = {"order": order, "row": row, "edges": graph.edges}
+        tensors = {name: torch.tensor(each, dtype=torch.long, device=device) for name, each in indices.items()}
+        tensors["edges"] = tensors["edges"].view(-1, 2).T.contiguous()
+        tensors["features"] = torch.tensor([shape_features(node) for node in nodes], device=device)
         names = tuple(nodes[place].parameters[role] for place in order for role in slots[place])
-        device = self.embedding.shapes.weight.device
-        tensors = {name: each.to(device) for name, each in tensors.items()}
         return Reading(tuple(node.type for node in nodes), heads, tiles, names, tensors)
 
     def embeddings(self, reading: Reading) -> Tensor:
@@ -167,7 +163,7 @@ class GraphHypernetwork(nn.Module):
         tensors = reading.tensors
         h = self.embeddings(reading)[tensors["order"]]
         if self.tiles is not None:
-            return dict(self.tiles(h, reading.rows, tensors))
+            return dict(self.tiles(h, reading.tiles))
         written: dict[str, Tensor] = {}
         z, scale = self.latents(h, list(reading.heads), tensors["row"])
         sizes = [len(next(iter(roles.values()))) for roles in reading.heads.values()]

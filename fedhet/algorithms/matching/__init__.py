@@ -1,9 +1,7 @@
 """Matching of the neurons of separately trained networks (FedMA and PFNM)."""
 
 from fedhet.algorithms.matching.bbp_map import LayerMatch as LayerMatch
-from fedhet.algorithms.matching.bbp_map import estimate_variances as estimate_variances
 from fedhet.algorithms.matching.bbp_map import match_layer as match_layer
-from fedhet.algorithms.matching.groups import GroupMatch as GroupMatch
 from fedhet.algorithms.matching.groups import Matching as Matching
 from fedhet.algorithms.matching.groups import assemble as assemble
 from fedhet.algorithms.matching.groups import average_rest as average_rest

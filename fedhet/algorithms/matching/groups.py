@@ -52,7 +52,8 @@ class Matching:
         options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "max_rows": limit}
         if self.variances == "estimated":
             options |= estimate_variances(matrices, **options)
-        return match_layer(matrices, **options, seed=random, average=self._average_of(group))
+        plain = any(slot.axis or slot.role.startswith("weight_ih") for slot in group.rows)  # an embedding, or recurrent
+        return match_layer(matrices, **options, seed=random, average="mean" if plain else self.average)
 
     def prior_mean(
         self, states: Sequence[State], matrices: Sequence[Array], groups: graphs.PermutationGroups, index: int
@@ -66,10 +67,6 @@ class Matching:
         if scale.any():
             prior[scale] = np.concatenate([matrix[:, scale] for matrix in matrices]).mean(0)
         return prior
-
-    def _average_of(self, group: graphs.PermutationGroup) -> str:
-        plain = any(slot.axis or slot.role.startswith("weight_ih") for slot in group.rows)  # an embedding, or recurrent
-        return "mean" if plain else self.average
 
 
 class GroupMatch(NamedTuple):
@@ -88,18 +85,35 @@ def match_group(
     how: Matching,
     random: np.random.RandomState,
 ) -> GroupMatch:
-    """Match the units of the group `index` among clients by `how`, and average its parameters that are not matched."""
+    """Match the units of the group `index` among clients by `how`, and average its parameters that are not matched.
+
+    The latter are posterior means (`map`) or plain means over the clients that have a unit; recurrent weights are means
+    over all clients, as in the code of FedMA.
+    """
     matrices = [graphs.rows(state, groups, index) for state in states]
-    prior = how.prior_mean(states, matrices, groups, index)
-    match = how.match(matrices, groups[index], prior, random)
+    match = how.match(matrices, groups[index], how.prior_mean(states, matrices, groups, index), random)
     constant = [slot.parameter in groups.kinds for slot in graphs.columns(states[0], groups, index)]
     if any(constant):  # columns of untrained arrays have plain means
         total = np.zeros_like(match.weights)
         for matrix, assignment in zip(matrices, match.assignments, strict=True):
             total[assignment] += matrix
         match.weights[:, constant] = (total / match.counts[:, None])[:, constant]
-    placed = [{**assignment, index: units} for assignment, units in zip(assignments, match.assignments, strict=True)]
-    carried = average_carried(states, groups, index, placed, [*sizes, len(match.counts)], match, average=how.average)
+    carried: dict[str, Array] = {}
+    sizes, size = [*sizes, len(match.counts)], {index: len(match.counts)}
+    for slot in groups[index].completes:
+        if groups.kinds.get(name := slot.parameter) == "statistic":
+            continue
+        total, counts = np.zeros(()), np.zeros(())
+        for state, others, units in zip(states, assignments, match.assignments, strict=True):
+            total = total + graphs.expand({name: state[name]}, groups, {index: units}, size)[name].astype(np.float64)
+            counts = counts + _present(groups, name, slot.axis, {**others, index: units}, sizes)
+        counts = np.reshape(counts, [-1 if axis == slot.axis else 1 for axis in range(total.ndim)])
+        if slot.role.startswith(("weight_hh", "bias_hh")):
+            carried[name] = total / len(states)
+        elif how.average == "map" and name not in groups.kinds:
+            carried[name] = total / match.sigma2 / (counts / match.sigma2 + 1 / match.sigma0_2)
+        else:
+            carried[name] = total / np.maximum(counts, 1)
     return GroupMatch(match, carried)
 
 
@@ -157,43 +171,6 @@ def assemble(
 
 
 # ---- averages of arrays that are not matched
-
-
-def average_carried(
-    states: Sequence[State],
-    groups: graphs.PermutationGroups,
-    index: int,
-    assignments: Sequence[Assignments],
-    sizes: Sequence[int],
-    match: LayerMatch,
-    *,
-    average: str,
-) -> dict[str, Array]:
-    """Average a group's parameters that are not matched, by posterior means (`map`) or plain means (`mean`).
-
-    The mean is over the clients that have a unit; for recurrent weights over all clients, as in the code of FedMA.
-    """
-    averaged: dict[str, Array] = {}
-    for slot in groups[index].completes:
-        if groups.kinds.get(name := slot.parameter) == "statistic":
-            continue
-        moved = (
-            graphs.expand({name: state[name]}, groups, {index: assignment[index]}, {index: sizes[index]})[name].astype(
-                np.float64
-            )
-            for state, assignment in zip(states, assignments, strict=True)
-        )
-        total: Array = sum(moved, start=np.zeros(()))
-        if slot.role.startswith(("weight_hh", "bias_hh")):
-            averaged[name] = total / len(states)
-            continue
-        counts = sum(_present(groups, name, slot.axis, assignment, sizes) for assignment in assignments)
-        counts = np.reshape(counts, [-1 if axis == slot.axis else 1 for axis in range(total.ndim)])
-        if average == "map" and name not in groups.kinds:
-            averaged[name] = total / match.sigma2 / (counts / match.sigma2 + 1 / match.sigma0_2)
-        else:
-            averaged[name] = total / np.maximum(counts, 1)
-    return averaged
 
 
 def average_rest(

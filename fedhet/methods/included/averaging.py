@@ -13,8 +13,6 @@ fedavg = Method("fedavg", Traits(networks="equal", shares=sharing.EVERYTHING, co
 
 @dataclass(frozen=True)
 class FedProxOptions(Options):
-    """Configuration key of FedProx."""
-
     mu: float = option(0.1, "weight of the proximal term mu / 2 ||W - W(t-1)||^2", at_least=0)
 
 
@@ -109,8 +107,6 @@ ensemble = Method(
 
 @dataclass(frozen=True)
 class LocalOptions(Options):
-    """Configuration key of local training."""
-
     public: Literal["unused", "mixed"] = option(
         "unused",
         "labelled public examples: unused, or mixed into the client's training batches",
@@ -119,8 +115,8 @@ class LocalOptions(Options):
 
 
 def _local(options: LocalOptions) -> Traits:
-    public: Literal["labelled", "none"] = "labelled" if options.public == "mixed" else "none"
-    return Traits(keeps="model", scored="trained", public=public, communicates=False)
+    public = options.public == "mixed"
+    return Traits(keeps="model", scored="trained", public="labelled" if public else "none", communicates=False)
 
 
 local = Method("local", _local, LocalOptions)

@@ -20,8 +20,6 @@ class AuxiliaryOptions(Options):
 
 @dataclass(frozen=True)
 class FMLOptions(AuxiliaryOptions):
-    """Configuration keys of FML."""
-
     alpha: float = option(0.5, "weight of labels in the own network's loss; 1 - alpha: of scores", above=0, at_most=1)
     beta: float = option(0.5, "weight of labels in the shared network's loss; 1 - beta: scores", at_least=0, at_most=1)
 
@@ -48,8 +46,6 @@ fedkd = Method(
 
 @dataclass(frozen=True)
 class FedMRLOptions(AuxiliaryOptions):
-    """Configuration keys of FedMRL, with the paper's values."""
-
     width: int = option(0, "width d1 of the shared network's representation; 0: unchanged", at_least=0, at_most=2**16)
 
 
@@ -124,8 +120,6 @@ fedmd = Method(
 
 @dataclass(frozen=True)
 class FedDFOptions(ScoresOptions):
-    """Configuration keys of FedDF."""
-
     uses = ("architectures",)  # of the server's network
     public_batch = 128
     server_model: str = option("", "the server's network; empty: the first of architectures, mlp-20 for tabular data")

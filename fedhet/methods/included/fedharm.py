@@ -10,8 +10,6 @@ from fedhet.methods.options import Options, option
 
 @dataclass(frozen=True)
 class FedHARMOptions(Options):
-    """Configuration keys of FedHARM, with the paper's values."""
-
     uses = ("batch-norm",)  # statistics are re-estimated after the shared phase
 
     align: Literal["cosine", "spectral"] = option(

@@ -96,7 +96,6 @@ class FedHeNNOptions(Options):
 
 def traits(options: FedHeNNOptions) -> Traits:
     """Return the method's traits, given the values of its keys."""
-    sends = {"distance": METRICS}
     return Traits(
         networks="equal" if options.homogeneous else "any",
         shares=EVERYTHING if options.homogeneous else NOTHING,
@@ -105,7 +104,7 @@ def traits(options: FedHeNNOptions) -> Traits:
         common_init=options.homogeneous,
         public="inputs" if options.eta0 else "none",
         other_arrays="whole" if options.sent == "features" else "",  # posteriors have a given norm
-        sends=sends | ({options.sent: options.sent} if options.sent else {}),
+        sends={"distance": METRICS} | ({options.sent: options.sent} if options.sent else {}),
     )
 
 

@@ -66,8 +66,6 @@ flha_ghn = Method(
 
 @dataclass(frozen=True)
 class PFedHNOptions(Options):
-    """Configuration key of pFedHN."""
-
     without = ("start-from",)  # the hypernetwork generates the weights
 
     server_learning_rate: float = option(0.01, "learning rate of the hypernetwork's Adam", above=0)

@@ -60,8 +60,6 @@ pfnm = Method(
 
 @dataclass(frozen=True)
 class FedMAOptions(PFNMOptions):
-    """Configuration keys of FedMA, with the paper's values."""
-
     passes: int = option(1, "number of passes over all layers, if rounds = 0", at_least=1)
     retrain_epochs: int = option(0, "number of epochs after a layer is matched; 0: local-epochs", at_least=0)
     last_epochs: int = option(3, "epochs of the output layer's round, as a multiple of retrain-epochs", at_least=0)

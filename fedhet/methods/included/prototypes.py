@@ -33,8 +33,6 @@ class WidthOptions(Options):
 
 @dataclass(frozen=True)
 class FedProtoOptions(WidthOptions):
-    """Configuration keys of FedProto."""
-
     weight: float = option(1.0, "lambda, the weight of the distance to the global prototypes", at_least=0)
     predict: str = option(
         "prototype",
@@ -55,8 +53,6 @@ fedproto = Method(
 
 @dataclass(frozen=True)
 class FDOptions(Options):
-    """Configuration keys of FD (federated distillation)."""
-
     weight: float = option(0.1, "weight of the cross entropy to the peers' mean prediction of the class", at_least=0)
 
 

@@ -138,8 +138,6 @@ class DepthOptions(SubmodelOptions):
 
 @dataclass(frozen=True)
 class DepthFLOptions(DepthOptions):
-    """Configuration keys of DepthFL, with the paper's values."""
-
     ramp_up: int = option(
         300, "rounds until the distillation weight exp(-5 (1 - t / ramp-up)^2) reaches 1; 0: none", at_least=0
     )
@@ -150,8 +148,6 @@ depthfl = Method("depthfl", _traits, DepthFLOptions, own={"depthfl.depths": "2,1
 
 @dataclass(frozen=True)
 class InclusiveFLOptions(DepthOptions):
-    """Configuration keys of InclusiveFL, with the authors' values."""
-
     momentum: float = option(0.2, "beta, the share of deeper clients' update in the last block", at_least=0, below=1)
 
 
