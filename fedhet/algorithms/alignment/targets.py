@@ -233,7 +233,8 @@ def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Ten
     """
     if kind == "cosine":
         pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in zip(parts, target, strict=True)]
-        return 1 - F.cosine_similarity(*(torch.cat(each, 1) for each in zip(*pairs, strict=True))).mean()
+        ours, theirs = (torch.cat(each, 1) for each in zip(*pairs, strict=True))
+        return 1 - F.cosine_similarity(ours, theirs).mean()
     (features,), (rows,) = parts, target
     return features.new_zeros(()) if len(features) < LEAST_ROWS else 1 - debiased_linear_cka(features, rows)
 

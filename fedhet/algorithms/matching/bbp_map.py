@@ -181,7 +181,7 @@ class GlobalRows:
             self.assignments = [place[assignment] for assignment in self.assignments]
         units, size = _assigned(self.costs(rows), len(self.counts)), len(self.counts)
         new = units >= size
-        opened = np.count_nonzero(new)
+        opened = int(np.count_nonzero(new))
         units[new] = np.arange(size, size + opened)
         if opened:
             self.g = np.concatenate([self.g, np.tile(self.shift, (opened, 1))])
