@@ -42,7 +42,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
     def handshake(self, payload: Payload) -> Payload:
         """Return an empty payload; raises a ModelError if descriptors of the blocks' outputs cannot be computed."""
         self.client.check_classes(outputs=True)
-        if self.options.aligns and self.options.align == "cosine":
+        if self.options.alpha < 1 and self.options.align == "cosine":
             self._described(self.client.data.train.inputs[:1], None)
         return Payload()
 
@@ -58,8 +58,8 @@ class FedHARM(ClientSide[FedHARMOptions]):
     def _on_shared(self, payload: Payload) -> list[Phase]:
         """Return the phase on public images; an empty list if there is neither a target nor a task loss."""
         client, settings, request = self.client, self.options, self.client.request
-        target = self.target(payload) if settings.aligns else None
-        if target is None and not settings.task_weight:
+        target = self.target(payload) if settings.alpha < 1 else None
+        if target is None and not settings.alpha:
             return []
         inputs, labels = client.public.inputs, client.public.labels
         if labels is None:
@@ -71,7 +71,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
             steps=settings.public_steps,
             examples=Examples(inputs, labels),
             terms=() if target is None else (self._towards(target),),
-            task_weight=settings.task_weight,
+            task_weight=1.0 if settings.divide else settings.alpha,
             continues=True,
         )
         return [phase]
@@ -82,7 +82,8 @@ class FedHARM(ClientSide[FedHARMOptions]):
         if kind == "cosine":
             captures = {name: Output(self.client.model, name) for name in self.blocks}
             places = self._described(public.inputs, public.labels)[1]
-        return Term(distance, captures=captures, kind=kind, weight=self.options.weight, target=target, places=places)
+        weight = (1 - self.options.alpha) / (self.options.alpha if self.options.divide else 1.0)
+        return Term(distance, captures=captures, kind=kind, weight=weight, target=target, places=places)
 
     def target(self, payload: Payload) -> list[Tensor] | None:
         """Return the received target, a tensor for each block or one for class probabilities; None without a target."""

@@ -52,30 +52,15 @@ class FedHARMOptions(Options):
         return tuple(map(int, self.slots.split(",")))
 
     @property
-    def aligns(self) -> bool:
-        """Return whether the distance between clients' representations has a weight above 0."""
-        return self.alpha < 1
-
-    @property
     def parts(self) -> int:
         """Number of arrays (n, width) that a client sends for n public images: one per block, or the posteriors."""
         return 1 if self.align == "spectral" else len(self.lengths)
-
-    @property
-    def weight(self) -> float:
-        """Weight of the distance in the loss on the public dataset."""
-        return (1 - self.alpha) / (self.alpha if self.divide else 1.0)
-
-    @property
-    def task_weight(self) -> float:
-        """Weight of the task's loss on the public dataset."""
-        return 1.0 if self.divide else self.alpha
 
 
 def traits(options: FedHARMOptions) -> Traits:
     """Return the method's traits, given the values of its keys."""
     sends = {"distance": METRICS}
-    if options.aligns:
+    if options.alpha < 1:
         sends["sent"] = "posteriors" if options.align == "spectral" else "descriptors"
     public: Literal["labelled", "inputs"] = "labelled" if options.alpha else "inputs"
     other_arrays: Literal["mean", ""] = "mean" if sends.get("sent") == "descriptors" else ""
