@@ -39,7 +39,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
         common = Payload()
         if round > 1:
             common.values["shared"] = True
-            if self.travels and (target := pack_all(self.target(round))):
+            if target := pack_all(self.target(round)):
                 common.arrays["target"] = target
         if self._sends(round):
             common.values["tell"] = True
@@ -54,14 +54,9 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
         self.state.sent = self.state.sent | {c: r.arrays["sent"] for c, r in replies.items() if "sent" in r.arrays}
         return distance_metric(replies.values(), "alignment")
 
-    @property
-    def travels(self) -> bool:
-        """Whether clients send descriptors or posteriors of the public images."""
-        return "sent" in self.traits.sends
-
     def _sends(self, round: int) -> bool:
         """Return whether clients send descriptors in a round; not in the last round, since no target follows."""
-        return self.travels and round != self.run.last_round
+        return "sent" in self.traits.sends and round != self.run.last_round
 
     def target(self, round: int) -> list[Tensor]:
         """Return the target by block, computed from the latest descriptors of all clients."""

@@ -61,7 +61,7 @@ class Training:
         """Return the phase's result; train now if no batch did. Raises a ModelError if training diverged."""
         if self.found is None:
             seed_everything(self.seed)
-            own = {"generator": self.generator, "before": self.before, "privacy": self.privacy}
+            own: dict[str, Any] = {"generator": self.generator, "before": self.before, "privacy": self.privacy}
             self.found = train(self.model, self.phase, self.examples, self.task, self.prepare, **own)
         if isinstance(self.found, ModelError):
             raise self.found
