@@ -76,8 +76,6 @@ LEAST = 1e-6
 class Classical(ClientSide[ClassicalOptions], ABC):
     """Fits a scikit-learn classifier to the client's examples instead of training the client's network."""
 
-    can_be_batched = False
-
     def handshake(self, payload: Payload) -> Payload:
         self.client.check_classes()
         return Payload()

@@ -51,8 +51,6 @@ class AuxiliaryModel(ClientSide[P]):
     method needs class scores.
     """
 
-    can_be_batched = False
-
     key: ClassVar[str]
     reason: ClassVar[str]
 

@@ -28,8 +28,6 @@ class FedHARM(ClientSide[FedHARMOptions]):
     CE is the cross entropy, and cos the cosine similarity between the client's descriptors and the global descriptors.
     """
 
-    can_be_batched = False
-
     @cached_property
     def blocks(self) -> tuple[str, ...]:
         """Name of the last module in each block of the network; raises a ModelError if there are too few blocks."""

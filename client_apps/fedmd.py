@@ -24,8 +24,6 @@ Q = TypeVar("Q", bound=ScoresOptions)
 class Scores(ClientSide[Q]):
     """Client side that learns received class scores of public examples, trains, and sends its own scores."""
 
-    can_be_batched = False
-
     @staticmethod
     @abstractmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:

@@ -34,8 +34,6 @@ REFINE_RATE = 0.001
 class FLHAGHN(ClientSide[FLHAGHNOptions]):
     """Trains the hypernetwork that generates the client's network, except its statistics."""
 
-    can_be_batched = False
-
     reads_starts = True
 
     def __init__(self, client: Client) -> None:

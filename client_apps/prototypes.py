@@ -201,8 +201,6 @@ class FedGH(SameWidth[LearnerOptions], ByClass[LearnerOptions]):
 class FedGen(SameWidth[FedGenOptions]):
     """Adds the head's loss on generated representations to the task's loss."""
 
-    can_be_batched = False
-
     def handshake(self, payload: Payload) -> Payload:
         self.check_linear_head("the server generates its inputs")
         return Payload({"classes": class_counts(self.client, f"{self.client.head}.weight")})

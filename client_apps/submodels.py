@@ -62,8 +62,6 @@ class Scaled(Submodel):
 class HeteroFL(ClientSide[declared.SizedOptions]):
     """Trains the client's part of the network with the masked loss."""
 
-    can_be_batched = False
-
     parts = Scaled
 
     @cached_property
@@ -111,8 +109,6 @@ def _divided(width: float, module: nn.Module, inputs: object, outputs: Tensor) -
 
 class FjORD(ClientSide[declared.FjORDOptions]):
     """Trains the client's network in randomly drawn widths."""
-
-    can_be_batched = False
 
     parts = Submodel
 
@@ -219,8 +215,6 @@ class ByDepth(ClientSide[D]):
 
 class DepthFL(ByDepth[declared.DepthFLOptions]):
     """Trains all exits of the client's part of the network."""
-
-    can_be_batched = False
 
     def handshake(self, payload: Payload) -> Payload:
         self.client.check_scores("which its exits exchange")

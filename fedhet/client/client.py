@@ -219,7 +219,6 @@ class ClientSide(Generic[P]):
     """Whether a user's own train function may replace fedhet's (`fedhet.wrap`); not inherited by subclasses."""
     parts: ClassVar[type[Submodel] | None] = None
     """The kind of part that a client trains of a common network; None if each client has a whole network."""
-    can_be_batched: ClassVar[bool] = True  # whether clients' training can be a batch: all loss terms are weighted
     reads_starts: ClassVar[bool] = False
     """Whether the method needs `client.starts`."""
 

@@ -269,7 +269,7 @@ def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
         raise ConfigError(f"client-batching must be auto, off, or a number of at least 2, not {chosen!r}")
-    if chosen == "off" or not registry.client_side(config.method_name).can_be_batched:
+    if chosen == "off":
         return (), 1
     names: Sequence[str] = client_setup.architectures(config, config.clients)
     if chosen != "auto":

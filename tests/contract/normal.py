@@ -97,8 +97,6 @@ class NormalRuns:
 
     def test_batches_of_clients_compute_what_each_client_computes(self, case: Case, tmp_path: Path) -> None:
         """In float64, with missing clients and unequal sizes; weights are sent as float32."""
-        if not registry.client_side(case.method.name).can_be_batched:
-            return
         unequal: dict[str, Any] = {
             "clients": 8,
             "fraction-train": 0.75,
