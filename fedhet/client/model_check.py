@@ -18,6 +18,7 @@ from fedhet.data.own import check_scale
 from fedhet.errors import DataError, FedhetError, ModelError, Refused
 from fedhet.messages import WireError
 from fedhet.messages.protocol import HANDSHAKE
+from fedhet.models.copies import copied
 from fedhet.models.representation import Captured, Representation
 from fedhet.tasks import Task
 from fedhet.training.evaluation import forward
@@ -98,7 +99,33 @@ def check_model(
             "each of the client's examples has exactly one of several labels: if these are classes, give their numbers "
             "as labels, labels.argmax(1)"
         )
+    if function is not None and unsaved_state(model, inputs[:2]):
+        lost = (
+            f"{owner} keeps values from training that its state dict lacks: files and other processes lose them, so "
+            "results depend on the number of workers; register them in __init__ as buffers (register_buffer)"
+        )
+        note = "; ".join(filter(None, (note, lost)))
     return ModelCheck(task, task.outputs.scores(outputs).shape[-1], note)
+
+
+def unsaved_state(model: nn.Module, inputs: Tensor) -> bool:
+    """Return whether a copy that passed `inputs` in training has other outputs than a copy with its state dict."""
+    used, fresh = copied(model).train(), copied(model).train()
+
+    def outputs(network: nn.Module) -> Tensor:
+        with seeded(0, "unsaved state"):
+            return forward(network, inputs.clone(), learns=False)[0]
+
+    with suppress(Exception):  # whatever a user's network raises; training itself will tell
+        outputs(used), outputs(used)
+        if used.state_dict().keys() != fresh.state_dict().keys():
+            return True
+        fresh.load_state_dict(used.state_dict())
+        return any(
+            not torch.allclose(outputs(used.train(mode)), outputs(fresh.train(mode)), equal_nan=True)
+            for mode in (True, False)
+        )
+    return False
 
 
 def _note(representation: Representation, head: Captured | None, outputs: Tensor, task: Task, last: str) -> str:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import fedhet
 from fedhet.client.app import make_client_app
-from fedhet.client.model_check import ROWS
+from fedhet.client.model_check import ROWS, unsaved_state
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.engines.running import run_locally
@@ -307,3 +307,34 @@ def test_networks_of_two_dtypes(
 
     saved = trained(mixed, with_public, method=method, **{"min-clients": 2})
     assert {tensor.dtype for tensor in saved.values()} == {body, head}
+
+
+def test_state_outside_the_state_dict() -> None:
+    class Counting(nn.Linear):
+        steps = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.steps += self.training
+            return super().forward(inputs) * self.steps
+
+    class Scaling(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.register_buffer("scale", torch.zeros(()), persistent=False)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.scale = self.scale + self.training
+            return super().forward(inputs) * self.scale
+
+    class Later(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.register_buffer("mean", None)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.mean = inputs.mean(0) if self.training else self.mean
+            return super().forward(inputs)
+
+    normal = nn.Sequential(weight_norm(nn.Linear(4, 3)), nn.BatchNorm1d(3), nn.Dropout())
+    assert all(unsaved_state(each, INPUTS) for each in (nn.Sequential(Counting(4, 3)), Scaling(), Later()))
+    assert not any(unsaved_state(each, INPUTS) for each in (normal, model(), Caching()))
