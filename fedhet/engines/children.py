@@ -7,6 +7,7 @@ killed. This is the only module that uses private parts of `multiprocessing`, to
 """
 
 import contextlib
+import io
 import multiprocessing
 import os
 import pickle
@@ -146,12 +147,11 @@ def _starting() -> Iterator[None]:
 
 def send(connection: Connection, content: object) -> None:
     """Send an object, pickled by cloudpickle; another one may be sent only after a reply."""
-    if sys.platform == "win32":
-        connection.send_bytes(cloudpickle.dumps(content))
-        return
     # Pickled into the socket, without copies of large arrays: a tenth of the time of `send_bytes`.
-    with open(connection.fileno(), "wb", closefd=False) as stream:
+    with io.BytesIO() if sys.platform == "win32" else open(connection.fileno(), "wb", closefd=False) as stream:
         Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(content)
+        if isinstance(stream, io.BytesIO):
+            connection.send_bytes(stream.getvalue())
 
 
 def receive(connection: Connection) -> Any:
