@@ -132,13 +132,14 @@ class WorkerGrid(LocalGrid):
         content = self._client_app, registry.registered(), loaded, torch.get_default_dtype()
         folder = tempfile.TemporaryDirectory(prefix="fedhet-", ignore_cleanup_errors=True)
         recipe = f"{self._folder.enter_context(folder)}/recipe"  # a file, so that workers share its tensors in memory
+        arguments = recipe, dict(os.environ), logging.getLogger("flwr").level
         try:
             torch.save(content, recipe, pickle_module=children, pickle_protocol=5)
+            self._children = [Child(_work, *arguments, name="fedhet worker") for _ in range(self._number)]
         except Exception as error:  # whatever a user's functions hold
-            self._alone(f"the client app cannot be copied ({error})")
+            self._alone(f"the client app cannot be copied to worker processes ({error})")
             return
-        arguments = recipe, dict(os.environ), logging.getLogger("flwr").level
-        self._threads = [Thread(target=self._serve, args=arguments, daemon=True) for _ in range(self._number)]
+        self._threads = [Thread(target=self._serve, args=(each, *arguments), daemon=True) for each in self._children]
         for thread in self._threads:
             thread.start()
         if not self.patience:  # the first message waits
@@ -149,27 +150,26 @@ class WorkerGrid(LocalGrid):
         self._number, self._threads, self._took_over = 1, [], False
         log.warning("clients run one after the other: %s", reason)
 
-    def _serve(self, *arguments: Any) -> None:
-        """Start a worker, and pass messages to it until the grid is closed; if it ends, start another one."""
-        while not self._closed:
-            try:
-                child = Child(_work, *arguments, name="fedhet worker")
-                self._children.append(child)
-                if self._closed:
-                    child.process.kill()
-                child.receive()
-            except Exception as error:  # else the run would wait for this thread
+    def _serve(self, child: Child, *arguments: Any) -> None:
+        """Pass messages to a worker until the grid is closed; if it ends, start another one."""
+        try:
+            while not self._closed:
+                child.receive()  # that it is ready
                 with self._changed:
-                    self._failed.append(str(error))
+                    self._took_over = True
                     self._changed.notify_all()
-                return
+                while (batch := self._next(child)) and self._handled_by(child, batch):
+                    pass
+                child.end()
+                if not self._closed:
+                    child = Child(_work, *arguments, name="fedhet worker")
+                    self._children.append(child)
+        except Exception as error:  # else the run would wait for this thread
             with self._changed:
-                self._took_over = True
+                self._failed.append(str(error))
                 self._changed.notify_all()
-            while (batch := self._next(child)) and self._handled_by(child, batch):
-                pass
+        finally:
             child.end()
-            self._children.remove(child)
 
     def _handled_by(self, child: Child, batch: Sequence[Message]) -> bool:
         """Pass a batch to a worker; return False if its process ends or exceeds the timeout.
