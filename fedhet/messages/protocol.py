@@ -4,7 +4,6 @@ A request is the method's payload, the run's settings and a `Request`. A reply i
 measurements and its `Report`, or a refusal with a reason. `fedhet.flower.messages` writes and reads the messages.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -49,6 +48,8 @@ MOST_PARTITIONS = 100_000
 """The largest value of `clients`."""
 MOST_ARRAYS = 2**15
 """Largest number of arrays that a client may share."""
+MOST_WEIGHT = 1e18
+"""Largest weight of a metric, such as a number of predictions."""
 
 FURTHER, EVALUATED, MOST_FURTHER = "own.", "evaluated.", 1024
 """Prefixes of metrics that a user's own train and evaluate functions return, and the largest number of either."""
@@ -109,7 +110,6 @@ class Report:
         own_data: whether the client's data come from a user's function, not from the configured data set.
         common_test: whether the client has the common test set.
         common: digest of the client's own common test set, if it is used; empty otherwise.
-        normalised: whether its networks have running statistics, as BatchNorm does.
         spec: names, shapes and dtypes of its network's shared arrays.
         public: digest of the client's own public dataset; empty without one.
         public_size: number of examples of the client's own public dataset.
@@ -130,7 +130,6 @@ class Report:
     own_data: bool = False
     common_test: bool = True
     common: Name = ""
-    normalised: bool = True
     spec: Spec = field(default_factory=dict)
     public: Name = ""
     public_size: int = field(default=0, metadata={"at_most": 10**8})
@@ -290,12 +289,12 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
         and isinstance(values, list)
         and isinstance(weights, list)
         and len(values) == len(weights)
-        and all(0 <= weight < math.inf for weight in weights)
+        and all(0 <= weight <= MOST_WEIGHT for weight in weights)
         and all(weight == 0 or -LARGEST <= value <= 1 for value, weight in zip(values, weights, strict=True))
     ):
         raise WireError(
             f"the client's reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}, "
-            "but must be two lists of equal length: values up to 1, and weights of at least 0"
+            f"but must be two lists of equal length: values up to 1, and weights from 0 to {MOST_WEIGHT:.0e}"
         )
     return Measured(Metric(tuple(values), tuple(weights)), numbers.number(f"{name}-loss"))
 

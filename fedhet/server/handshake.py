@@ -6,7 +6,7 @@ from typing import Any
 
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.config.validation import effective, is_complete
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import FedhetError
 from fedhet.flower.insides import simulated
 from fedhet.flower.messages import name_in, read_reply
 from fedhet.messages import Payload, Reply, Spec, check, check_finite, check_room
@@ -73,19 +73,10 @@ class Handshake:
         known = [reply.report for reply in self.federation.known.values()]
         if not all(report.wrapped for report in known):
             self.run.apply_train_config()
-        config = self.run.config
-        chosen = {key for key in config.chosen if not key.startswith("public-")}  # the server may have its own
-        if not (complete := is_complete(config.chosen)):
-            own: set[OwnPart] = {"model"} if self.run.model else set()
-            effective(config, self.run.traits, chosen, own | {"data"} if all(each.own_data for each in known) else own)
-        if "batch-norm" in chosen and config.batch_norm != "aggregate" and not any(each.normalised for each in known):
-            message = (
-                f"batch-norm = {config.batch_norm} has no effect, since no client's network has running statistics, as "
-                "BatchNorm has: leave it out"
-            )
-            if not complete:
-                raise ConfigError(message)
-            self.run.warn_once(message)
+        if not is_complete(self.run.config.chosen):
+            chosen = {key for key in self.run.config.chosen if not key.startswith("public-")}  # the server may have it
+            own: set[OwnPart] = {"data"} if all(report.own_data for report in known) else set()
+            effective(self.run.config, self.run.traits, chosen, own | {"model"} if self.run.model else own)
 
     # ---- admission
 

@@ -33,8 +33,8 @@ VALIDATION = "validation-"
 class Reporter:
     """Reports a run to its observers.
 
-    `size_of` returns the size of a client's network in words. `on_common_test` is the server's evaluation of the global
-    model, for the record of the next round. `evaluated` are the clients' evaluations in the latest record.
+    `size_of` returns the size of a client's network in words. `on_common_test` is the server's latest evaluation of the
+    global model, which belongs to the next round's record. `evaluated` has the mean metrics of the latest record.
     """
 
     def __init__(self, run: Run, size_of: Callable[[str], str], observers: Sequence[Observer]) -> None:

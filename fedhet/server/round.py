@@ -4,8 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 from torch import nn
 
@@ -269,20 +268,18 @@ class Hooks(Generic[P, S]):
         self._admit_clients()
         self._prepare()
         chosen = self.federation.choose(self.state.clients if round.closing else self.participants(round.number))
-        payloads = self._payloads(chosen, partial(self.configure_fit, round.number), "configure_fit")
+        payloads = self._payloads("configure_fit", round.number, chosen)
         round.training = frozenset(payloads)
         return payloads
 
-    def _payloads(
-        self, clients: Sequence[str], hook: Callable[[Sequence[str]], dict[str, Payload]], name: str
-    ) -> dict[str, Payload]:
-        with self._calling(name):
-            payloads = hook(clients)
+    def _payloads(self, hook: str, *arguments: Any, **keywords: Any) -> dict[str, Payload]:
+        """Return the payloads of connected clients from `configure_fit` or `evaluation_payloads` (`hook`)."""
+        with self._calling(hook):
+            payloads = getattr(self, hook)(*arguments, **keywords)
         return {client: payload for client, payload in payloads.items() if client in self.federation.nodes}
 
     def _evaluation(self, clients: Sequence[str], *, amid_training: bool = False) -> list[Message]:
-        hook = partial(self.evaluation_payloads, amid_training=amid_training)
-        payloads = self._payloads(clients, hook, "evaluation_payloads")
+        payloads = self._payloads("evaluation_payloads", clients, amid_training=amid_training)
         return self.federation.messages(MessageType.EVALUATE, payloads, evaluate=True)
 
     def _check(self, reply: Reply) -> None:

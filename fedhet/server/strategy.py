@@ -212,10 +212,9 @@ class FederatedStrategy(FlowerLoop[P, S]):
         gone = [client for client in self.state.clients if client not in present]
         if gone and self.federation.simulated:
             raise FedhetError(
-                f"{named(gone)} took part in this run and must continue it, but cannot: correct the reasons\n"
+                f"{named(gone)} took part in this run, which needs them to continue; correct what refuses them:\n"
                 f"{self.run.round.reasons('no such node')}"
             )
-        self.federation.check_that_clients_can_be_scored()
         if self._directory and self.run.train_config:
             self._directory.reconfigure(self.config)
         self._prepare()
@@ -252,12 +251,11 @@ class FederatedStrategy(FlowerLoop[P, S]):
         known = set(self.federation.nodes)
         self._admit_clients(unseen=True)
         new = [client for client in self.federation.nodes if client not in known]
-        payloads = self._payloads(new, partial(self.evaluation_payloads, amid_training=False), "evaluation_payloads")
-        if self.traits.communicates:
-            for client in [client for client, payload in payloads.items() if not payload.arrays]:
-                del payloads[client]
-                reason = f"{self.method.name} has no arrays for the client: no client that trained has the same layers"
-                self.run.round.fail(client, reason)
+        payloads = self._payloads("evaluation_payloads", new, amid_training=False)
+        for client in [c for c in payloads if self.traits.communicates and not payloads[c].arrays]:
+            del payloads[client]
+            reason = f"{self.method.name} has no arrays for the client: no client that trained has the same layers"
+            self.run.round.fail(client, reason)
         self.run.round.training = frozenset(payloads)
         return self.federation.ask(JOIN, payloads) if payloads else {}
 
