@@ -107,19 +107,14 @@ def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
 
 
 def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
-    """Cast arrays to the dtypes in clients' `specs`, rounding to integers; raise a WireError for text or objects."""
+    """Cast arrays to the dtypes in clients' `specs`, rounding to integers; raise a ValueError for text."""
     dtypes = {name: DTYPES[dtype] for spec in specs for name, (_, dtype) in spec.items()}
     declared = {}
     for name, each in arrays.items():
         array = np.asarray(each)
-        if (dtype := dtypes.get(name, array.dtype)) != array.dtype:
-            if array.dtype.kind not in "biuf":
-                raise WireError(
-                    f"the aggregated {name} has dtype {array.dtype.name}, which cannot be cast to the clients' "
-                    f"{dtype.name}: aggregate numbers only"
-                )
-            array = np.asarray(np.rint(array) if dtype.kind in "iu" else array, dtype)
-        declared[name] = array
+        dtype = dtypes.get(name, array.dtype)
+        rounded = dtype.kind in "iu" and array.dtype.kind == "f"
+        declared[name] = np.asarray(np.rint(array) if rounded else array, dtype)
     return declared
 
 

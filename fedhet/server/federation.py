@@ -32,8 +32,8 @@ class Federation:
         nodes: the node of each client that is connected, in order of client name.
         known: the handshake reply of each client, without payload, in order of admission, also of clients that left.
         specs: names, shapes and dtypes of each known client's shared arrays.
-        claimed: the name under which each known client replies, which another client may have (`Handshake`).
-        answered: called after each reply with the numbers of replies and of messages.
+        claimed: the name that each known client gives itself, and replies under; two clients may claim one name.
+        answered: called after each reply, with the number of replies so far and of messages sent.
     """
 
     def __init__(self, run: Run) -> None:

@@ -23,6 +23,9 @@ from fedhet.utils.text import log
 NOBODY = "no client can serve:"
 """The first line of an error, above the reasons."""
 
+Claims = list[tuple[str, Hashable]]
+"""Names and values of what must fit other clients: the values in common, the network or its shared arrays."""
+
 UNSEEN = 2**26
 """Bytes of the largest network that the server makes from a client's claim; a client must send a larger one first."""
 
@@ -92,8 +95,8 @@ class Handshake:
         opened = self._opened(new, payload, unseen=unseen)
         claimed = federation.nodes.keys() & {reply.client for _, reply in opened.values()}
         before = self._opened([federation.nodes.pop(name) for name in in_order(claimed)], payload, unseen=unseen)
-        opened, averaged = before | opened, run.traits.shares.averaged
-        order = most_alike_first(opened, run.traits.alike, averaged=averaged)
+        opened = before | opened
+        order = most_alike_first({node: claims for node, (claims, _) in opened.items()})
         earlier = {node: federation.earlier_name(node, opened[node][1].client) for node in order}
         for node in sorted(order, key=lambda node: (not earlier[node], node not in before)):
             reply = opened[node][1]
@@ -107,16 +110,16 @@ class Handshake:
                 run.round.up[reply.client] += reply.payload.nbytes
         federation.nodes = {client: federation.nodes[client] for client in in_order(federation.nodes)}
 
-    def _opened(self, nodes: Iterable[int], payload: Payload, *, unseen: bool) -> dict[int, tuple[Hashable, Reply]]:
-        """Return the kind (see `_kind`) and the valid reply of each node that is asked for a `Report`."""
-        opened: dict[int, tuple[Hashable, Reply]] = {}
+    def _opened(self, nodes: Iterable[int], payload: Payload, *, unseen: bool) -> dict[int, tuple[Claims, Reply]]:
+        """Return the claims and the valid reply of each node that is asked for a `Report`."""
+        opened: dict[int, tuple[Claims, Reply]] = {}
         for node, message in self.federation.query(nodes, HANDSHAKE, payload, begun=bool(self.run.state.clients)):
             try:
                 reply = read_reply(message)
                 if not unseen and _comes_last(reply, self.run.config.unseen_clients):
                     self._waiting.add(node)
                     continue
-                opened[node] = self._kind(reply), reply
+                opened[node] = self._claims(reply), reply
             except Exception as error:  # any exception while reading a reply refuses this client
                 passing = message.has_error() or (isinstance(error, FedhetError) and error.may_pass)
                 self._refuse(node, name_in(message), error, again=passing)
@@ -142,10 +145,18 @@ class Handshake:
             )
         return common | dict(self.strategy.common(reply))
 
-    def _kind(self, reply: Reply) -> Hashable:
-        """Return a hashable value that is equal for clients whose networks and common values fit together."""
-        network = tuple(reply.report.spec.items()) if self.run.traits.alike == "equal" else ()
-        return network, tuple(self._common(reply).items()), self._lacks_common_test(reply)
+    def _claims(self, reply: Reply) -> Claims:
+        traits, spec = self.run.traits, reply.report.spec
+        claims: Claims = [*self._common(reply).items(), ("lacks common", self._lacks_common_test(reply))]
+        if traits.alike == "equal":
+            return [*claims, ("network", tuple(spec.items()))]
+        arrays = spec.items() if traits.shares.averaged else ()
+        return claims + [(f"array {key}", (self._one_shape and shape, dtype)) for key, (shape, dtype) in arrays]
+
+    @property
+    def _one_shape(self) -> bool:
+        """Whether an array must have the same shape at all clients, not only the same dtype."""
+        return self.run.traits.alike not in ("widths", "parts")
 
     def _lacks_common_test(self, reply: Reply) -> bool:
         return self.run.config.test_on != "local" and not reply.report.common_test
@@ -204,15 +215,14 @@ class Handshake:
                 f"{method} needs equal architectures, and this client's differs from client {first}'s: "
                 f"{difference(spec, other)}; layer-average, or fedproto with fedproto.width, accepts different networks"
             )
-        one_shape = traits.alike not in ("widths", "parts")
         for key, own in spec.items() if traits.shares.averaged else ():
             client, theirs = next(((client, known[client][key]) for client in known if key in known[client]), ("", own))
             (shape, dtype), (known_shape, known_dtype) = own, theirs
-            if dtype != known_dtype or (one_shape and shape != known_shape):
+            if dtype != known_dtype or (self._one_shape and shape != known_shape):
                 raise FedhetError(
                     f"{method} averages {key} over clients, but this client's is {dtype}{list(shape)} and client "
                     f"{client}'s is {known_dtype}{list(known_shape)}: shared arrays must have equal "
-                    f"{'shapes and ' * one_shape}dtypes"
+                    f"{'shapes and ' * self._one_shape}dtypes"
                 )
 
     def _agree(self, reply: Reply, *, joining: bool) -> None:
@@ -274,21 +284,8 @@ def _comes_last(reply: Reply, count: int) -> bool:
     return partition >= partitions - count
 
 
-def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], networks: str, *, averaged: bool) -> list[int]:
-    """Return nodes in the order of their admission, the most frequent kind of client first.
-
-    `opened` has each node's kind and reply. Clients of the most frequent kind come first; among them, if arrays are
-    `averaged`, those with the most arrays of the most frequent dtype and, unless `networks` (`Traits.alike`) may have
-    several widths, shape.
-    """
-    one_shape = networks not in ("widths", "parts")
-    kinds = Counter(kind for kind, _ in opened.values())
-    arrays = {
-        node: [(key, (shape if one_shape else (), dtype)) for key, (shape, dtype) in reply.report.spec.items()]
-        for node, (_, reply) in opened.items()
-        if averaged
-    }
-    votes = Counter(array for each in arrays.values() for array in each)
-    most = {key: count for (key, _), count in reversed(votes.most_common())}
-    unlike = {node: sum(votes[array] < most[array[0]] for array in each) for node, each in arrays.items()}
-    return sorted(opened, key=lambda node: (-kinds[opened[node][0]], unlike.get(node, 0)))
+def most_alike_first(claims: Mapping[int, Claims]) -> list[int]:
+    """Return nodes in the order of their admission: by the number of their claims that are not the most frequent."""
+    votes = Counter(claim for each in claims.values() for claim in each)
+    most = {name: count for (name, _), count in reversed(votes.most_common())}
+    return sorted(claims, key=lambda node: sum(votes[claim] < most[claim[0]] for claim in claims[node]))

@@ -73,7 +73,7 @@ class Run:
         devices: distinct descriptions of the clients' devices.
         initial: initial arrays from the caller, kept until it is known which arrays clients share.
         flower: whether Flower's loop runs the rounds, instead of `FederatedStrategy.start`.
-        flower_options: arguments of Flower's `FedAvg` with the same meaning here.
+        flower_options: arguments of Flower's `FedAvg` that are not keys, such as `min_train_nodes`.
         train_config: entries for the clients' train functions and mods, which are sent unchanged.
         evaluate_config: entries for the clients' evaluate functions, which are sent unchanged.
         told: texts of the warnings logged so far, in order.
@@ -220,6 +220,6 @@ def run_folder(config: Config, grid: Grid) -> Path:
 
 
 def numbered(folder: Path, taken: Callable[[Path], bool]) -> Path:
-    """Return the first of `folder`, `folder-2`, `folder-3`, ... that is not taken."""
+    """Return the first of `folder`, `folder-2`, `folder-3`, ... for which `taken` is false."""
     names = (folder.name if number == 1 else f"{folder.name}-{number}" for number in range(1, 100_000))
     return next(place for name in names if not taken(place := folder.with_name(name)))

@@ -117,7 +117,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         Args:
             grid: connection to the clients.
             initial_arrays: the shared model before the first round, unless a run is continued; by default the
-                clients' initial weights (of two that agree).
+                clients' initial weights.
             num_rounds: number of training rounds.
             timeout: seconds to wait for replies.
             train_config: entries for the clients' own train functions (`fedhet.wrap`) and mods, sent unchanged. At

@@ -73,7 +73,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     # ---- a round
 
     def parts(self, client: str) -> Parts:
-        """Return the client's part, in the current round, of each array that it has only in part."""
+        """Return the indices of the client's part in this round, for each array of which it has only a part."""
         units = self.traits.shares.units
         return parts_of(self.state.network, units, self._widths(client), self.run.round.number) if units else {}
 
@@ -127,7 +127,7 @@ read_network = lru_cache(maxsize=8)(groups_from_json)
 def described(description: str, spec: Spec, *, complete: bool = False) -> PermutationGroups:
     """Read a client's description of its whole network; raise a WireError if the client's arrays are not parts of it.
 
-    With `complete`, the client must have all arrays, and otherwise all arrays of the first blocks that it has.
+    With `complete`, the client must have all arrays; otherwise it may lack the last blocks of layers.
     """
     try:
         groups = read_network(description)

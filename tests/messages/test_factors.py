@@ -60,14 +60,11 @@ def test_the_rank_is_the_smallest_with_the_energy(energy):
     assert np.square(lost).sum() == pytest.approx(squares[rank:].sum())
 
 
-def test_no_change_has_rank_one():
+def test_without_a_change_or_a_start():
     packed = pack({"a": np.ones((9, 9))}, {"a": np.ones((9, 9))}, 0.95)
     assert packed["a:left"].shape == (9, 1)
     assert not (packed["a:left"] @ packed["a:right"]).any()
-
-
-def test_missing_arrays_were_zero():
-    packed = pack(AFTER, {}, 1 - 1e-12)
+    packed = pack(AFTER, {}, 1 - 1e-12)  # as if from zero
     np.testing.assert_allclose(unpacked(packed, {})["low"], AFTER["low"], rtol=1e-12, atol=1e-12)
 
 
