@@ -88,12 +88,16 @@ def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any
     return settings, options
 
 
-def check_sent(argument: str, settings: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if `train_config` or `evaluate_config` (`argument`) sets the method or number of rounds."""
-    for name in settings:
+def to_send(argument: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the entries of `train_config` or `evaluate_config` (`argument`), which are sent to clients unchanged.
+
+    Raises a ConfigError if one would set the method or the number of rounds.
+    """
+    for name in settings or {}:
         if (key := OURS.get(kebab(name), kebab(name))) in ("method", "rounds"):
             where = "start(num_rounds=...)" if key == "rounds" else "the strategy's class, such as fedhet.FedAvg"
             raise ConfigError(f"{argument} has the entry {name!r}, which it cannot set: use {where}")
+    return dict(settings or {})
 
 
 def for_training(train_config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:

@@ -119,16 +119,12 @@ def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
 
 
 def difference(spec: Spec, other: Spec) -> str:
-    """Describe the first difference between a model's arrays and another's, such as "it lacks fc.bias"."""
-    name = next((name for name in [*spec, *other] if spec.get(name) != other.get(name)), None)
-    if name is None:
-        return "its arrays are in another order"
-    if name not in spec or name not in other:
-        return f"it lacks {name}" if name not in spec else f"it alone has {name}"
-    (shape, dtype), (other_shape, other_dtype) = spec[name], other[name]
-    if shape == other_shape:
-        return f"its {name} is {dtype}, not {other_dtype}"
-    return f"its {name} has shape {list(shape)}, not {list(other_shape)}"
+    """Describe the first difference between a model's arrays and another's."""
+    for name in [*spec, *other]:
+        if spec.get(name) != other.get(name):
+            ours, theirs = (f"{s[name][1]}{list(s[name][0])}" if name in s else "missing" for s in (spec, other))
+            return f"its {name} is {ours}, the other's is {theirs}"
+    return "its arrays are in another order"
 
 
 def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:

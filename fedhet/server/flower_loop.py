@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
+from fedhet.config.flower_names import to_send
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import ArrayRecord, ConfigRecord, Grid, Message, MessageType, MetricRecord, Result, Strategy
 from fedhet.flower.insides import PrivateWrapper, private_wrapper_of
@@ -146,7 +147,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
             raise ConfigError(f"the run ended before Flower's loop reached round {server_round}: {self._same_rounds}")
         run, federation = self.run, self.federation
         config["server-round"] = server_round
-        run.take("train_config", config)
+        run.train_config = to_send("train_config", config)
         if not self._flowers_loop:
             self._begin(grid, arrays)
         with self._in_flowers_loop():
@@ -193,7 +194,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
     ) -> Iterable[Message]:
         """Return messages that evaluate all clients on `arrays`, to which a wrapping strategy may have added noise."""
         config["server-round"] = server_round
-        self.run.take("evaluate_config", config)
+        self.run.evaluate_config = to_send("evaluate_config", config)
         with self._in_flowers_loop():
             if self._trained is None and type(self).aggregate_train is not FlowerLoop.aggregate_train:
                 raise ConfigError(

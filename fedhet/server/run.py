@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -123,14 +123,6 @@ class Run:
         if settings:
             changed = configuration.resolve({**self.config.flat(), **settings}, strict=False)
             self.config = changed.replace(chosen=self.config.chosen, remarks=self.config.remarks)
-
-    def take(self, argument: Literal["train_config", "evaluate_config"], sent: Mapping[str, Any] | None) -> None:
-        """Set `train_config` or `evaluate_config` (`argument`) to the entries `sent` to clients from now on.
-
-        Raises a ConfigError if an entry would change the method or the number of rounds.
-        """
-        flower_names.check_sent(argument, sent or {})
-        setattr(self, argument, dict(sent or {}))
 
     def apply_train_config(self) -> None:
         """Set the keys of fedhet's training loop that `train_config` has, for clients that train with this loop."""

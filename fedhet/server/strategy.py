@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fedhet.config import client_setup, configuration, user_functions
-from fedhet.config.flower_names import FlowerOptions, settings_of
+from fedhet.config.flower_names import FlowerOptions, settings_of, to_send
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
 from fedhet.errors import ConfigError, FedhetError
@@ -132,8 +132,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self._restart()
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
         self.run.override({key: value for key, value in overrides.items() if value is not None})
-        self.run.take("train_config", train_config)
-        self.run.take("evaluate_config", evaluate_config)
+        self.run.train_config = to_send("train_config", train_config)
+        self.run.evaluate_config = to_send("evaluate_config", evaluate_config)
         evaluate = evaluate_fn or self.on_common_test
         if evaluate_fn and not self.makes_global_model:
             self.run.warn_once(

@@ -97,7 +97,7 @@ def test_a_run_starts_from_the_models_of_another(tiny, tmp_path):
     [
         ("local", {"start-from": "missing"}, "start-from = .*missing does not exist"),
         ("fedavg", {"start-from": "run"}, "models has no global.safetensors.*set shared-init = false"),
-        ("local", {"start-from": "run"}, r"client 0's Sequential does not fit .*0.safetensors: its 3.weight has shape"),
+        ("local", {"start-from": "run"}, r"client 0's Sequential does not fit .*0.safetensors: its 3.weight is"),
         ("flha-ghn", {"start-from": "run"}, "start-from has no effect with method = flha-ghn"),
     ],
 )
@@ -129,7 +129,7 @@ def test_models_are_saved_every_few_rounds(tiny, tmp_path):
     [
         ("7", _normalised, r"has no model of client 7 \(models there: 0, 1, 2\)"),
         ("0", None, "used your own model .*: call load_model with model="),
-        ("0", lambda: nn.Linear(4, 3), "client 0's Linear does not fit .*: it lacks|it alone has"),
+        ("0", lambda: nn.Linear(4, 3), "client 0's Linear does not fit .*: its .* missing"),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_named(tiny, tmp_path, client, model, message):

@@ -104,7 +104,7 @@ def test_false_partition(place, refused, tmp_path):
         (
             "fedavg",
             "float32,11",
-            "equal architectures, and this client's differs .*: its head.bias has shape .11.",
+            "equal architectures, and this client's differs .*: its head.bias is float32.11., the other's is.",
         ),
         ("lg-fedavg", "float32,11", "averages head.bias over clients, but this .* float32.11. and client 1's is float"),
         ("lg-fedavg", "float64,10", "averages head.bias over clients, but this client's is float64.10. and client 1's"),
