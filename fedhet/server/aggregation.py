@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Hashable, Mapping
 from statistics import median
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -57,23 +56,33 @@ class Aggregator:
     def clipped(
         self,
         groups: Mapping[str, Arrays],
-        starts: Mapping[str, Arrays] | None = None,
-        scales: Mapping[str, Mapping[str, float]] | None = None,
+        starts: Mapping[str, Arrays] = {},
+        scales: Mapping[str, Mapping[str, float]] = {},
     ) -> Mapping[str, Arrays]:
         """Return the clients' arrays, with updates clipped to `clip-norm` times the median norm.
 
-        Without `clip-norm`, only absurd updates are clipped (see `cut_to_bound`), with a warning. `starts` are the
-        arrays from which each client started, by default zeros. `scales` are factors of arrays in the norms, by client,
-        1 by default.
+        Without `clip-norm`, only absurd updates of three or more clients are clipped, to the median norm and with a
+        warning: those beyond 30 times the median norm and 10 times the norm of the arrays from which the client
+        started. `starts` has these arrays by client, by default zeros. The norm is taken over all floating-point
+        arrays of a client, times their factors in `scales` (1 by default), and divided by the square root of their
+        number of entries, so that networks of different sizes can be compared.
         """
-        if not groups or (not self.bound and len(groups) < 3):
+        bound = self.bound
+        if not groups or (not bound and len(groups) < 3):
             return groups
-        clipped, cuts = cut_to_bound(groups, starts or {}, self.bound, scales or {})
-        known = {cut["client"] for cut in self.run.round.cuts}
-        self.run.round.cuts += [cut for cut in cuts if cut["client"] not in known]
-        for cut in () if self.bound else cuts:
-            text = "client %s: its update exceeds %g times the median and %g times the weights: it is cut to the median"
-            log.warning(text, cut["client"], FURTHEST, FURTHEST_FROM_START)
+        norms = {client: _norm(groups[client], starts.get(client, {}), scales.get(client, {})) for client in groups}
+        most = (bound or 1.0) * median(norms.values()) or math.inf  # if most clients did not train
+        clipped, cuts = dict(groups), self.run.round.cuts
+        for client, norm in norms.items():
+            start = starts.get(client, {})
+            if norm <= most or (not bound and norm <= max(FURTHEST * most, FURTHEST_FROM_START * _norm(start, {}))):
+                continue
+            if not bound:
+                text = "client %s: its update is beyond %g times the median and %g times the weights: cut to the median"
+                log.warning(text, client, FURTHEST, FURTHEST_FROM_START)
+            if not any(cut["client"] == client for cut in cuts):
+                cuts.append({"client": client, "norm": norm, "to": most})
+            clipped[client] = {n: _toward(array, start.get(n), most / norm) for n, array in groups[client].items()}
         return clipped
 
     def part_of(self, client: str) -> Arrays:
@@ -128,34 +137,6 @@ def _mean(arrays: list[Array], fractions: list[float]) -> Array:
     return mean.numpy()
 
 
-# ---- clipping
-
-
-def cut_to_bound(
-    models: Mapping[str, Arrays],
-    starts: Mapping[str, Arrays],
-    bound: float,
-    scales: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
-) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
-    """Clip updates (`models` minus `starts`) to `bound` times their median norm; return models and clipping records.
-
-    If `bound` is 0, absurd updates are clipped to the median norm: those beyond 30 times the median norm and 10 times
-    the norm of `starts`.
-
-    The norm is taken over all floating-point arrays of a client, running statistics included, and divided by the
-    square root of their number of entries, so that networks of different sizes can be compared.
-    """
-    norms = {client: _norm(arrays, starts.get(client, {}), scales.get(client, {})) for client, arrays in models.items()}
-    most = (bound or 1.0) * median(norms.values()) or math.inf  # if most clients did not train
-    clipped, cuts = dict(models), []
-    for client, norm in norms.items():
-        start = starts.get(client, {})
-        if norm > most and (bound or norm > max(FURTHEST * most, FURTHEST_FROM_START * _norm(start, {}))):
-            cuts.append({"client": client, "norm": norm, "to": most})
-            clipped[client] = {n: _toward(array, start.get(n), most / norm) for n, array in models[client].items()}
-    return clipped, cuts
-
-
 def _toward(array: Array, before: Array | None, fraction: float) -> Array:
     if array.dtype.kind != "f":
         return array
@@ -163,7 +144,7 @@ def _toward(array: Array, before: Array | None, fraction: float) -> Array:
     return np.asarray(start + fraction * (array.astype(np.float64) - start), array.dtype)  # without axes it is a number
 
 
-def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = MappingProxyType({})) -> float:
+def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = {}) -> float:
     squares, entries = 0.0, 0
     for name, array in arrays.items():
         if array.dtype.kind == "f":

@@ -7,7 +7,7 @@ import pytest
 
 import fedhet
 from fedhet.flower.messages import decode_arrays, encode_arrays
-from fedhet.server.aggregation import average_shared, cut_to_bound
+from fedhet.server.aggregation import average_shared
 from fedhet.testing import Case, Tampering, run
 from fedhet.utils.files import read_tensors
 
@@ -44,7 +44,8 @@ def test_robust_rules_ignore_an_outlier(rule):
 def test_updates_are_clipped_to_the_median_norm():
     before = {"w": np.ones(4, np.float32), "n": np.array(3)}
     models = {str(k): {"w": before["w"] + step, "n": np.array(9)} for k, step in enumerate((1, -1, 1, 30))}
-    made, (cut,) = cut_to_bound(models, dict.fromkeys(models, before), 2.0)
+    aggregator = fedhet.FedAvg(clip_norm=2.0).aggregator
+    made, (cut,) = aggregator.clipped(models, dict.fromkeys(models, before)), aggregator.run.round.cuts
     assert (cut["client"], round(cut["norm"]), round(cut["to"])) == ("3", 30, 2)
     assert np.allclose(made["3"]["w"], 3)
     assert made["3"]["n"] == 9
@@ -58,8 +59,9 @@ def test_without_a_bound_only_absurd_updates_are_clipped():
     before = {"w": np.ones(4, np.float32)}
     for far, cuts in ((9.0, 0), (11.0, 1)):  # most clients hardly move: a multiple of the median alone says little
         models = {str(k): {"w": before["w"] + step} for k, step in enumerate((1e-6, 1e-6, far))}
-        made, found = cut_to_bound(models, dict.fromkeys(models, before), 0.0)
-        assert len(found) == cuts
+        aggregator = fedhet.FedAvg().aggregator
+        made = aggregator.clipped(models, dict.fromkeys(models, before))
+        assert len(aggregator.run.round.cuts) == cuts
         assert np.allclose(made["2"]["w"], 1 + (1e-6 if cuts else far))
 
 
@@ -118,6 +120,7 @@ def test_history_names_clipped_updates(around, home, watch):
 
 def test_scalars_are_clipped():
     models = {c: {"scale": np.array(value, np.float32)} for c, value in {"a": 1.0, "b": 1.5, "c": 5.0}.items()}
-    made, cuts = cut_to_bound(models, {c: {"scale": np.array(0.5, np.float32)} for c in models}, 1.0)
-    assert [cut["client"] for cut in cuts] == ["c"]
+    aggregator = fedhet.FedAvg(clip_norm=1.0).aggregator
+    made = aggregator.clipped(models, {c: {"scale": np.array(0.5, np.float32)} for c in models})
+    assert [cut["client"] for cut in aggregator.run.round.cuts] == ["c"]
     assert (made["c"]["scale"].shape, made["c"]["scale"].dtype, float(made["c"]["scale"])) == ((), np.float32, 1.5)

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedhet import FedAvg
 from fedhet.algorithms.graphs import Submodel, architecture_graph
 from fedhet.algorithms.graphs.permutations import permutation_groups
 from fedhet.config import client_setup, configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.server import average_shared
-from fedhet.server.aggregation import cut_to_bound
 from fedhet.server.submodel import cut, joined, split
 from fedhet.utils.randomness import torch_generator
 from tests.small import SMALL
@@ -234,8 +234,9 @@ def test_clipping_of_a_part():
     """A client that returns its part as it was has not moved, wherever in the whole that lies."""
     before, part = {"w": np.arange(6.0)}, {"w": (np.array([4, 5]),)}
     models = {"0": {"w": before["w"] + 1}, "1": {"w": before["w"][4:]}, "2": {"w": before["w"] + 2}}
-    made, cuts = cut_to_bound(models, {"0": before, "1": cut(before, part), "2": before}, 1.0)
-    assert [each["client"] for each in cuts] == ["2"]
+    aggregator = FedAvg(clip_norm=1.0).aggregator
+    made = aggregator.clipped(models, {"0": before, "1": cut(before, part), "2": before})
+    assert [each["client"] for each in aggregator.run.round.cuts] == ["2"]
     np.testing.assert_allclose(made["1"]["w"], [4, 5])
     np.testing.assert_allclose(made["2"]["w"], before["w"] + 1)
 
