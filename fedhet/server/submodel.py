@@ -95,11 +95,35 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     def average_entries(
         self, models: Mapping[str, Arrays], weights: Mapping[str, float], parts: Mapping[str, Parts]
     ) -> Arrays:
-        """Average each entry of the arrays over clients whose `parts` have it; other entries keep their value."""
+        """Average each entry of the arrays over clients whose `parts` have it; other entries keep their value.
+
+        Arrays are split into pieces, such that each client has either all entries of a piece or none.
+        """
         before, config = self.state.model, self.config
-        models = self.aggregator.clipped(models, {client: cut(before, parts[client]) for client in models})
-        pieces, places = split(models, parts, before)
-        return joined(average_shared(pieces, weights, config.aggregation, config.byzantine), places, before)
+        models = self.aggregator.clipped(models, {client: cut(before, parts.get(client, {})) for client in models})
+        pieces: dict[str, Arrays] = {client: {} for client in models}
+        places: dict[str, tuple[str, Place]] = {}  # the array of a piece, and its index there
+        for key in dict.fromkeys(key for model in models.values() for key in model):
+            own = {client: parts.get(client, {}).get(key) for client, model in models.items() if key in model}
+            arrays = {client: models[client][key] for client in own}
+            blocks: Iterable[tuple[list[str], Place]] = [(list(own), ...)]
+            if any(own.values()):
+                blocks = _blocks(own, before[key].shape)
+                for client, part in own.items():
+                    if part is not None:  # back to its places in the whole array
+                        whole = np.empty(before[key].shape, arrays[client].dtype)
+                        whole[_index(whole.shape, part)] = arrays[client]
+                        arrays[client] = whole
+            for owners, place in blocks:
+                name = str(len(places))
+                places[name] = key, place
+                for client in owners:
+                    pieces[client][name] = np.asarray(arrays[client][place], order="C")
+        average: Arrays = {}
+        for name, array in average_shared(pieces, weights, config.aggregation, config.byzantine).items():
+            key, place = places[name]
+            average.setdefault(key, array if place is ... else before[key].astype(array.dtype))[place] = array
+        return average
 
     # ---- results
 
@@ -160,50 +184,10 @@ def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) ->
     return entries_of(groups, chosen)
 
 
-# ---- averages by entry
-
-
 def cut(arrays: Arrays, parts: Parts) -> Arrays:
     """Return the given parts of arrays; an array that has no entry in `parts` is returned whole, without a copy."""
     had = {key: array for key, array in arrays.items() if parts.get(key) != ()}
     return {key: array[_index(array.shape, parts[key])] if key in parts else array for key, array in had.items()}
-
-
-def split(
-    models: Mapping[str, Arrays], parts: Mapping[str, Parts], wholes: Arrays
-) -> tuple[dict[str, Arrays], dict[str, tuple[str, Place]]]:
-    """Split clients' arrays into pieces, such that each client has either all entries of a piece or none.
-
-    Return each client's pieces by name, and for each name the array's key and the piece's index in the whole array.
-    """
-    pieces: dict[str, Arrays] = {client: {} for client in models}
-    places: dict[str, tuple[str, Place]] = {}
-    for key in dict.fromkeys(key for model in models.values() for key in model):
-        by_client = {client: parts.get(client, {}).get(key) for client, model in models.items() if key in model}
-        blocks: Iterable[tuple[list[str], Place]] = [(list(by_client), ...)]
-        arrays = {client: models[client][key] for client in by_client}
-        if any(by_client.values()):
-            blocks = _blocks(by_client, wholes[key].shape)
-            for client, part in by_client.items():
-                if part is not None:  # back to its places in the whole array
-                    whole = np.empty(wholes[key].shape, arrays[client].dtype)
-                    whole[_index(whole.shape, part)] = arrays[client]
-                    arrays[client] = whole
-        for owners, place in blocks:
-            name = str(len(places))
-            places[name] = key, place
-            for client in owners:
-                pieces[client][name] = np.asarray(arrays[client][place], order="C")
-    return pieces, places
-
-
-def joined(pieces: Arrays, places: Mapping[str, tuple[str, Place]], before: Arrays) -> Arrays:
-    """Join pieces into whole arrays; entries that no piece covers keep their value in `before`."""
-    whole: Arrays = {}
-    for name, array in pieces.items():
-        key, place = places[name]
-        whole.setdefault(key, array if place is ... else before[key].astype(array.dtype))[place] = array
-    return whole
 
 
 def _blocks(parts: Mapping[str, Part | None], shape: tuple[int, ...]) -> Iterator[tuple[list[str], Place]]:

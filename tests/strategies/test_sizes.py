@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet import FedAvg
+from fedhet import FedAvg, HeteroFL
 from fedhet.algorithms.graphs import Submodel, architecture_graph
 from fedhet.algorithms.graphs.permutations import permutation_groups
 from fedhet.config import client_setup, configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.server import average_shared
-from fedhet.server.submodel import cut, joined, split
+from fedhet.server.submodel import cut
 from fedhet.utils.randomness import torch_generator
 from tests.small import SMALL
 from tests.strategies.by_hand import THREE as SAME
@@ -206,8 +206,9 @@ def test_rules_by_entry(rule):
         client: cut({"w": rng.normal(size=(4, 6)), "b": rng.normal(size=3)}, parts.get(client, {})) for client in axes
     }
     weights = {"0": 3.0, "1": 2.0, "2": 5.0}
-    pieces, places = split(models, parts, before)
-    found = joined(average_shared(pieces, weights, rule), places, before)
+    strategy = HeteroFL(aggregation=rule)
+    strategy.state.model = before
+    found = strategy.average_entries(models, weights, parts)
 
     blocks: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     for at in np.ndindex(4, 6):
@@ -224,7 +225,7 @@ def test_rules_by_entry(rule):
             ]
             values = [models[client]["w"][own[0].index(i), own[1].index(j)] for i, j in entries]
             sent[client] = {"w": np.array(values)} | ({"b": models[client]["b"]} if len(owners) == 3 else {})
-        expected = average_shared(sent, weights, rule)
+        expected = average_shared(sent, weights, rule, 0.2)
         np.testing.assert_allclose([found["w"][at] for at in entries], expected["w"], rtol=1e-12)
         if "b" in expected:
             np.testing.assert_allclose(found["b"], expected["b"], rtol=1e-12)
