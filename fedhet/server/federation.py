@@ -3,7 +3,6 @@
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from fedhet.errors import ConfigError, FedhetError
@@ -50,11 +49,6 @@ class Federation:
         """Whether all clients are on this machine or a Ray cluster, so that none is missing."""
         return simulated(self.grid) or isinstance(self.grid, LocalGrid)
 
-    def admit(self, reply: Reply, node: int, claimed: str) -> None:
-        """Add a client with its node, its handshake reply and the name that it claims."""
-        self.nodes[reply.client], self.claimed[reply.client] = node, claimed
-        self.known[reply.client], self.specs[reply.client] = replace(reply, payload=Payload()), reply.report.spec
-
     def earlier_name(self, node: int, claimed: str) -> str:
         """Return the name that a node's client had in the run when it claimed this name; empty for a new node id."""
         known = () if self.simulated else self.run.state.clients.items()
@@ -88,36 +82,28 @@ class Federation:
 
     def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
         """Return a message of Flower's type `kind` for each client; `asked` are additional fields of its `Request`."""
-        request = self.request(**asked)
-        encoder, messages = Encoder(flower=request.flower), []
+        encoder, messages = Encoder(flower=self.run.flower), []
         for client, payload in payloads.items():
             called = client if client != self.claimed[client] else ""
-            expecting = replace(request, expected=self.run.state.clients[client].trained, called=called)
-            messages.append(self.message(kind, self.nodes[client], encoder(payload), expecting))
+            expected = {"expected": self.run.state.clients[client].trained, "called": called}
+            messages.append(self._message(kind, self.nodes[client], encoder(payload), **expected, **asked))
             self.run.round.down[client] += payload.nbytes
         return messages
 
-    def message(self, kind: str, node: int, content: RecordDict, request: Request) -> Message:
-        """Return a message with `content` and `request` for a node, and record it in the round."""
+    def _message(self, kind: str, node: int, content: RecordDict, **asked: Any) -> Message:
+        """Return a message for a node, whose `Request` has the fields `asked`, and record it in the round."""
         run, round = self.run, self.run.round
+        common = {
+            "run": run.state.run,
+            "public": run.state.public,
+            "here": proof(run.config.text),
+            "flower": run.flower,
+        }
+        request = Request(round.number, closing=round.closing, final=round.final, **common, **asked)
         entries = sent_along(run.train_config, run.evaluate_config, run.flower_options.names)
         write_request(content, request, run.config.text, entries)
         round.sent[node] = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
         return round.sent[node]
-
-    def request(self, **asked: Any) -> Request:
-        """Return a `Request` for the current round, with the additional fields `asked`."""
-        run, round = self.run, self.run.round
-        return Request(
-            round.number,
-            run=run.state.run,
-            public=run.state.public,
-            closing=round.closing,
-            final=round.final,
-            here=proof(run.config.text),
-            flower=run.flower,
-            **asked,
-        )
 
     # ---- exchanges
 
@@ -132,8 +118,10 @@ class Federation:
         self, nodes: Iterable[int], question: str, payload: Payload, **asked: Any
     ) -> Iterable[tuple[int, Message]]:
         """Send a question to nodes that are not admitted, and yield each node that replied with its reply."""
-        encoder, request = Encoder(), self.request(question=question, **asked)
-        messages = [self.message(MessageType.QUERY, node, encoder(payload), request) for node in nodes]
+        encoder = Encoder()
+        messages = [
+            self._message(MessageType.QUERY, node, encoder(payload), question=question, **asked) for node in nodes
+        ]
         return self.by_node(self.send(messages)) if messages else ()
 
     def exchange(self, messages: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedhet.config.flower_names import FlowerOptions
@@ -50,8 +51,12 @@ class Handshake:
         assert federation.grid is not None
         if simulated(federation.grid):  # the folder shows another machine of a Ray cluster that it shares the path
             state_folder(self.run.config.state_dir, self.run.state.run).mkdir(parents=True, exist_ok=True)
-        if new := self._new_nodes(set(federation.grid.get_node_ids()), unseen=unseen):
-            self._ask(new, unseen=unseen)
+        present = set(federation.grid.get_node_ids())
+        federation.nodes = {client: node for client, node in federation.nodes.items() if node in present}
+        self._refused &= present
+        self._waiting = set() if unseen else self._waiting & present
+        if new := present - {*federation.nodes.values()} - self._refused - self._waiting:
+            self._ask(sorted(new), unseen=unseen)
         if not federation.nodes:
             why = "all join after the last round (unseen-clients)" if self._waiting else "there are no nodes"
             raise FedhetError(f"{NOBODY}\n{round.reasons(why)}")
@@ -62,14 +67,6 @@ class Handshake:
                 f"only client {left} is left after refusals, and {self.run.method.name} needs at least two clients:\n"
                 f"{round.reasons()}"
             )
-
-    def _new_nodes(self, present: set[int], *, unseen: bool) -> list[int]:
-        """Return the nodes to ask, and remove nodes that left."""
-        federation = self.federation
-        federation.nodes = {client: node for client, node in federation.nodes.items() if node in present}
-        self._refused &= present
-        self._waiting = set() if unseen else self._waiting & present
-        return sorted(present - {*federation.nodes.values()} - self._refused - self._waiting)
 
     def _check_settings(self) -> None:
         """Apply `train_config`; raise a ConfigError if keys have no effect because clients have their own data."""
@@ -198,7 +195,9 @@ class Handshake:
             report.client, ClientRecord(reply.examples, report.architecture, partition=report.partition, node=kept)
         )
         known.examples = reply.examples
-        self.federation.admit(reply, node, claimed)
+        self.federation.nodes[report.client], self.federation.claimed[report.client] = node, claimed
+        self.federation.known[report.client] = replace(reply, payload=Payload())
+        self.federation.specs[report.client] = report.spec
         run.metric, run.own_data = report.metric, run.own_data or report.own_data
         run.noise[report.client] = report.noise
         if report.device not in run.devices:

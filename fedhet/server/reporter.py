@@ -178,8 +178,8 @@ def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | N
 def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
     """Return the record of unseen clients, which join after the last round and train without the others.
 
-    It has statistics before the first epoch and after each epoch, by test set (`own`, `common`) and by initial weights
-    (`received`, `scratch`), and each client's `architecture` with its metric by epoch on the first test set.
+    It has statistics before the first epoch and after each epoch, by test set (`own`, `common`) and by the weights with
+    which clients start (`received`, or `scratch`: their own), and each client's `architecture` and metric by epoch.
     """
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
     measured = {name for reply in replies.values() for name in reply.measured}
