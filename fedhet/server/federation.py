@@ -85,21 +85,17 @@ class Federation:
         encoder, messages = Encoder(flower=self.run.flower), []
         for client, payload in payloads.items():
             called = client if client != self.claimed[client] else ""
-            expected = {"expected": self.run.state.clients[client].trained, "called": called}
-            messages.append(self._message(kind, self.nodes[client], encoder(payload), **expected, **asked))
+            own = {"expected": self.run.state.clients[client].trained, "called": called}
+            messages.append(self._message(kind, self.nodes[client], encoder(payload), **own, **asked))
             self.run.round.down[client] += payload.nbytes
         return messages
 
     def _message(self, kind: str, node: int, content: RecordDict, **asked: Any) -> Message:
         """Return a message for a node, whose `Request` has the fields `asked`, and record it in the round."""
         run, round = self.run, self.run.round
-        common = {
-            "run": run.state.run,
-            "public": run.state.public,
-            "here": proof(run.config.text),
-            "flower": run.flower,
-        }
-        request = Request(round.number, closing=round.closing, final=round.final, **common, **asked)
+        common: dict[str, Any] = {"run": run.state.run, "public": run.state.public, "here": proof(run.config.text)}
+        common |= {"closing": round.closing, "final": round.final, "flower": run.flower}
+        request = Request(round.number, **common, **asked)
         entries = sent_along(run.train_config, run.evaluate_config, run.flower_options.names)
         write_request(content, request, run.config.text, entries)
         round.sent[node] = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))

@@ -16,7 +16,7 @@ from fedhet.config import configuration
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
-from fedhet.server.federation import Federation
+from fedhet.messages import Request
 from fedhet.utils.files import read_tensors, state_home
 from fedhet.utils.machine import cores
 
@@ -126,14 +126,7 @@ def test_portable_file_names(name, federate, tmp_path):
 @pytest.mark.parametrize("field", ["run", "public"])
 def test_hostile_names_in_requests(field, federate, monkeypatch):
     hostile = {"run": "../../up", "public": "/etc/passwd"}[field]
-    asked = Federation.request
-
-    def request(self, **more):
-        made = asked(self, **more)
-        object.__setattr__(made, field, hostile)
-        return made
-
-    monkeypatch.setattr(Federation, "request", request)
+    monkeypatch.setattr("fedhet.server.federation.Request", lambda *a, **more: Request(*a, **{**more, field: hostile}))
     with pytest.raises(FedhetError, match=f"{field} is .*must be a name that a file can have"):
         federate("Local")
 
