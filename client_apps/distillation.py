@@ -30,7 +30,7 @@ from fedhet.client import Client, ClientSide
 from fedhet.client.client import P
 from fedhet.errors import ModelError
 from fedhet.messages import Payload, spec_of, to_arrays, to_tensor
-from fedhet.messages.factors import pack, unpack
+from fedhet.messages.payload import from_factors, to_factors
 from fedhet.methods.included.distillation import AuxiliaryOptions, FLHADistillationOptions, FMLOptions, energy
 from fedhet.methods.keys import kebab
 from fedhet.models.copies import kinds_of
@@ -197,7 +197,7 @@ class FedKD(Projected[AuxiliaryOptions]):
                 key.removeprefix(RECEIVED): each for key, each in self.client.memory.items() if key.startswith(RECEIVED)
             }
             change, spec, before = self.received, spec_of(self.shared()), to_arrays(kept)
-            self.received = {} if self.lost else unpack(change, before, spec, "the shared network's change")
+            self.received = {} if self.lost else from_factors(change, before, spec, "the shared network's change")
         super().begin(Payload({"model": self.received}))
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
@@ -214,7 +214,7 @@ class FedKD(Projected[AuxiliaryOptions]):
             return Payload()
         client.memory |= {f"{RECEIVED}{name}": to_tensor(array) for name, array in self.received.items()}
         part = energy(client.request.round, client.config.rounds)
-        update = pack(to_arrays(self.shared()), self.received, part)
+        update = to_factors(to_arrays(self.shared()), self.received, part)
         return Payload({"update": update}, reply.values)
 
 

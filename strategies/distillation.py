@@ -24,7 +24,8 @@ from fedhet.algorithms.alignment.targets import pack, unpack
 from fedhet.config import client_setup
 from fedhet.data import Examples
 from fedhet.errors import FedhetError
-from fedhet.messages import Arrays, Payload, Reply, WireError, factors, load_into, to_arrays
+from fedhet.messages import Arrays, Payload, Reply, WireError, load_into, to_arrays
+from fedhet.messages.payload import add_factors, from_factors, to_factors
 from fedhet.methods.included import distillation as declared
 from fedhet.models.representation import precision
 from fedhet.server import Common, FederatedStrategy, State, in_order
@@ -206,7 +207,7 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
         """Convert the low-rank factors in a reply to an updated network; a client that lost its network sends none."""
         if "update" in reply.arrays:
             spec, update = self.federation.specs[reply.client], reply.arrays["update"]
-            reply.arrays["update"] = factors.unpack(update, self.state.model, spec, "the client's update")
+            reply.arrays["update"] = from_factors(update, self.state.model, spec, "the client's update")
         elif reply.client not in self.state.holding or reply.report.lost_state < 0:
             raise WireError("the client's reply has no update of the shared network")
 
@@ -217,8 +218,8 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
         if models:
             mean = self.aggregator.average(models, {client: float(replies[client].examples) for client in models})
             spec = self.federation.specs[state.holding[0]]
-            state.update = factors.pack(mean, state.model, declared.energy(round, self.config.rounds))
-            state.model = factors.apply(state.update, state.model, spec)
+            state.update = to_factors(mean, state.model, declared.energy(round, self.config.rounds))
+            state.model = add_factors(state.update, state.model, spec)
         return {}
 
 

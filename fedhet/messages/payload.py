@@ -16,6 +16,7 @@ from fedhet.errors import FedhetError, ModelError
 from fedhet.methods.keys import kebab
 from fedhet.tasks import LARGEST
 from fedhet.utils.files import LONGEST_NAME, TAKEN_NAMES, plain_name
+from fedhet.utils.machine import one_thread
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 _NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
@@ -138,6 +139,71 @@ def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
     with torch.no_grad():
         for name, array in arrays.items():
             tensors[name].copy_(torch.from_numpy(array))
+
+
+# ---- changes as low-rank factors, which are smaller to send
+
+LEFT, RIGHT = ":left", ":right"
+"""Suffixes of an array's name in the names of its factors."""
+
+
+def to_factors(after: Arrays, before: Arrays, energy: float) -> Arrays:
+    """Return the changes from `before` to `after` as factors; an array that is missing in `before` was zero.
+
+    A change (rows, columns) is approximated by its k largest singular values as `left` (rows, k) times `right` (k,
+    columns), with the smallest k for which the sum of their squares reaches the fraction `energy` of the total. An
+    array with more axes is a matrix with a row for each entry of the first axis. Vectors, and matrices whose factors
+    would not be smaller, are sent whole; integers are sent as their new values.
+    """
+    packed: Arrays = {}
+    for name, array in after.items():
+        floating = array.dtype.kind == "f"
+        packed[name] = change = np.asarray(array - before[name]) if floating and name in before else array
+        if not floating or change.ndim < 2 or not change.size:
+            continue
+        matrix = torch.from_numpy(change.reshape(len(change), -1))
+        with one_thread():
+            left, values, right = torch.linalg.svd(matrix.to(torch.promote_types(matrix.dtype, torch.float32)), False)
+        kept = values.double().square().cumsum(0)
+        rank = min(1 + int((kept < energy * kept[-1]).sum()), len(values))
+        if rank * sum(matrix.shape) < change.size:
+            del packed[name]
+            packed[f"{name}{LEFT}"] = left[:, :rank].numpy().astype(change.dtype)
+            packed[f"{name}{RIGHT}"] = (values[:rank, None] * right[:rank]).numpy().astype(change.dtype)
+    return packed
+
+
+def from_factors(packed: Arrays, before: Arrays, spec: Spec, group: str) -> Arrays:
+    """Check received changes (`packed`), and return the arrays `before` with these changes.
+
+    `spec` describes the arrays, and `group` names the changes in messages. Raises a WireError if a name, shape or dtype
+    is wrong, or a number is not finite or too large.
+    """
+    expected: Spec = {}
+    for name, (shape, dtype) in spec.items():
+        if len(shape) > 1 and f"{name}{LEFT}" in packed:
+            rows, columns = shape[0], math.prod(shape[1:])
+            rank = min(sum(packed[f"{name}{LEFT}"].shape[1:2]), rows, columns)
+            expected |= {f"{name}{LEFT}": ((rows, rank), dtype), f"{name}{RIGHT}": ((rank, columns), dtype)}
+        else:
+            expected[name] = shape, dtype
+    check(packed, expected, group)
+    after = add_factors(packed, before, spec)
+    check_finite(after, group)
+    return after
+
+
+def add_factors(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
+    """Add valid changes to the arrays `before`; on one machine, the result is reproducible bit by bit."""
+    after: Arrays = {}
+    for name, (shape, dtype) in spec.items():
+        if (change := packed.get(name)) is None:
+            left, right = (torch.from_numpy(packed[f"{name}{side}"]) for side in (LEFT, RIGHT))
+            with one_thread():
+                change = (left @ right).numpy().reshape(shape)
+        added = change.dtype.kind == "f" and name in before
+        after[name] = np.asarray(before[name] + change if added else change, dtype=dtype)
+    return after
 
 
 # ---- values

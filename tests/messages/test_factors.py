@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedhet.messages import WireError
-from fedhet.messages.factors import pack, unpack
+from fedhet.messages.payload import from_factors, to_factors
 
 RNG = np.random.default_rng(0)
 BEFORE = {
@@ -28,11 +28,11 @@ SPEC = {name: (array.shape, array.dtype.name) for name, array in AFTER.items()}
 
 
 def unpacked(packed, before=BEFORE):
-    return unpack(packed, before, SPEC, "its update")
+    return from_factors(packed, before, SPEC, "its update")
 
 
 def test_factors_restore_low_rank_changes():
-    packed = pack(AFTER, BEFORE, 1 - 1e-12)
+    packed = to_factors(AFTER, BEFORE, 1 - 1e-12)
     shapes = {name: array.shape for name, array in packed.items()}
     assert shapes == {
         "low:left": (20, 2),
@@ -52,7 +52,7 @@ def test_factors_restore_low_rank_changes():
 @pytest.mark.parametrize("energy", [0.3, 0.8, 0.95])
 def test_the_rank_is_the_smallest_with_the_energy(energy):
     matrix = np.logspace(0, -2, 30)[:, None] * RNG.normal(size=(30, 80))
-    packed = pack({"a": matrix}, {}, energy)
+    packed = to_factors({"a": matrix}, {}, energy)
     squares = np.linalg.svd(matrix, compute_uv=False) ** 2
     rank = packed["a:left"].shape[1]
     assert squares[:rank].sum() >= energy * squares.sum() > squares[: rank - 1].sum()
@@ -61,14 +61,14 @@ def test_the_rank_is_the_smallest_with_the_energy(energy):
 
 
 def test_without_a_change_or_a_start():
-    packed = pack({"a": np.ones((9, 9))}, {"a": np.ones((9, 9))}, 0.95)
+    packed = to_factors({"a": np.ones((9, 9))}, {"a": np.ones((9, 9))}, 0.95)
     assert packed["a:left"].shape == (9, 1)
     assert not (packed["a:left"] @ packed["a:right"]).any()
-    packed = pack(AFTER, {}, 1 - 1e-12)  # as if from zero
+    packed = to_factors(AFTER, {}, 1 - 1e-12)  # as if from zero
     np.testing.assert_allclose(unpacked(packed, {})["low"], AFTER["low"], rtol=1e-12, atol=1e-12)
 
 
-GOOD = pack(AFTER, BEFORE, 0.95)
+GOOD = to_factors(AFTER, BEFORE, 0.95)
 BAD = {
     "a factor too narrow": {"low:right": GOOD["low:right"][:1]},
     "factors of too high a rank": {"low:left": np.ones((20, 21)), "low:right": np.ones((21, 30))},
