@@ -19,7 +19,6 @@ from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result
 from fedhet.flower.insides import simulated
 from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.flower.privacy import PrivacyLedger, mod_ledger, wrapper_ledger
-from fedhet.messages import Reply
 from fedhet.messages.protocol import JOIN
 from fedhet.methods import registry
 from fedhet.methods.options import Config, Value
@@ -241,23 +240,20 @@ class FederatedStrategy(FlowerLoop[P, S]):
         replies = federation.exchange(self._evaluation(list(federation.nodes)))
         if not self.config.unseen_clients:
             return self.reporter.record(replies, {})
-        known = dict(self.state.clients)
-        joined = unseen_clients(self._join_unseen(), self.state.clients, self.config.unseen_epochs)
-        result = self.reporter.record(replies, {}, unseen_clients=joined)
-        self.state.clients = known  # they had no part in what the run trained
-        return result
-
-    def _join_unseen(self) -> dict[str, Reply]:
-        known = set(self.federation.nodes)
+        known, present = dict(self.state.clients), set(federation.nodes)
         self._admit_clients(unseen=True)
-        new = [client for client in self.federation.nodes if client not in known]
+        new = [client for client in federation.nodes if client not in present]
         payloads = self._payloads("evaluation_payloads", new, amid_training=False)
         for client in [c for c in payloads if self.traits.communicates and not payloads[c].arrays]:
             del payloads[client]
             reason = f"{self.method.name} has no arrays for the client: no client that trained has the same layers"
-            self.run.round.fail(client, reason)
-        self.run.round.training = frozenset(payloads)
-        return self.federation.ask(JOIN, payloads) if payloads else {}
+            run.round.fail(client, reason)
+        run.round.training = frozenset(payloads)
+        joined = federation.ask(JOIN, payloads) if payloads else {}
+        curves = unseen_clients(joined, self.state.clients, self.config.unseen_epochs)
+        result = self.reporter.record(replies, {}, unseen_clients=curves)
+        self.state.clients = known  # the unseen clients had no part in what the run trained
+        return result
 
     def _evaluate_globally(self, function: EvaluateFunction | None, result: Result) -> None:
         """Evaluate the global model at the server with `function`, for the record of the next round."""
