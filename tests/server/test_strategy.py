@@ -149,7 +149,7 @@ def test_clients_without_test_examples(start, tiny, caplog):
     _, watch, _ = start(app=without("1", "2"))
     assert watch.rows[-1]["received"]["clients"] == 1
     start(app=without("0", "1", "2"))
-    assert "the models have no score, since no client evaluated what it received: give clients test examples" in caplog.text
+    assert "no score, since no client evaluated what it received: give clients test examples" in caplog.text
 
 
 def test_refused_client_changes_nothing(start, tiny):
