@@ -247,7 +247,6 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: run(**{"client-batching": "auto"}),
         "client-batching has no effect with models of your own: leave it out",
     ),
-    "no statistics": (lambda: run(**{"batch-norm": "local"}), "batch-norm = local has no effect, since no client's"),
     "common test sets": (
         lambda: run(data=varied(common=lambda client: data(client)[1]), **{"test-on": "global"}),
         "return the same examples as `common` for all clients, or leave it out",
@@ -432,12 +431,11 @@ def test_tables_of_inputs_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_comparison_tells_its_runs_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = {"clients": 2, "report": False, "rounds": 1, "batch-norm": "local"}
+    settings = {"clients": 2, "report": False, "rounds": 1}
     network = nn.Sequential(nn.Linear(4, 2), nn.Softmax(1))
     done = fedhet.compare(["fedavg", "local"], settings, seeds=[0, 1], model=network, data=data, out=tmp_path / "out")
     page = (done.folder / "comparison.md").read_text()
     assert page.count("fedavg, local: the client's Sequential returns probabilities, but the loss of") == 1
-    assert page.count("fedavg: batch-norm = local has no effect, since no client's") == 1
 
 
 def test_a_full_disk_ends_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

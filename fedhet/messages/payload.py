@@ -296,7 +296,8 @@ def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
 
 def written(record: Any) -> dict[str, Any]:
     """Return the text, number and boolean fields of a dataclass object by key, without default values."""
-    values = {key: (getattr(record, each.name), each.default) for each, key in named_fields(type(record))}
+    kind: Any = type(record)
+    values = {key: (getattr(record, each.name), each.default) for each, key in named_fields(kind)}
     return {key: value for key, (value, default) in values.items() if value != default}
 
 
