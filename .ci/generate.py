@@ -2,10 +2,11 @@
 
     python .ci/generate.py
 
-These are the app table in pyproject.toml, the typed strategies in fedhet/__init__.pyi, and the tables of methods on
-three pages. A test checks that they are current.
+These are the app table in pyproject.toml, the typed strategies in fedhet/__init__.pyi, the names in
+fedhet/cli/names.json, and the tables of methods on three pages. A test checks that they are current.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from fedhet import make_client_app
+from fedhet import data, make_client_app, models
 from fedhet.config import client_setup, configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.flower_names import FlowerOptions
@@ -107,6 +108,7 @@ def generated() -> dict[Path, str]:
     return {
         ROOT / "pyproject.toml": project(),
         ROOT / "fedhet/__init__.pyi": stub(),
+        ROOT / "fedhet/cli/names.json": names(),
         **texts,
     }
 
@@ -127,6 +129,13 @@ def stub() -> str:
         own = [*_keys(f"{name}Keys", "Keys", registry.method(method).Options, common)]
         parts += [*own, STRATEGY.format(name=name, keys=f"{name}Keys" if own else "Keys")]
     return _formatted("\n".join(parts), "fedhet/__init__.pyi")
+
+
+def names() -> str:
+    """Return the names that `fedhet list` prints without importing PyTorch, as JSON."""
+    listed = {"models": models.names(), "families of models": sorted(models.FAMILIES)}
+    listed |= {"data sets": data.names(), "partitions": data.partitions()}
+    return json.dumps(listed, indent=1) + "\n"
 
 
 def _formatted(text: str, name: str) -> str:

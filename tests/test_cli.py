@@ -252,10 +252,10 @@ class TestOtherCommands:
         assert (done.returncode, done.stderr) == (1, "")
         assert not Path("unread").exists()
 
-    def test_help_and_keys_import_neither_torch_nor_flower(self) -> None:
+    def test_help_list_and_keys_import_neither_torch_nor_flower(self) -> None:
         code = (
             "import psutil, sys, fedhet.cli; assert not {'torch', 'flwr', 'rich.table'} & sys.modules.keys()\n"
-            "fedhet.cli.keys(); assert not {'torch', 'flwr', 'ray'} & sys.modules.keys()\n"
+            "fedhet.cli.list_names(); fedhet.cli.keys(); assert not {'torch', 'flwr', 'ray'} & sys.modules.keys()\n"
             "used = psutil.Process(); assert sum(used.cpu_times()[:2]) < 1 and used.memory_info().rss < 150e6"
         )
         root = str(Path(fedhet.__file__).parent.parent)

@@ -1,5 +1,6 @@
 """The command line. PyTorch and Flower are imported only when needed, so that `fedhet --help` is fast."""
 
+import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -192,15 +193,10 @@ def clean(
 @app.command("list")
 def list_names() -> None:
     """List methods, models, data sets, partitions and presets."""
-    from fedhet import data, models
-
     sections = {
         "methods": registry.methods(),
-        "models": models.names(),
-        "families of models": sorted(models.FAMILIES),
+        **json.loads(Path(__file__).with_name("names.json").read_text()),  # generated, since PyTorch imports slowly
         "library models": ["torchvision/NAME", "timm/NAME (pip install timm)"],
-        "data sets": data.names(),
-        "partitions": data.partitions(),
         "presets": configuration.presets(),
     }
     for heading, names in sections.items():
