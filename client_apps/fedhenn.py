@@ -13,7 +13,7 @@ from torch import Tensor
 from fedhet.algorithms.alignment.cka import Kernel, distance_to
 from fedhet.algorithms.alignment.targets import compress, pack, unpack
 from fedhet.client import ClientSide
-from fedhet.errors import DataError, ModelError
+from fedhet.errors import DataError
 from fedhet.messages import Arrays, Payload, WireError, to_tensor
 from fedhet.methods.included.fedhenn import AUGMENTATION, FedHeNNOptions
 from fedhet.models.representation import ROWS_AT_ONCE, RandomStream, Representation
@@ -28,13 +28,6 @@ def public_rows(arrays: Arrays, public: Tensor) -> Tensor:
     if not ((rows >= 0) & (rows < len(public))).all():
         raise WireError("the server's request has rows that are not in the public dataset: use one version of fedhet")
     return public[rows]
-
-
-def finite(outputs: Tensor, what: str) -> Tensor:
-    """Return the client's `outputs` for public examples; raises a ModelError if they are not finite."""
-    if not outputs.isfinite().all():
-        raise ModelError(f"the client's {what} are not finite: training may have diverged, try a lower learning-rate")
-    return outputs
 
 
 class FedHeNN(ClientSide[FedHeNNOptions]):
@@ -109,10 +102,9 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
 
     def _part_of_target(self, rad: Tensor) -> Arrays:
         """Return the posteriors or representations of the RAD from which the server computes the next target."""
-        what = "outputs for the alignment examples (RAD)"
         if self.options.sent == "posteriors":
-            return pack(finite(self.posteriors(rad), what))
-        return pack(compress(finite(self.represent(rad), what)))
+            return pack(self.posteriors(rad))
+        return pack(compress(self.represent(rad)))
 
     def represent(self, rad: Tensor) -> Tensor:
         """Return the representations Phi (n, d) of the alignment examples (RAD), in evaluation mode."""
