@@ -29,7 +29,7 @@ class Shuffled(FLHAGHN):
         """Return the graph with permuted nodes, the same permutation for all clients with the architecture."""
         types = (node.type for node in self.graph)
         random = numpy_generator(self.client.config.seed, "shuffled edges", *types)
-        order = random.permutation(len(self.graph))
+        order = random.permutation(len(self.graph.nodes))
         return replace(self.graph, edges=tuple((int(order[a]), int(order[b])) for a, b in self.graph.edges))
 
 
