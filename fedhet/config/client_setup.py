@@ -16,7 +16,7 @@ from fedhet.methods import registry
 from fedhet.methods.method import Traits
 from fedhet.methods.options import OWN, Config, keys_about
 from fedhet.methods.sharing import NetworkDescription
-from fedhet.models.representation import Representation, fitted
+from fedhet.models.representation import Representation, in_precision
 from fedhet.utils.machine import memory
 
 
@@ -65,7 +65,9 @@ _with_drawn_test_set = lru_cache(maxsize=2)(data.with_drawn_test_set)  # each is
 
 def transform_of(dataset: DataSet | None, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
     """Return the function from raw inputs of `dataset`, or of a user's own data, to a network's inputs in `dtype`."""
-    return fitted(dataset.transform, dtype) if dataset else partial(as_input, dtype=dtype)
+    if dataset is None:
+        return partial(as_input, dtype=dtype)
+    return lambda inputs: in_precision(dataset.transform(inputs), dtype)
 
 
 def architecture_of(client: ClientInfo) -> str:

@@ -283,10 +283,3 @@ def precision(model: nn.Module) -> torch.dtype | None:
 def in_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return a floating tensor converted to `dtype`; return other tensors unchanged, or all if `dtype` is None."""
     return for_each(tensor, lambda part: part.to(dtype) if dtype is not None and part.is_floating_point() else part)
-
-
-def fitted(transform: Callable[[Tensor], Tensor], dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
-    """Return a function that applies `transform` and converts floating results to `dtype`, unless it is None."""
-    if dtype is None or dtype == torch.float32:
-        return transform
-    return lambda inputs: in_precision(transform(inputs), dtype)
