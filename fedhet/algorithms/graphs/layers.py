@@ -161,12 +161,9 @@ def _moved(node: Node, shape: tuple[int, ...], axis: int) -> int | None:
         return order_of(node, len(shape)).index(axis)
     if prod(shape) == prod(node.shape) and (len(node.shape) != len(shape) or node.operator in RESHAPES):
         start, end, *_ = list(accumulate((1, *shape), mul))[axis:]
-        ends = list(pairwise(accumulate((1, *node.shape), mul)))
-        covering = [
-            new for new, (before, after) in enumerate(ends) if before < after and before <= start and end <= after
-        ]
-        parts = [new for new, (before, after) in enumerate(ends) if start <= before < after <= end]
-        return next(iter(covering), max(parts, key=lambda new: node.shape[new], default=None))
+        ends = enumerate(pairwise(accumulate((1, *node.shape), mul)))  # the axis that covers it, or its largest part
+        axes = [new for new, (s, e) in ends if s < e and ((s <= start and end <= e) or (start <= s and e <= end))]
+        return max(axes, key=lambda new: node.shape[new], default=None)
     if len(node.shape) < len(shape):
         removed = dims_of(node, len(shape))
         return None if axis in removed else axis - sum(dim < axis for dim in removed)
@@ -181,9 +178,7 @@ def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()
     inside = [node for node in graph if node.shape and f"{node.module}.".startswith(f"{module}.")]
     node = next((node for node in reversed(inside) if node.shape[1:] == tuple(shape or node.shape)[1:]), None)
     if node is None or (known := features(graph).get(node.name)) is None:
-        raise UnsupportedArchitecture(
-            f"the output of {module!r} has no single axis of features: name a layer (nn.Linear)"
-        )
+        raise UnsupportedArchitecture(f"the output of {module!r} has no single axis of features: name a layer")
     return known
 
 
