@@ -9,7 +9,6 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import pooling
 
 from fedhet.algorithms.graphs.axes import fixed
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, UnsupportedArchitecture, architecture_graph
@@ -18,7 +17,6 @@ from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationG
 from fedhet.errors import ModelError
 from fedhet.models.copies import in_evaluation_mode
 
-_POOLING = (pooling._MaxPoolNd, pooling._AvgPoolNd, pooling._AdaptiveMaxPoolNd, pooling._AdaptiveAvgPoolNd)
 _REORDERING = ("mean", "permute", "transpose", "view", "reshape", "flatten", "unflatten", "contiguous")
 
 
@@ -46,8 +44,8 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
     A stage ends with a module whose output is all that later layers need: the last of the least nested modules, where
     `nn.Sequential` and `nn.ModuleList` do not count as nesting. The spatial size is the number of entries along all
-    axes but the batch and the features. Modules that pool or reorder axes do not end stages, nor do norms and
-    activations after a module with submodules.
+    axes but the batch and the features. Modules that reorder axes do not end stages, nor do norms and activations after
+    a module with submodules.
     """
     graph, modules = architecture_graph(model, example), dict(model.named_modules())
     axes, trunk = features(graph), {place: name for place, _, name in _trunk(graph)}
@@ -61,7 +59,7 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
             since.add(size)
         name, known = trunk.get(place, ""), ends.get(size)
         follows = known is not None and not any(modules[known[1]].children())  # as an activation follows its layer
-        if not name or not (size in since or follows) or isinstance(modules[name], _POOLING):
+        if not name or not (size in since or follows):
             continue
         if node.operator in _REORDERING and not any(True for _ in modules[name].parameters()):
             continue
