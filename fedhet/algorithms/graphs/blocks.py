@@ -17,8 +17,6 @@ from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationG
 from fedhet.errors import ModelError
 from fedhet.models.copies import in_evaluation_mode
 
-_REORDERING = ("mean", "permute", "transpose", "view", "reshape", "flatten", "unflatten", "contiguous")
-
 
 def blocks(model: nn.Module, example: Tensor, *, chosen: str = "stages", count: int = 4) -> tuple[str, ...]:
     """Return the names of the modules whose outputs end a network's blocks, from shallow to deep.
@@ -44,8 +42,7 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
     A stage ends with a module whose output is all that later layers need: the last of the least nested modules, where
     `nn.Sequential` and `nn.ModuleList` do not count as nesting. The spatial size is the number of entries along all
-    axes but the batch and the features. Modules that reorder axes do not end stages, nor do norms and activations after
-    a module with submodules.
+    axes but the batch and the features. Norms and activations do not end stages after a module with submodules.
     """
     graph, modules = architecture_graph(model, example), dict(model.named_modules())
     axes, trunk = features(graph), {place: name for place, _, name in _trunk(graph)}
@@ -60,8 +57,6 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
         name, known = trunk.get(place, ""), ends.get(size)
         follows = known is not None and not any(modules[known[1]].children())  # as an activation follows its layer
         if not name or not (size in since or follows):
-            continue
-        if node.operator in _REORDERING and not any(True for _ in modules[name].parameters()):
             continue
         above = (modules[name[:end]] for end, letter in enumerate(name) if letter == ".")
         nesting = sum(not isinstance(each, nn.Sequential | nn.ModuleList) for each in above)
