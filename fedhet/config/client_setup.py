@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedhet import data, models
-from fedhet.data import ClientData, DataSet, Examples, PublicDataset, Split
+from fedhet.data import ClientData, DataSet, Examples, Part, PublicDataset
 from fedhet.data.own import as_input
 from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.methods import registry
@@ -18,6 +19,7 @@ from fedhet.methods.options import OWN, Config, keys_about
 from fedhet.methods.sharing import NetworkDescription
 from fedhet.models.representation import Representation, in_precision
 from fedhet.utils.machine import memory
+from fedhet.utils.randomness import numpy_generator
 
 
 @dataclass(frozen=True)
@@ -237,22 +239,42 @@ def _data_keys(config: Config) -> Config:
     return Config(**{key: getattr(config, key) for key in kept})
 
 
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """A split data set: each client's part and, if configured, the public dataset and common validation examples."""
+
+    dataset: DataSet
+    parts: list[Part]
+    public: PublicDataset | None
+    validation: Examples | None
+
+
 @lru_cache(maxsize=4)
-def _split(keys: Config, clients: int, seed: int) -> Split:
-    return data.split(
-        dataset_of(keys),
+def _split(keys: Config, clients: int, seed: int) -> _Split:
+    """Hold out a public dataset and common validation examples, and assign the rest to clients by the given seed."""
+    dataset, public, common = dataset_of(keys), None, None
+    held_out, available = data.hold_out(dataset, keys.public_samples, keys.seed)
+    if keys.public_samples:
+        held = dataset.train.subset(held_out)
+        public = PublicDataset(held.inputs[:], held.labels)
+    if keys.validation and keys.validation_on == "common":
+        kept = min(clients * keys.samples_per_client or len(available), len(available))
+        rng, size = numpy_generator(keys.seed, "common validation"), max(1, round(keys.validation * kept))
+        chosen = available[data.proportional_sample(dataset.train.labels[available], size, rng)]
+        common, available = dataset.train.subset(chosen), np.setdiff1d(available, chosen)
+    parts = data.partition(
+        dataset,
         keys.partition,
         clients=clients,
-        seed=keys.seed,
-        partition_seed=seed,
-        public_samples=keys.public_samples,
-        validation=keys.validation if keys.validation_on == "common" else 0.0,
+        seed=seed,
         classes_per_client=keys.classes_per_client,
         alpha=keys.alpha,
         samples_per_client=keys.samples_per_client,
         halved_clients=keys.halved_clients,
         test_share=keys.test_share,
+        available=available,
     )
+    return _Split(dataset, parts, public, common)
 
 
 @lru_cache(maxsize=2048)

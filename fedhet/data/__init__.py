@@ -11,13 +11,12 @@ from fedhet.data.examples import resident as resident
 from fedhet.data.partitions import Part as Part
 from fedhet.data.partitions import partition as partition
 from fedhet.data.partitions import partitions as partitions
+from fedhet.data.partitions import proportional_sample as proportional_sample
 from fedhet.data.registry import LOADED as LOADED
 from fedhet.data.registry import keys_without_effect as keys_without_effect
 from fedhet.data.registry import load as load
 from fedhet.data.registry import names as names
 from fedhet.data.registry import register_dataset as register_dataset
-from fedhet.data.split import Split as Split
 from fedhet.data.split import hold_out as hold_out
-from fedhet.data.split import split as split
 from fedhet.data.split import with_drawn_test_set as with_drawn_test_set
 from fedhet.data.split import with_validation as with_validation

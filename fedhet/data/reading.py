@@ -122,20 +122,14 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
     return batch[0].detach(), batch[1].detach()
 
 
-def not_finite(tensor: Tensor) -> tuple[int, float] | None:
-    """Return the first row of a tensor with NaN or infinity, and that value; None if all are finite."""
+def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> None:
+    """Raise a `DataError` that names the row if a tensor of inputs or labels has NaN or infinity."""
     for part in parts_of(tensor).values():
         if (part.is_floating_point() or part.is_complex()) and not bool(part.isfinite().all()):
             row = next(row for row, each in enumerate(part) if not each.isfinite().all())
             values = part[row].flatten()
-            return row, values[~values.isfinite()][0].item()
-    return None
-
-
-def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> None:
-    """Raise a `DataError` that names the row if a tensor of inputs or labels has NaN or infinity."""
-    if (odd := not_finite(tensor)) is not None:
-        raise DataError(f"the {kind} of row {rows[odd[0]]} contain {odd[1]}: remove such rows, or replace the values")
+            odd = values[~values.isfinite()][0].item()
+            raise DataError(f"the {kind} of row {rows[row]} contain {odd}: remove such rows, or replace the values")
 
 
 def pair_of(row: Any) -> tuple[Any, Any]:

@@ -1,14 +1,14 @@
-"""Split a data set by a seed into test set, public dataset, validation examples and clients' parts."""
+"""Draw public datasets, test sets and validation examples by a seed."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.data.examples import ClientData, DataSet, Examples, Indices, Owners, PublicDataset
-from fedhet.data.partitions import Part, partition, proportional_sample
+from fedhet.data.examples import ClientData, DataSet, Examples, Indices, Owners
+from fedhet.data.partitions import proportional_sample
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError
 from fedhet.utils.randomness import numpy_generator
@@ -54,7 +54,8 @@ def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str =
     """
     if not len(data.test):
         return data
-    owned = {name: owners for name in ("groups", "together") if (owners := getattr(data, name, None)) is not None}
+    both_kinds = {name: getattr(data, name, None) for name in ("groups", "together")}
+    owned: dict[str, Owners] = {name: owners for name, owners in both_kinds.items() if owners is not None}
     if isinstance(data, DataSet) and [*owned] == ["groups"]:
         raise DataError(f"{data.name} has natural clients with fixed test examples: leave test-split = drawn out")
     inputs = [part.inputs for part in (data.train, data.test) if not isinstance(part.inputs, LazyInputs)]
@@ -82,47 +83,6 @@ def _drawn(labels: Tensor, size: int, rng: np.random.Generator, owners: Indices 
     else:
         drawn = np.isin(owners, owners[_owner_by_owner(owners, rng)[:size]])
     return np.flatnonzero(~drawn), np.flatnonzero(drawn)
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """A split data set: each client's part and, if configured, the public dataset and common validation examples."""
-
-    dataset: DataSet
-    parts: list[Part]
-    public: PublicDataset | None
-    validation: Examples | None
-
-
-def split(
-    dataset: DataSet,
-    name: str,
-    *,
-    clients: int,
-    seed: int,
-    partition_seed: int | None = None,
-    public_samples: int = 0,
-    validation: float = 0.0,
-    **options: Any,
-) -> Split:
-    """Hold out a public dataset and common validation examples, and assign the rest to clients by the partition `name`.
-
-    `validation` is a fraction of the remaining training examples. The seed of the partition is `partition_seed`, by
-    default `seed`. `options` are further arguments of `partition`.
-    """
-    held_out, available = hold_out(dataset, public_samples, seed)
-    public = common = None
-    if public_samples:
-        held = dataset.train.subset(held_out)
-        public = PublicDataset(held.inputs[:], held.labels)
-    if validation:
-        kept = min(clients * options.get("samples_per_client", 0) or len(available), len(available))
-        rng, size = numpy_generator(seed, "common validation"), max(1, round(validation * kept))
-        chosen = available[proportional_sample(dataset.train.labels[available], size, rng)]
-        common, available = dataset.train.subset(chosen), np.setdiff1d(available, chosen)
-    dealt = seed if partition_seed is None else partition_seed
-    parts = partition(dataset, name, clients=clients, seed=dealt, available=available, **options)
-    return Split(dataset, parts, public, common)
 
 
 def with_validation(

@@ -187,7 +187,13 @@ def label_axes(axes: Axes, x: str, y: str) -> bool:
     if handles := {fill(label, 50): handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}:
         columns = max(1, 54 // (7 + max(map(len, handles))))
         place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": columns, "frameon": False}
-        room = {"borderaxespad": 0.2, "borderpad": 0.0, "handlelength": 2.4, "columnspacing": 1.2, "labelspacing": 0.3}
+        room: dict[str, Any] = {
+            "borderaxespad": 0.2,
+            "borderpad": 0.0,
+            "handlelength": 2.4,
+            "columnspacing": 1.2,
+            "labelspacing": 0.3,
+        }
         axes.legend(handles.values(), handles.keys(), fontsize=8, labelcolor=INK, **place, **room)
         if (figure := axes.get_figure(root=True)) is not None:
             figure.set_figheight(figure.get_figheight() + 0.16 * math.ceil(len(handles) / columns))

@@ -83,19 +83,17 @@ def test_no_patient_is_at_two_clients(tmp_path: Path) -> None:
 
 def test_a_public_dataset_has_whole_patients(tmp_path: Path) -> None:
     dataset = data.load("chestxray14", write(tmp_path / "nih"))
-    split = data.split(dataset, "iid", clients=3, seed=0, public_samples=10)
-    assert split.public is not None
-    public = split.public.inputs[:, 0, 0, 0].numpy()
+    held_out, available = data.hold_out(dataset, 10, seed=0)
+    public = dataset.train.inputs[held_out][:, 0, 0, 0].numpy()
     assert sorted(np.unique(public, return_counts=True)[1]) == [1, EACH, EACH, EACH]
-    held = [patients(dataset.train)[part.train] for part in split.parts]
+    parts = data.partition(dataset, "iid", clients=3, seed=0, available=available)
+    held = [patients(dataset.train)[part.train] for part in parts]
     assert not set(public) & set(np.concatenate(held))
     assert sum(map(len, held)) == len(dataset.train) - 4 * EACH
-    again, other = (data.split(dataset, "iid", clients=5, seed=seed, public_samples=10).public for seed in (0, 1))
-    assert again is not None
-    assert other is not None
-    assert split.public.digest == again.digest != other.digest
+    again, other = (data.hold_out(dataset, 10, seed=seed)[0].tolist() for seed in (0, 1))
+    assert held_out.tolist() == again != other
     with pytest.raises(DataError, match="public-samples = 71 leaves clients none of the 24 owners"):
-        data.split(dataset, "iid", clients=3, seed=0, public_samples=71)
+        data.hold_out(dataset, 71, seed=0)
 
 
 def test_a_validation_part_has_whole_patients(tmp_path: Path) -> None:

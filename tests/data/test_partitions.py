@@ -176,22 +176,14 @@ def test_samples_per_client() -> None:
 
 def test_a_held_out_public_dataset() -> None:
     dataset = made()
-    splits = [
-        data.split(dataset, "iid", clients=4, seed=1, public_samples=200),
-        data.split(dataset, "classes", clients=9, seed=1, public_samples=200, classes_per_client=2),
-    ]
-    held_out, other = (data.hold_out(dataset, 200, seed=seed)[0] for seed in (1, 2))
+    (held_out, available), (other, _) = (data.hold_out(dataset, 200, seed=seed) for seed in (1, 2))
     assert not np.array_equal(held_out, other)
     counts, all_counts = (torch.bincount(dataset.train.labels[i]).numpy() for i in (held_out, np.arange(1000)))
     assert np.abs(counts - all_counts / 5).max() <= 1, "each class has its share"
-    for split in splits:
-        assert split.public is not None
-        assert np.array_equal(split.public.inputs[:, 0].numpy(), held_out)
-        assert split.public.labels is not None
-        assert torch.equal(split.public.labels, dataset.train.labels[held_out])
-        owned = np.concatenate([part.train for part in split.parts])
+    for name, clients in (("iid", 4), ("classes", 9)):
+        parts = data.partition(dataset, name, clients=clients, seed=1, available=available)
+        owned = np.concatenate([part.train for part in parts])
         assert set(owned) | set(held_out) == set(range(1000))
         assert len(owned) + len(held_out) == 1000
-    assert data.split(dataset, "iid", clients=4, seed=1).public is None
     with pytest.raises(DataError, match="public-samples = 1000 must be less than the 1000"):
         data.hold_out(dataset, 1000, seed=0)
