@@ -247,6 +247,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: run(**{"client-batching": "auto"}),
         "client-batching has no effect with models of your own: leave it out",
     ),
+    "no statistics": (lambda: run(**{"batch-norm": "local"}), "batch-norm has no effect: no client's network has"),
     "common test sets": (
         lambda: run(data=varied(common=lambda client: data(client)[1]), **{"test-on": "global"}),
         "return the same examples as `common` for all clients, or leave it out",

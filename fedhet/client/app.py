@@ -28,6 +28,7 @@ from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config
+from fedhet.models.copies import kinds_of
 from fedhet.tasks import Task, as_task
 from fedhet.training import compute_in_batches
 from fedhet.utils.machine import cluster_machine, in_ray
@@ -224,6 +225,8 @@ class Answers:
         report.common_test = not client.own_data or bool(client.data.common)
         if client.own_data and client.data.common and client.config.test_on != "local" and job.policy.tells_metrics:
             report.common = client.store.beginning()[PARTS["common"]]
+        if client.config.batch_norm != "aggregate":
+            report.normalised = "statistic" in {*kinds_of(client.model).values(), *job.side.kinds.values()}
         report.labels = client.task.outputs.numbers(client.data.train.labels, client.outputs)
         report.architecture = client.architecture if client.config.disclose_architecture else ""
         if info.partition_id is not None and info.num_partitions is not None:

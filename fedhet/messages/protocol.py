@@ -110,6 +110,7 @@ class Report:
         own_data: whether the client's data come from a user's function, not from the configured data set.
         common_test: whether the client has the common test set.
         common: digest of the client's own common test set, if it is used; empty otherwise.
+        normalised: whether its network has running statistics, as BatchNorm does.
         spec: names, shapes and dtypes of its network's shared arrays.
         public: digest of the client's own public dataset; empty without one.
         public_size: number of examples of the client's own public dataset.
@@ -130,6 +131,7 @@ class Report:
     own_data: bool = False
     common_test: bool = True
     common: Name = ""
+    normalised: bool = True
     spec: Spec = field(default_factory=dict)
     public: Name = ""
     public_size: int = field(default=0, metadata={"at_most": 10**8})

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.config.validation import effective, is_complete
-from fedhet.errors import FedhetError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.insides import simulated
 from fedhet.flower.messages import name_in, read_reply
 from fedhet.messages import Payload, Reply, Spec, check, check_finite, check_room
@@ -77,6 +77,11 @@ class Handshake:
             chosen = {key for key in self.run.config.chosen if not key.startswith("public-")}  # the server may have it
             own: set[OwnPart] = {"data"} if all(report.own_data for report in known) else set()
             effective(self.run.config, self.run.traits, chosen, own | {"model"} if self.run.model else own)
+        if "batch-norm" in self.run.config.chosen and not any(report.normalised for report in known):
+            why = "batch-norm has no effect: no client's network has running statistics, as BatchNorm has; leave it out"
+            if not is_complete(self.run.config.chosen):
+                raise ConfigError(why)
+            self.run.warn_once(why)
 
     # ---- admission
 
