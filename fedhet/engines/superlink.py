@@ -61,7 +61,14 @@ def superlink(home: Path, place: Path, environment: Mapping[str, str], output: P
     words += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(port)]
     process = begin(words, place, environment, output)
     try:
-        _await_health(port, process, output)
+        healthy, deadline = False, time.monotonic() + 60
+        while not healthy:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise FedhetError(f"Flower's SuperLink did not start:\n{tail(output)}")
+            time.sleep(0.1)
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+                healthy = True
         yield
     finally:
         end(process)
@@ -84,16 +91,6 @@ def begin(words: Sequence[str], place: Path, environment: Mapping[str, str], out
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
-
-
-def _await_health(port: int, process: subprocess.Popen[bytes], output: Path) -> None:
-    deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
-            return
-        time.sleep(0.1)
-    raise FedhetError(f"Flower's SuperLink did not start:\n{tail(output)}")
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

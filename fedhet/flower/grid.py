@@ -8,6 +8,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
+from typing import Any
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -129,8 +130,15 @@ def answer(app: ClientApp, messages: Sequence[tuple[Message, Context]], logged: 
     Exceptions are logged unless their text is in `logged`.
     """
     answer_all = getattr(app, ANSWER_ALL, {}).get(messages[0][0].metadata.message_type) if len(messages) > 1 else None
-    replies = answer_all(messages) if answer_all else [_reply(app, *each) for each in messages]
-    return [_checked(*each, reply, logged) for each, reply in zip(messages, replies, strict=True)]
+    replies: list[Any] = answer_all(messages) if answer_all else [_reply(app, *each) for each in messages]
+    for place, (message, context) in enumerate(messages):
+        if isinstance(error := replies[place], BaseException):
+            reason = f"{type(error).__name__}: {error}"
+            if not no_handler(reason) and reason not in logged:
+                logged.add(reason)
+                log.error("client at node %d failed", context.node_id, exc_info=error)
+            replies[place] = failure(message, reason)
+    return replies
 
 
 def _reply(app: ClientApp, message: Message, context: Context) -> Message | BaseException:
@@ -138,13 +146,3 @@ def _reply(app: ClientApp, message: Message, context: Context) -> Message | Base
         return app(message, context)
     except (Exception, SystemExit) as error:  # a user's code may call sys.exit
         return error
-
-
-def _checked(message: Message, context: Context, reply: Message | BaseException, logged: set[str]) -> Message:
-    if isinstance(reply, Message):
-        return reply
-    reason = f"{type(reply).__name__}: {reply}"
-    if not no_handler(reason) and reason not in logged:
-        logged.add(reason)
-        log.error("client at node %d failed", context.node_id, exc_info=reply)
-    return failure(message, reason)
