@@ -30,7 +30,7 @@ def test_defaults_of_every_method_are_valid():
 def test_order_of_precedence():
     paper = resolve({"method": "fedhenn"})
     assert (paper.rounds, paper.options.eta0, paper.alpha) == (200, 3.0, Config.alpha)
-    preset, file = resolve({"preset": "fedhenn/digits"}), read(configuration.preset_path("fedhenn/digits"))
+    preset, file = resolve({"preset": "fedhenn/digits"}), configuration.preset_settings("fedhenn/digits")
     assert (preset.rounds, preset.options.eta0) == (file["rounds"], file["fedhenn.eta0"])
     assert (preset.rounds, preset.options.eta0) != (paper.rounds, paper.options.eta0)
     for key in registry.method("fedhenn").common.keys() - file.keys():
@@ -42,7 +42,7 @@ def test_order_of_precedence():
 
 
 def test_every_preset_is_complete():
-    for path in map(configuration.preset_path, configuration.presets()):
+    for path in (configuration.run_configs() / f"{name}.toml" for name in configuration.presets()):
         assert tomllib.loads(path.read_text())["preset"] == ""
         resolve(read(path), strict=False)  # those of comparisons have keys of several methods
 

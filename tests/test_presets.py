@@ -38,7 +38,7 @@ def presets() -> Iterator[Any]:
         if config.dataset != "digits" and parts(config) <= seen:
             continue
         seen |= parts(config)
-        text = str(configuration.read(configuration.preset_path(name)))
+        text = str(configuration.preset_settings(name))
         heavy = any(large in text for large in LARGE)
         yield pytest.param(name, marks=pytest.mark.slow) if heavy else name
 

@@ -168,17 +168,17 @@ def presets() -> list[str]:
     return [path.with_suffix("").as_posix() for path in paths if path.parts[0] != "studies"]
 
 
-def preset_path(name: str) -> Path:
-    """Return the file of a preset, given its name; raises a ConfigError that suggests the nearest name if unknown."""
+def preset_settings(name: str) -> dict[str, Any]:
+    """Return the settings of a preset; empty for `own`, which depends on the method, and for `""`.
+
+    Raises a ConfigError that suggests the nearest name if the preset is unknown.
+    """
     name = name.removesuffix(".toml")
+    if name in ("", OWN):
+        return {}
     if name not in (known := presets()):  # also a path outside of the folder: a name may come from a message
         raise ConfigError(nearest("preset", name, known))
-    return run_configs() / f"{name}.toml"
-
-
-def preset_settings(name: str) -> dict[str, Any]:
-    """Return the settings of a preset; empty for `own`, which depends on the method, and for `""`."""
-    return {} if name in ("", OWN) else read(preset_path(name))
+    return read(run_configs() / f"{name}.toml")
 
 
 def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:

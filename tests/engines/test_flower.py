@@ -194,7 +194,7 @@ class TestConnections:
 
 def settings_of(method: str) -> dict[str, Any]:
     """Something small that exercises a method; mixed architectures where it takes them."""
-    preset = configuration.read(configuration.preset_path(f"{method}/digits"))
+    preset = configuration.preset_settings(f"{method}/digits")
     rounds = min(2, preset["rounds"])  # 0: as many as the method needs
     small = {"clients": 3, "rounds": rounds, "local-epochs": 2, "samples-per-client": 30, "public-samples": 64}
     own = {"fedrep.body-epochs": 1} if method == "fedrep" else {}
