@@ -34,10 +34,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-ONE_BY_ONE: dict[str, Any] = {"method": "flha-ghn", "flha-ghn.head": "tiled", "timeout": 20}
-"""A method whose replies are fetched one by one; its first message waits for imports."""
-
-
 @pytest.fixture(autouse=True)
 def _from_the_first_message_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerGrid, "patience", 0)
@@ -125,11 +121,7 @@ def app_that(does: Callable[[], None], *clients: int) -> Any:
     ],
     ids=["dies", "hangs"],
 )
-@pytest.mark.parametrize(
-    "method", [{"method": "fd"}, pytest.param(ONE_BY_ONE, marks=pytest.mark.slow)], ids=["fd", "one by one"]
-)
 def test_a_worker_that_dies_or_hangs_fails_one_client(
-    method: dict[str, Any],
     does: Callable[[], None],
     reason: str,
     waits: dict[str, Any],
@@ -139,7 +131,7 @@ def test_a_worker_that_dies_or_hangs_fails_one_client(
     monkeypatch.setattr(WorkerGrid, "patience", 60)  # but a timeout has workers from the first message on
     monkeypatch.setattr(WorkerGrid, "_preference", lambda *given: -given[-1].metadata.dst_node_id)  # 0 to 2 together
     watch = Watch()
-    own = settings(**{"timeout": 5, "fraction-train": 1.0, **method, **waits}, workers=2)
+    own = settings(**{"method": "fd", "timeout": 5, "fraction-train": 1.0, **waits}, workers=2)
     run_locally(own, tmp_path, app=app_that(does, 2), observers=[watch])
     history = Run(tmp_path).rows
     assert [row["failures"] for row in history[:2]] == [[], []]
