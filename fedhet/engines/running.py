@@ -126,17 +126,21 @@ def run(
     complete = _configured(config, engine, resume, functions)
     folder = Path((out if resume is None else resume) or complete.out or new_folder(Path("runs"), complete)).resolve()
     if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
-        if resume is None:
-            check_folder(folder)
+        check_folder(folder, resume=resume is not None)
         complete = _checked_here(complete, functions)
-    watching = [*observers, *([progress_line(folder)] if progress else [])]
+    if progress:
+        from fedhet.results.terminal import ProgressLine
+
+        jupyter = text.console().is_jupyter  # a cell keeps what is printed, line by line
+        plain = text.console(force_jupyter=False, force_terminal=False, width=100) if jupyter else text.terminal()
+        observers = [*observers, ProgressLine(plain, folder)]
     try:
         if complete.engine == "local":
-            run_locally(complete, folder, resume=resume is not None, functions=functions, observers=watching)
+            run_locally(complete, folder, resume=resume is not None, functions=functions, observers=observers)
         else:
             from fedhet.engines.flower import run_on_flower
 
-            run_on_flower(complete, folder, resume=resume is not None, observers=watching)
+            run_on_flower(complete, folder, resume=resume is not None, observers=observers)
     except KeyboardInterrupt as stopped:
         if (folder / "config.toml").is_file():
             stopped.add_note(f"stopped; continue with: {resuming(folder, functions.words)}")
@@ -156,15 +160,6 @@ def _checked_here(config: Config, functions: UserFunctions) -> Config:
         config = config.replace(start_from=str(start))  # workers may have another working directory
     client_setup.check(config, own_model=functions.model is not None, own_data=functions.data is not None)
     return config
-
-
-def progress_line(folder: Path) -> Observer:
-    """Return an observer that shows the progress of a run in a folder that was started from Python."""
-    from fedhet.results.terminal import ProgressLine
-
-    if text.console().is_jupyter:  # a cell keeps what is printed, line by line
-        return ProgressLine(text.console(force_jupyter=False, force_terminal=False, width=100), folder)
-    return ProgressLine(text.terminal(), folder)
 
 
 def _configured(
@@ -194,11 +189,10 @@ def _configured(
 
 
 def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]) -> dict[str, Any]:
-    check_folder(folder, resume=True)
     path, reference = folder / "config.toml", changes.get("method")
-    there = configuration.read(path, supplied)
+    there = configuration.read(path, supplied) if path.is_file() else {}
     if not there:
-        raise ConfigError(f"{path} is empty, so the run cannot be resumed: start a new run")
+        raise ConfigError(f"{folder} contains no run to resume: give the directory of a run, with its config.toml")
     settings = configuration.from_file(path, supplied, reference, of_run=True)
     if reference is not None and registry.method(str(reference)).name == there.get("method"):
         there["method"] = reference  # where to import it from

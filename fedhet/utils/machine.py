@@ -27,9 +27,6 @@ from fedhet.utils.files import locked
 if TYPE_CHECKING:
     import torch
 
-# glibc's malloc.h: how much free memory it keeps, and from which size on it maps each block.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_GIBIBYTE = 1 << 30
 _CUDA_CONTEXT = 600 << 20  # bytes of a GPU that a process uses without any tensor, rounded up
 _RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process whose needs are unknown
 
@@ -152,8 +149,8 @@ def keep_freed_memory() -> None:
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
-        library.mallopt(_MMAP_THRESHOLD, _GIBIBYTE)
-        library.mallopt(_TRIM_THRESHOLD, _GIBIBYTE)
+        library.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD of glibc's malloc.h
+        library.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
 
 
 @contextlib.contextmanager
