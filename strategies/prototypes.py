@@ -168,10 +168,7 @@ class Learner(ByClass[L, LearnerState]):
         """Build the server's network, with weights drawn from torch's global random generator."""
 
     def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
-        """Return the loss terms for mean representations (n, width) float64 and their `classes` (n,) int64.
-
-        An empty tuple, the default, means the cross entropy of the network's outputs.
-        """
+        """Return loss terms for mean vectors (n, width) and their `classes` (n,); by default only cross entropy."""
         return ()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:

@@ -30,13 +30,11 @@ MEMORY = 2**29
 
 _measured: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
-NOTHING: Mapping[str, Capturing] = {}
-
 
 def forward(
     model: nn.Module,
     inputs: Tensor,
-    captures: Mapping[str, Capturing] = NOTHING,
+    captures: Mapping[str, Capturing] | None = None,
     *,
     until: Representation | None = None,
     learns: bool = True,
@@ -65,7 +63,7 @@ def forward(
                 stack.enter_context(torch.no_grad())
             if bf16:
                 stack.enter_context(torch.autocast(inputs.device.type, torch.bfloat16))
-            sites = {name: stack.enter_context(site.capture()) for name, site in captures.items()}
+            sites = {name: stack.enter_context(site.capture()) for name, site in (captures or {}).items()}
             outputs = (until or model)(inputs)
     except ValueError as error:
         if len(inputs) > 1 or not uses_batch_statistics(model):
@@ -152,15 +150,15 @@ def read(
     return torch.cat(values)
 
 
-def rows_at_once(model: object, inputs: Tensor | LazyInputs, transform: Transform, most: int = BATCH) -> int:
-    """Return the batch size for an evaluation: `most`, or less if activations would need more than `MEMORY` bytes.
+def rows_at_once(model: object, inputs: Tensor | LazyInputs, transform: Transform) -> int:
+    """Return the batch size for an evaluation: `BATCH`, or less if activations would need more than `MEMORY` bytes.
 
     Memory is estimated from a forward pass of two examples, as three times the largest output of a module.
     """
     if not isinstance(model, nn.Module) or len(inputs) <= FEW:
-        return most
+        return BATCH
     if model in _measured:
-        return min(most, _measured[model])
+        return min(BATCH, _measured[model])
     sizes = [1]
 
     def measure(_module: nn.Module, _args: object, value: object) -> None:
@@ -172,7 +170,7 @@ def rows_at_once(model: object, inputs: Tensor | LazyInputs, transform: Transfor
             hooks.enter_context(module.register_forward_hook(measure))
         forward(model, transform(inputs[:2]), learns=False, stream=RandomStream(0))
     _measured[model] = max(2, 2 * MEMORY // (3 * max(sizes)))
-    return min(most, _measured[model])
+    return min(BATCH, _measured[model])
 
 
 def reestimate(
