@@ -168,7 +168,8 @@ class RunDirectory(Observer):
     def _write_summary(self, run: RunInfo, status: str, **further: str) -> None:
         summary = summarised(read_history(self.folder), run, self.config)
         seconds = round(self.earlier_seconds + time.perf_counter() - self.started_at, 3)
-        self._write("summary.json", {**summary, "engine": self.engine, "seconds": seconds, "status": status, **further})
+        summary |= {"engine": self.engine, "seconds": seconds, "status": status, **further}
+        write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _show(self) -> None:
         """Write the report; errors are logged as warnings, since the result does not need it."""
@@ -251,9 +252,6 @@ class RunDirectory(Observer):
         with (self.folder / name).open("a", encoding="utf-8", newline="") as file:
             file.write(text)
         self._digests[name].update(text.encode())
-
-    def _write(self, name: str, value: Any) -> None:
-        write_text(self.folder / name, json.dumps(value, indent=2) + "\n")
 
 
 @contextmanager

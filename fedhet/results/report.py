@@ -292,15 +292,15 @@ def write_together(
     verdict: str = "",
 ) -> Path:
     """Write a page on several runs: the `verdict`, figures, tables, notes, `more` sections, and links to runs."""
-    links = [(name, _link(run.folder / "report.html", path.parent)) for name, run in runs.items()]
+    pages = {name: run.folder / "report.html" for name, run in runs.items()}
+    links = [
+        (name, quote(Path(os.path.relpath(page, path.parent)).as_posix()) if page.is_file() else "")
+        for name, page in pages.items()
+    ]
     sections = [Section("Results", tables, notes, kind="numbers"), *more, Section("Runs", links=links)]
     content = {"lines": [("", verdict)] if verdict else [], "pictures": _pictures(figures, _CAPTIONS)}
     write_text(path, _render(PAGE, title=title, sections=sections, **content))
     return path
-
-
-def _link(report: Path, here: Path) -> str:
-    return quote(Path(os.path.relpath(report, here)).as_posix()) if report.is_file() else ""
 
 
 def _line(name: str, run: RunFiles) -> list[str]:

@@ -76,9 +76,8 @@ def headline(run: RunFiles) -> str:
         beside = f" ({words})" if (words := stage(run, which)) else ""
         parts.append(f"{which} {run.metric} {weighted} weighted, {mean} mean{beside}")
     if not run.has_global:
-        received = (summary.get("common") or {}).get("received") or {}
-        served = received.get("accuracy")  # a number if the server measured it, and not clients
-        on_test = isinstance(served, float)
+        served = ((summary.get("common") or {}).get("received") or {}).get("accuracy")
+        on_test = isinstance(served, float)  # a number if the server measured it, and not clients
         parts.append(f"the server's model {served:.3f} on the common test set" if on_test else "no global model")
     parts.append(f"{format_bytes(summary.get('bytes_up', 0))} up, {format_bytes(summary.get('bytes_down', 0))} down")
     parts.append(format_seconds(summary.get("seconds")))
