@@ -170,9 +170,6 @@ def _unsqueeze(variables: Variables, node: Node, value: Value) -> Value:
 def _expand(variables: Variables, node: Node, value: Value) -> Value:
     """Return the axes of an expanded value. Entries along an expanded axis are equal, so they can be permuted."""
     value = (fixed(1),) * (len(node.shape) - len(value)) + value
-    for axis, size in zip(value, node.shape, strict=True):
-        if entries(axis) != size:
-            variables.pin(axis)
     sizes = zip(value, node.shape, strict=True)
     return tuple(axis if entries(axis) == size else variables.new(size) for axis, size in sizes)
 
