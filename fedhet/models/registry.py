@@ -3,7 +3,6 @@
 import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, TypeVar
@@ -177,9 +176,7 @@ def _check_library(name: str) -> None:
         hint = f"; torchvision/{name} is torchvision's" if name in names_of("torchvision") else ""
         raise ModelError(nearest("model", name, [*_BUILDERS, *FAMILIES]) + hint)
     if model not in (known := names_of(library)):
-        close = " or ".join(repr(f"{library}/{match}") for match in get_close_matches(model, known, n=3))
-        hint = f"; did you mean {close}?" if close else ";"
-        raise ModelError(f"unknown model {name!r}{hint} {library}'s list_models() lists all {len(known)} names")
+        raise ModelError(nearest("model", name, (f"{library}/{each}" for each in known)))
 
 
 class HeadRead(ModelError, AttributeError):
