@@ -23,7 +23,7 @@ shown = _repr.repr
 class FedhetError(Exception):
     """An error that the user can correct; the message says what is wrong, where, and what to do.
 
-    `may_pass` says that a second attempt may succeed, such as reading a network share; handshakes are then repeated.
+    `may_pass` says that a second attempt may succeed, for example at reading a network share.
     """
 
     may_pass = False
@@ -59,7 +59,7 @@ class UserCodeError(DataError, ModelError):
 
     @classmethod
     def within(cls, error: Exception) -> Exception:
-        """Return the error for an exception that the user's code raised, and any other exception itself."""
+        """Convert an exception that the user's code raised; return any other exception unchanged."""
         own = None if isinstance(error, FedhetError | OSError) else _users(error)
         return cls.of(error, f"the client's {own.name}") if own else error
 
@@ -78,7 +78,7 @@ def in_words(error: OSError) -> str:
 
 
 def damage(error: Exception) -> str:
-    """Say what is wrong with the content of a file that raised an exception when it was used."""
+    """Describe for a message what is wrong in a damaged file whose content raised an exception."""
     if isinstance(error, KeyError):
         return f"{error} is missing"
     worded = isinstance(error, FedhetError | json.JSONDecodeError)

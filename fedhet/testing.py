@@ -58,7 +58,7 @@ LEARNS = {"rounds": 4, "local-epochs": 3, "samples-per-client": 0, "momentum": 0
 """Settings with which a method is expected to learn."""
 
 PARTIAL = {"clients": 4, "rounds": 4, "fraction-train": 0.75, "closing-epochs": 1, "evaluate-every": 2}
-"""Settings of the normal run: three of four clients train in a round, every second round is evaluated."""
+"""Settings of the normal run: three of four clients train in each round, and every second round is evaluated."""
 
 MIXED = {"equal": "mlp-30", "widths": "mlp-30,mlp-20", "any": "mlp-20,cnn-1-1", "alike": "cnn-2-2,cnn-3-2"}
 """Architectures that differ as far as a method's networks may; in `alike` heads and some layers have equal shapes."""
@@ -190,7 +190,7 @@ class Run:
 
     @property
     def files(self) -> dict[str, Any]:
-        """The content of all files that must be equal if a run is repeated; warnings are those since it was resumed."""
+        """The content of all files that must be equal if a run is repeated, without warnings."""
         summary = {name: value for name, value in self.summary.items() if name != "warnings"}
         files = {"models": self.models, "checkpoint": self.checkpoint}
         return {"clients": self.clients, "rows": self.rows, "summary": summary, **files}

@@ -228,7 +228,7 @@ def keys(
 
 
 def _filled(text: str, indent: int) -> str:
-    """Break lines of text between words at the width of the terminal; without a terminal, at 100 characters."""
+    """Break lines of text between words at the width of the terminal, and at 100 characters at most."""
     width = min(100, get_terminal_size((100, 0)).columns)
     after = " " * indent
     return fill(printable(text), width, subsequent_indent=after, break_on_hyphens=False, break_long_words=False)

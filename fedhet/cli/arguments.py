@@ -13,7 +13,7 @@ from fedhet.methods import registry
 
 
 def path_of(name: str | Path) -> Path:
-    """Convert an argument to a path; raise an error if it is empty, which would mean the working directory."""
+    """Convert an argument to a path; raise an error for an empty one, which would mean the working directory."""
     if not str(name) or "\0" in str(name):
         raise typer.BadParameter("this is not the name of a file or folder: give a name, or leave the option out")
     return Path(name).expanduser()

@@ -1,4 +1,4 @@
-"""The Flower ClientApp that serves every method: it answers a message with a reply or a refusal."""
+"""The Flower ClientApp that serves every method: it answers each message with a reply or a refusal."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -116,14 +116,14 @@ class Answers:
         return app
 
     def __call__(self, answer: Answer, message: Message, context: Context) -> Message:
-        """Return the reply to a message: the payload that the handler `answer` returns, and a report, or a refusal."""
+        """Return a reply with the payload that the handler `answer` computes for a message, or a refusal."""
         reply = self.answer_all(answer, [(message, context)])[0]
         if isinstance(reply, BaseException):
             raise reply
         return reply
 
     def answer_all(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
-        """Return the reply to each message, or the exception raised; clients' networks can be trained in one batch."""
+        """Return the reply to each client's message, or an exception; the networks can be trained in one batch."""
         with seeded(0, "messages"):  # restores the global generators
             return do([self._work(answer, message, context) for message, context in messages])
 
@@ -242,10 +242,7 @@ class Answers:
 
 
 def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:
-    """Return the result of each client's work, or the exception that it raised.
-
-    The training phases and evaluations that several clients yield at the same time are computed in batches.
-    """
+    """Return each client's result or exception; computations that several clients yield are done in one batch."""
     results: dict[int, T | BaseException] = {}
     while len(results) < len(works):
         computations = []
@@ -264,7 +261,7 @@ def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:
 
 
 def _for_models(mod: Any) -> Any:
-    """Return a mod that applies `mod` to replies with arrays, and returns others, such as refusals, unchanged."""
+    """Wrap a mod so that replies without arrays, such as refusals, are returned unchanged."""
 
     def applied(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         reply = call_next(message, context)
@@ -274,7 +271,6 @@ def _for_models(mod: Any) -> Any:
 
 
 def _own_public_dataset(job: Job) -> PublicDataset | None:
-    """Return the public dataset in the client's own data, without labels if the method does not need them, or None."""
     public = job.client.data.public
     return public if public is None or job.side.traits.public == "labelled" else public.unlabelled
 

@@ -99,7 +99,7 @@ class Client:
 
     @cached_property
     def public(self) -> PublicDataset:
-        """The public dataset that the request names, on the device; raises `LostState` if the client lacks it."""
+        """The public dataset of this request, on the client's device; raises `LostState` if the client lacks it."""
         brought = [] if self.data.public is None else [self.data.public, self.data.public.unlabelled]
         public = next((each for each in brought if each.digest == self.request.public), None)
         if public is None:
@@ -113,7 +113,7 @@ class Client:
 
     @property
     def root(self) -> int:
-        """The seed of the client's random streams: the run's seed, or a secret one on a node with a policy."""
+        """The seed of the client's random streams: the run's seed, or a secret seed on a node with a policy."""
         return self.config.seed if self.secret is None else derive_seed(self.secret, self.config.seed)
 
     def seed(self, *purpose: object) -> int:
@@ -125,10 +125,10 @@ class Client:
         return torch_generator(self.root, *purpose, self.name, self.request.round)
 
     def optimisation(self, part: int = 0, parts: int = 1) -> Optimisation:
-        """Return the optimiser and learning rate for this round; a closing round uses the last training round's.
+        """Return the optimiser settings of this round or, in a closing round, of the last training round.
 
-        If the learning rate changes with each step (`one-cycle`), `part` is the phase's index among the round's
-        `parts` phases of equal length; a negative index counts back into the previous round.
+        If the learning rate changes with each step (`one-cycle`), `part` is the training phase's index among the
+        round's `parts` phases of equal length; a negative index is a phase of the previous round.
         """
         config = self.config
         round, rounds = min(self.request.round, config.rounds), max(config.rounds, 1)
@@ -201,8 +201,8 @@ class Client:
 class ClientSide(Generic[P]):
     """The client side of a method, created for every message. Subclasses override hooks.
 
-    By default, the network is trained on the client's examples, and the shared arrays are sent. The hooks are called in
-    this order, depending on the message:
+    By default, the network is trained on the client's examples, and its shared arrays are sent to the server. The
+    message determines which hooks are called, in this order:
 
     - when a network is built: `adapt`, `head_of`;
     - before the first round: `handshake`;
@@ -301,7 +301,7 @@ class ClientSide(Generic[P]):
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the reply after training; by default shared arrays, and means of values that loss terms recorded."""
+        """Return the reply after training; by default, shared arrays and the means of values that loss terms record."""
         reply = self.share()
         reply.values |= self.client.trained.means
         return reply
@@ -314,7 +314,7 @@ class ClientSide(Generic[P]):
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the function, from inputs to outputs, that is evaluated, or None; for `when`, see `refine`."""
+        """Return the function from inputs to outputs to evaluate, or None to skip it; for `when`, see `refine`."""
         return self.client.model
 
     def personal(self) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ from fedhet.utils.text import log
 
 @dataclass
 class _Network:
-    """A network that a client uses, or that is cached for the next client whose network has the same `kind`."""
+    """A network in use by a client, or cached for the next client that needs a network of the same `kind`."""
 
     kind: tuple[object, ...]
     representation: Representation
@@ -212,7 +212,7 @@ class Clients:
         return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
-        """Build a whole network with the initial weights of the client `owner` or, for `all`, the common ones."""
+        """Build a whole network with the initial weights of the client `owner`, or the common ones (`all`)."""
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
             model = self._model(info) if self._model else client_setup.model_of(info)

@@ -109,7 +109,7 @@ def check_model(
 
 
 def unsaved_state(model: nn.Module, inputs: Tensor) -> bool:
-    """Return whether a copy that passed `inputs` in training has other outputs than a copy with its state dict."""
+    """Return whether a network that is trained on `inputs` keeps values that its state dict lacks."""
     used, fresh = copied(model).train(), copied(model).train()
 
     def outputs(network: nn.Module) -> Tensor:
@@ -146,7 +146,7 @@ def _note(representation: Representation, head: Captured | None, outputs: Tensor
 
 
 def _outputs(model: nn.Module, inputs: Tensor, words: str, function: ModelFunction | None) -> Tensor:
-    """Return a network's outputs for `inputs`, which `words` describe; raise a `ModelError` if it cannot take them."""
+    """Return a network's outputs; raise a `ModelError`, which calls the inputs `words`, if the network fails."""
     try:
         return forward(model, inputs, learns=False)[0]
     except FedhetError:
@@ -163,7 +163,7 @@ def _outputs(model: nn.Module, inputs: Tensor, words: str, function: ModelFuncti
 
 
 def _last_function(model: nn.Module, inputs: Tensor) -> str:
-    """Return the name of the function that computes a network's outputs, such as `Softmax`, without moves and casts."""
+    """Return the name of a network's last function, such as `Softmax`, ignoring reshaping and type conversions."""
     with torch.enable_grad():
         node: Any = forward(model, inputs)[0].grad_fn
     moving = ("View", "Squeeze", "Unsqueeze", "Select", "Slice", "Permute", "Transpose", "Clone", "ToCopy", "Clamp")
@@ -173,7 +173,7 @@ def _last_function(model: nn.Module, inputs: Tensor) -> str:
 
 
 def _is_head_of(head: Captured, outputs: Tensor) -> bool:
-    """Return whether a network's outputs seem to be its head's, judged by their shape and the ranking of classes."""
+    """Return whether a network's outputs seem to be the head's, judged by their shape and the ranking of classes."""
     try:
         scores = head()
     except ModelError:  # it did not run
@@ -210,8 +210,8 @@ def _shapes(inputs: Tensor) -> str:
 def check_unchanged(job: Job) -> None:
     """Raise `Refused` if the client's task, network or examples changed since the run's first handshake.
 
-    That handshake saves their digests (hashes) in the client's files; they are never sent. After the handshake, only
-    examples are checked, which another process may have split differently.
+    The first handshake saves digests (hashes) in the client's files, which are never sent. Later messages check the
+    examples only, since another process may have split the client's data differently.
     """
     store, request = job.client.store, job.client.request
     asked = request.question == HANDSHAKE
@@ -261,9 +261,9 @@ def _digests(job: Job) -> dict[str, str]:
 
 
 def _repeatable(job: Job, doing: str, read: Callable[[], Tensor]) -> list[Tensor]:
-    """Call the user's function `read` with seeded random generators, and return a list with its tensor.
+    """Call the user's function `read` twice with equal seeds, and return a list with its tensor.
 
-    If a second call returns another tensor, the list is empty, and a remark about `doing` is sent to the server's log.
+    If the tensors differ, the list is empty, and a warning about `doing` is sent to the server's log.
     """
     values = []
     for _ in range(2):
@@ -279,7 +279,7 @@ def _repeatable(job: Job, doing: str, read: Callable[[], Tensor]) -> list[Tensor
 
 
 def _task(job: Job) -> str:
-    """Describe the task as text; a user's own loss is described by its value for arbitrary outputs and labels."""
+    """Return the task as text, with the value of a user's own loss for arbitrary outputs and labels."""
     client, task = job.client, job.client.task
     if task.own_loss is not None:
         like, labels = client.read(client.data.train.inputs[:ROWS]), client.data.train.labels[:ROWS]

@@ -1,4 +1,4 @@
-"""Runs a user's own ClientApp under fedhet's strategies, with its train and evaluate functions unchanged."""
+"""Run a user's own ClientApp under fedhet's strategies, with its train and evaluate functions unchanged."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +67,7 @@ def wrap(
         )
     check_mods(mods := mods_of(app))
     if (function := user_functions.model_function(model)) is None:
-        raise ModelError("fedhet.wrap needs the model whose arrays the app's functions receive: fedhet.wrap(app, Net)")
+        raise ModelError("fedhet.wrap needs the model that the app's functions train: call fedhet.wrap(app, Net)")
 
     def loop(config: Config, message: Message, context: Context) -> _Loop:
         _check_settings(config)
@@ -94,7 +94,7 @@ class _Both(ClientApp):
 
 
 def _check_settings(config: Config) -> None:
-    """Raise a ConfigError for methods and settings that need fedhet's training loop, or examples that it can read."""
+    """Raise a ConfigError for methods and settings that need fedhet's training loop or access to the examples."""
     what = "validation" if config.validation else "unseen-clients" if config.unseen_clients else ""
     remedy = f"leave {what} unset"
     if not registry.client_side(config.method_name).takes_any_loop:
@@ -118,8 +118,8 @@ def _placeholders(client: ClientInfo) -> ClientData:
 class _Loop:
     """Trains and evaluates with a user's app.
 
-    `accuracy`, `loss` and `train_loss` are names of its metrics, `metrics` are those that `train` and `evaluate`
-    returned, and `left_out` names metrics that are not finite.
+    `accuracy`, `loss` and `train_loss` are names of the app's metrics, `metrics` has the metrics that its `train` and
+    `evaluate` returned, and `left_out` has the names of metrics that are not finite.
     """
 
     app: ClientApp
@@ -178,7 +178,7 @@ class _Loop:
             )
         accuracy, loss = metrics.get(self.accuracy), metrics.get(self.loss)
         if accuracy is not None and not 0 <= accuracy <= 1:
-            job.say(f"the metric {self.accuracy} is {accuracy!r}, must be from 0 to 1, and is left out")
+            job.say(f"the metric {self.accuracy} is {accuracy!r}, but must be from 0 to 1, and is left out")
             del metrics[self.accuracy]
         elif accuracy is not None and loss is not None:
             metric = Metric((accuracy,), (share,))
@@ -222,7 +222,6 @@ class _Loop:
 
 
 def _count(action: str, metrics: dict[str, float]) -> float:
-    """Return the number of examples in the `metrics` of the app's function `action`."""
     if not (count := metrics.get(COUNT, 0)) > 0:
         raise ModelError(f"the app's {action} function returned no {COUNT!r} above 0: add it to its MetricRecord")
     return count

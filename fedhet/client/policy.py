@@ -160,8 +160,8 @@ class Policy:
     ) -> Measured:
         """Return an evaluation in the form that may be sent: rounded, without values from too few examples.
 
-        `ranked` says that the metric is an AUC, whose weights are numbers of pairs of examples. `behind` is the number
-        of examples from which each value is computed, or None if it is all; if given, weights are rounded, too.
+        `ranked` says that the metric is an AUC, whose weights are numbers of pairs of examples. `behind` has the number
+        of examples behind each value, or is None if each is computed from all; if given, weights are rounded, too.
         """
         values, weights = metric.values, metric.weights
         if behind is not None:
@@ -254,7 +254,7 @@ def memory_limited(context: Context) -> Iterator[None]:
 
 
 def name_of(context: Context) -> str:
-    """Return the client's name: `name` or else `partition-id` of the node config, or else Flower's node id."""
+    """Return the client's name: `name` or `partition-id` of the node config, by default Flower's node id."""
     config = context.node_config
     return str(config.get("name", config.get("partition-id", context.node_id)))
 
@@ -266,8 +266,8 @@ def opened(
 
     Nothing is loaded or computed for a message that the policy refuses. `in_cluster` says whether this process
     simulates clients on a Ray cluster of several machines. Raises a WireError if the message is not from fedhet's
-    server, a ConfigError if the node config is invalid, or this machine of a cluster lacks the folder for the clients'
-    state, and `Refused` if the policy refuses the method, or the way to split the node's data changed in this run.
+    server, a ConfigError if the node config is invalid or the clients' state folder is missing on this machine, and
+    `Refused` if the policy refuses the method, or the settings that split the node's data changed in this run.
     """
     request, text = read_request(message.content)
     proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(text).encode())
@@ -300,7 +300,7 @@ def opened(
 
 
 def _configured(text: str, node: Mapping[str, Any], *, here: bool) -> Config:
-    """Return the configuration in `text` with a node's settings; raises a ConfigError for too many `local-epochs`."""
+    """Return the configuration in `text` with a node's settings; `here` says that the server is on this machine."""
     chosen = tuple((key, node[key]) for key in keys_that("at_node") if key in node)
     config, server = configuration.at_node(text, chosen, here=here), configuration.parse(text)
     if config.local_epochs > (most := max(server.local_epochs, server.max_local_epochs)):
@@ -320,7 +320,7 @@ def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pin(context: Context, now: dict[str, Any]) -> None:
-    """Store how a run splits the node's data; refuse another split, since their difference can disclose examples."""
+    """Store how a run splits the node's data, and refuse another split: two splits can disclose single examples."""
     if PINNED not in context.state:
         context.state[PINNED] = ConfigRecord(now)
     kept = context.state.config_records[PINNED]

@@ -69,8 +69,8 @@ class NodeSecret:
     def spend(self, noise: float, rate: float, steps: int, budget: float) -> float:
         """Charge steps of differentially private training to the node's budget; return epsilon over all its runs.
 
-        `rate` is the probability of each example to be in a step. The charge is stored before training, so that work
-        that is lost or repeated counts, too. Raises `Refused`, and charges nothing, if epsilon would exceed the budget.
+        `rate` is the probability of each example to be in a step. The charge is stored before training, so that lost
+        and repeated work counts, too. Raises `Refused`, and charges nothing, if epsilon would exceed the budget.
         """
         with locked(self._path.parent, wait=True):
             content = self._read()

@@ -45,7 +45,7 @@ GLOBAL = "global"
 class ClientStore:
     """The files of one client in one run, written atomically.
 
-    `run` is the run's identity, which names a subfolder of `state_dir`; empty if the folder belongs to one run.
+    `run` is the run's identifier, and a subfolder of `state_dir`; it is empty if `state_dir` belongs to one run.
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:
@@ -94,7 +94,7 @@ class ClientStore:
         return from_json(self._beginning.read_text(encoding="utf-8"), str(self._beginning))
 
     def write_model(self, tensors: dict[str, Tensor], round: int = 0) -> None:
-        """Save the client's personal model after `round` or, if it is 0, at the end of the run."""
+        """Save the client's personal model after `round`; 0 stands for the end of the run."""
         path = self._base / self._run / "models" / round_folder(round) / f"{file_name(self._client)}.safetensors"
         write_tensors(path, tensors)
         if self._run:  # else the server collects it
@@ -230,7 +230,7 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
 
 
 def _misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
-    """Describe the first difference between a network's arrays and saved arrays; return an empty string if they fit."""
+    """Return the first difference between a network's arrays and saved arrays, or an empty string if they fit."""
     expected, there = spec_of(network.state_dict()), spec_of(tensors)
     return "" if expected == there else difference(expected, there)
 

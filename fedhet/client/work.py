@@ -43,7 +43,7 @@ class Loop(Protocol):
 
 @dataclass
 class Job:
-    """The client of the method's client side `side`, and the message that it answers.
+    """A message, and the client that answers it by the method's client side (`side`).
 
     Attributes:
         payload: the arrays and values that the server sent.
@@ -52,11 +52,12 @@ class Job:
         loop: the user's own training and evaluation; None for fedhet's training loop.
         measured: the client's evaluations so far, by name.
         lost: whether the state that the server expects is missing.
-        further: metrics that the user's own train function returned, by name; `evaluated`: its evaluate function.
+        further: metrics that the user's own train function returned, by name.
+        evaluated: metrics that the user's own evaluate function returned, by name.
         scored: the fine-tuned personal model's tensors at the run's last evaluation; empty without fine-tuning.
-        examples: number of training examples that the user's own functions report, and `test_examples` of test
-            examples; None to count the client's data.
-        weight: the client's weight from the user's own train function; 0 if it is the number of training examples.
+        examples: number of training examples that the user's own functions report (`test_examples`: of test examples);
+            None to count the client's data.
+        weight: the client's weight from the user's own train function; 0 for the number of training examples.
         remarks: messages for the server's log.
         batches: the random generator for the order of examples.
     """
@@ -212,7 +213,7 @@ def begin(job: Job) -> None:
     job.side.begin(job.payload)
     if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
         if job.loop and "statistic" in job.side.kinds.values():
-            raise ConfigError("only the app's own functions read examples (fedhet.wrap): set batch-norm = local")
+            raise ConfigError("batch-norm = re-estimate needs examples, which fedhet.wrap cannot read: set it to local")
         job.client.reestimate()
 
 

@@ -92,8 +92,8 @@ def compare(
         methods: names of methods in the table's order, or `[NAME=]METHOD,KEY=VALUE,...` for a variant of a method with
             its own settings.
         config: settings for all methods, as for `fedhet.run`, without `seed`, `out`, `engine` and `workers`. Keys that
-            are not set have the first method's defaults; a method's own keys are as in its own preset. If one method
-            needs public examples or closing epochs, all get them.
+            are not set have the first method's defaults; a method's own keys have the values of its own preset. If one
+            method needs public examples or closing epochs, all methods get them.
         seeds: each method runs once with each seed.
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
@@ -171,10 +171,7 @@ def publish(
     execute: Execution,
     more: Sequence[Section] = (),
 ) -> None:
-    """Print the tables and write the files of a comparison; `verdict` is a sentence on its result.
-
-    `more` has further sections of the page.
-    """
+    """Print a comparison's tables and write its files, with the sentence `verdict` and `more` sections on the page."""
     out, results = done.folder, done.results
     separate = tables.separate_tables(results, done.baseline)
     for lines in separate:

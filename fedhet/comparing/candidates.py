@@ -29,11 +29,12 @@ def ask(
     allow: str | None,
     deadline: float = math.inf,
 ) -> tuple[dict[str, Choice], dict[str, str]]:
-    """Ask the clients in a handshake of each method, without training, whether it can train them.
+    """Find out by a handshake for each method, without training, whether the method can train the clients.
 
-    Returns the methods that can, with the settings that had to be changed (`option(at_need=...)`), and why others
-    cannot. `allow` has the kinds of arrays that may leave the clients, as in a node's config. After the `deadline`
-    (`time.monotonic()`), no more methods are asked once one can. Raises a ConfigError for invalid settings.
+    Returns the suitable methods with the settings that had to be changed (`option(at_need=...)`), and why each other
+    method is unsuitable. `allow` has the kinds of arrays that may leave the clients, as in a node's config. After the
+    `deadline` (`time.monotonic()`), the search ends with the first suitable method. Raises a ConfigError for invalid
+    settings.
     """
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)

@@ -131,7 +131,7 @@ class VariantResult:
 
 
 def differences(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, Difference]:
-    """Return the differences in personal accuracy of the other variants to the baseline, with p corrected by `holm`."""
+    """Return each variant's difference in personal accuracy to the baseline, with p-values corrected by `holm`."""
     pairs = {each.variant: each.difference(baseline, "personal_accuracy") for each in results if each is not baseline}
     found = {variant: each for variant, each in pairs.items() if each is not None}
     known = {variant: each.p for variant, each in found.items() if each.p is not None}

@@ -1,7 +1,7 @@
 """Recommend a method for a federation's own clients, models and data, within a time budget.
 
-Each method that can train the clients runs once on validation examples. The best ones, and methods without exchange,
-are compared on test examples with other seeds.
+Each method that can train the clients runs once on validation examples. The best methods are then compared with local
+training (methods whose clients exchange nothing) on test examples, with other seeds.
 """
 
 import json
@@ -44,7 +44,7 @@ _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended method; `beats_alone` says whether it is federated and better than training without exchange.
+    """The recommended method; `beats_alone` says whether it is federated and better than local training.
 
     `settings` is the content of `recommended.toml`, and `refused` maps each method that was left out to the reason.
     """
@@ -73,17 +73,17 @@ def recommend(
     jobs: int | None = None,
     console: Console | None = None,
 ) -> Recommendation:
-    """Find the best method for a federation's clients, and whether it is better than training without exchange.
+    """Find the best method for a federation's clients, and whether it is better than local training.
 
     If called again with the same settings, completed runs are kept, and the whole budget is available again. Raises a
-    ConfigError for invalid settings, and a FedhetError if training without exchange failed or exceeds the budget.
+    ConfigError for invalid settings, and a FedhetError if local training fails or exceeds the budget.
 
     Args:
         config: settings for all methods, as for `fedhet.compare`.
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
         task: the task of the user's data.
-        methods: methods to try in addition to those without exchange; by default all.
+        methods: federated methods to try; by default all. Local training is always tried.
         allow: kinds of arrays that may leave the clients, such as `"posteriors"`, comma-separated; by default all.
         max_bytes: the most bytes that a client may send and receive in a round, such as `"500 KB"`.
         budget: the total time, such as `"30m"`, or a number of seconds.
@@ -134,9 +134,10 @@ def _tell(reasons: Mapping[str, str], what: str, execute: Execution) -> None:
 
 @dataclass
 class _Search:
-    """The search for the best of the methods that can train the clients (`choices`); `refused` says why others are out.
+    """The search for the best method.
 
-    `shorter` are fewer rounds and epochs, if the budget is not enough for all. `accuracies` are those of trials.
+    `choices` has the methods that can train the clients, with changed settings, and `refused` why each other method is
+    left out. `shorter` has fewer rounds and epochs, if the budget requires this. `accuracies` are on validation data.
     """
 
     shared: SharedSettings
@@ -169,7 +170,7 @@ class _Search:
         run = self.plan("local", SEED)
         problem = self.run([run], max(self.execute.deadline, start + 60)).get(run.name)
         if problem not in (None, LATE):
-            raise FedhetError(f"local failed, so nothing can be recommended: {problem}")
+            raise FedhetError(f"the method local failed, so nothing can be recommended: {problem}")
         now = time.monotonic()
         alone = max(now - start, 0.0 if problem else _seconds(run))  # it may have completed in an earlier call
         rows = [] if problem else read_run(run.folder).rows
@@ -193,7 +194,7 @@ class _Search:
         self.execute.tell(f"the budget is enough for {_training(*enough)} (configured: {_training(*parts[0])})")
 
     def try_out(self, max_bytes: float) -> None:
-        """Run each method on validation examples, as long as time is left for a comparison of the first two."""
+        """Run each method on validation examples, but reserve time for a comparison."""
         runs = dict[str, PlannedRun]()
         for name in self.choices:
             try:
@@ -217,14 +218,14 @@ class _Search:
         self.execute.show(TerminalTable(self.standing()))
 
     def standing(self) -> list[list[str]]:
-        """Return a table of the validation accuracies, the best first."""
+        """Return a table of methods and their validation accuracies, the best first."""
         ranked = sorted(self.accuracies.items(), key=lambda item: -item[1])
         return [["method", "validation"], *([name, format_value(accuracy)] for name, accuracy in ranked)]
 
     def compare(self, seeds: Sequence[int]) -> tuple[list[PlannedRun], dict[str, str]]:
-        """Run the best methods and those without exchange with one seed after the other, until the budget is used up.
+        """Compare the best methods and local training, seed by seed, until the budget is used up.
 
-        Returns the runs of complete seeds, and why runs failed.
+        Returns the runs of complete seeds, and why runs failed, by name.
         """
         ranked = [name for name, _ in self.standing()[1:]]
         alone = sorted((name for name in ranked if name in CONTROLS), key=lambda name: name != "local")
@@ -247,7 +248,7 @@ class _Search:
         if not any(run.variant == "local" and run.name not in failed for run in runs):
             reasons = "\n".join(dict.fromkeys(failed.values())) or LATE
             raise FedhetError(
-                f"local has no result (the same command continues), so nothing is recommended:\n{reasons}"
+                f"the method local has no result, so nothing is recommended; the same command tries again:\n{reasons}"
             )
         return runs, failed
 
@@ -297,7 +298,7 @@ def _seconds(run: PlannedRun) -> float:
 
 
 def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bool) -> str:
-    """Return a sentence on whether the best federated method is better than training without exchange."""
+    """Return a sentence on whether the best federated method is better than local training."""
     found = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
     if federated is None:
         return f"Nothing beats training alone here, since no federated method has a result: {found}."

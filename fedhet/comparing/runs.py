@@ -42,7 +42,7 @@ WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
 
 
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
-    """Raise a `FedhetError` if folders contain runs with other settings, or if data or models are not available."""
+    """Raise a `FedhetError` if folders contain runs with other settings, or data or models are not available."""
     runs = list(runs)
     conflicts = grouped((problem, str(run.folder)) for run in runs if (problem := _conflict(run, functions)))
     if conflicts:
@@ -57,7 +57,7 @@ def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()
 def unused(
     folder: Path, runs: Callable[[Path], Iterable[PlannedRun]], besides: Container[str], functions: UserFunctions
 ) -> Path:
-    """Return `folder`, or `folder-2` and so on if it has runs whose settings differ in other keys than `besides`."""
+    """Return `folder` or, if it has runs that differ in keys not in `besides`, a numbered one such as `folder-2`."""
     place = numbered(folder, lambda place: any(_conflict(run, functions, besides) for run in runs(place)))
     _check_links(place)
     return place
@@ -141,7 +141,7 @@ class Execution:
     deadline: float = math.inf
 
     def __call__(self, runs: Sequence[PlannedRun]) -> dict[str, str]:
-        """Carry out the runs that are not complete, until the deadline; return why runs failed, by name."""
+        """Carry out the incomplete runs until the deadline; return the reason of each failed run, by name."""
         ended = [run.name for run in runs if why_incomplete(run) is None]
         if ended:
             self.tell(f"{len(ended)} of {len(runs)} runs were completed before and are kept")
@@ -194,9 +194,9 @@ class Job:
 
 
 def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> Iterator[tuple[str, str | None]]:
-    """Run each job in its own process with one thread, `at_once` at a time; yield its name, and why it failed or None.
+    """Run each job in its own process with one thread, `at_once` at a time, and kill processes at the deadline.
 
-    Processes that are still running at the deadline are killed.
+    Yields the name of each job, and the reason if it failed, else None.
     """
     waiting, running = iter(jobs), dict[Connection, tuple[Job, Child]]()
     try:

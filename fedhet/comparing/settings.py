@@ -178,9 +178,9 @@ def shared_settings(
 
 
 def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """Return the shared settings: the value of each key in the first variant for which the key has an effect.
+    """Return the value of each shared key in the first variant for which the key has an effect.
 
-    Optimiser and learning rate are those of `alike`, before settings were `adapted` to a method and the user's data.
+    Values are those `adapted` to the user's model and data, except for optimiser and learning rate.
     """
 
     def first(key: str) -> str:
@@ -191,7 +191,7 @@ def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Val
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
-    """Yield each remark on a key once, after the names of the variants that it concerns."""
+    """Yield each remark on a key once, preceded by the names of the variants that it concerns."""
     remarks = grouped(
         (why.partition(": ")[0] if key in by_hand else why, name)
         for name, config in completed.items()
@@ -203,20 +203,20 @@ def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str
 
 
 def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """Return the settings of the preset in `base`; those of the preset `own` depend on the method."""
+    """Return the settings of the preset that `base` names; the preset `own` has other settings for each method."""
     name = str(base.get("preset", ""))
     return configuration.own_settings(method, base) if name == OWN else configuration.preset_settings(name)
 
 
 def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the method's preset of the same name as the preset in `base`; empty without one."""
+    """Return the settings of the method's own preset with the name in `base`, or an empty dict if there is none."""
     name = str(base.get("preset", "")).rpartition("/")[2]
     own = name if name == OWN else f"{method.family}/{name}"
     return _preset({**base, "preset": own}, method) if own in (OWN, *configuration.presets()) else {}
 
 
 def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return each method's own keys with the values in its preset that is named like the preset in `base`."""
+    """Return the methods' own keys, with the values of each method's own preset with the name in `base`."""
     for_all, method_keys = _preset(base, methods[0]), dict[str, Any]()
     for method in methods:
         settings, prefix = _own_preset(method, base), f"{method.family}."
@@ -237,7 +237,7 @@ def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFun
 def _own_settings(
     variant: Variant, config: Config, for_all: Mapping[str, Value], wanted: Mapping[str, Value], by_hand: Set[str]
 ) -> tuple[dict[str, Value], list[str]]:
-    """Return a variant's own settings and notes; `wanted` suits its training, and the user set the keys `by_hand`."""
+    """Return a variant's own settings, and notes on them, such as the `wanted` training unless set `by_hand`."""
     settings = {key: value for key, value in config.flat().items() if key.startswith(f"{config.family}.")}
     settings["disclose-architecture"] = config.disclose_architecture  # a method's promise, whoever comes first
     notes = []

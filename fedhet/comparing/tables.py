@@ -30,7 +30,7 @@ _HEADINGS = {"trained_accuracy": "after training"}
 
 @dataclass(frozen=True)
 class TerminalTable:
-    """A table with headings (the first line); a narrow terminal shows its most important columns, and names others."""
+    """A table whose first line has the headings; a narrow terminal shows only the most important columns."""
 
     lines: Sequence[Sequence[str]]
 
@@ -92,7 +92,7 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
 
 
 def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[list[str]]]:
-    """Return tables of accuracies, of gains over training without exchange (if known), and of costs, with headings."""
+    """Return tables of accuracies, of gains over local training (if known), and of costs, with headings."""
     found = measures.differences(results, baseline)
     p_values = {variant: each.p for variant, each in found.items() if each.p is not None}
     shown = {name: _HEADINGS.get(name, name.removesuffix("_accuracy")) for name in _shown(results)}
@@ -122,7 +122,7 @@ def _mean(measure: str, text: str, result: VariantResult) -> str:
 
 
 def _shown(results: Sequence[VariantResult]) -> list[str]:
-    """Return the accuracies that have a column: personal and global ones, and others if they are known and differ."""
+    """Return the accuracies to show in columns: personal and global ones, and others if known and different."""
     personal, trained, overall, common = measures.ACCURACIES
     after = any(each.mean(trained) not in (None, each.mean(personal)) for each in results)
     known = any(each.mean(common) is not None for each in results)
@@ -135,7 +135,7 @@ def notes_below(
     settings: Sequence[str] = (),
     tuned: Sequence[str] = (),
 ) -> list[str]:
-    """Return the notes below the tables: how values were measured, the notes `settings`, and what was `tuned`."""
+    """Return notes for below the tables: how values were measured, and the notes on `settings` and `tuned` keys."""
     outcomes = [each for result in results for each in result.outcomes]
     metrics = sorted({each.files.metric for each in outcomes}) or ["accuracy"]
     common = {each.run.settings.test_on for each in outcomes} == {"global"}

@@ -60,7 +60,7 @@ class Trial:
 
 @dataclass
 class Search:
-    """The tuning of a variant: its trials, the size of its grid, and why keys have no effect (`idle`)."""
+    """A variant's tuning: its trials (`tried`), the size of its grid, and why each `idle` key has no effect."""
 
     variant: str
     grid: int
@@ -75,7 +75,7 @@ class Search:
 
     @property
     def text(self) -> str:
-        """The best configuration, and keys whose best value is the lowest or highest tried; or why none completed."""
+        """A description of the best configuration, or the reasons why no configuration completed."""
         if (best := self.best) is None:
             reasons = dict.fromkeys(reason for tried in self.tried for reason in tried.failed.values())
             return f"no configuration of {self.variant} completed with all tuning seeds: {'; '.join(reasons)}"
@@ -152,13 +152,13 @@ def trial_run(
     seed: int,
     settings: Mapping[str, Value] | None = None,
 ) -> PlannedRun:
-    """Return the planned run of a configuration, with validation examples unless `settings` are `WHOLE`."""
+    """Return the planned run of a configuration; unless `settings` are given, it holds out validation examples."""
     words = [variant, *(f"{key}={value}".replace("/", "_") for key, value in choice.items()), f"seed={seed}"]
     return shared.plan(variant, seed, folder / ",".join(words), choice | dict(settings or held_out(shared)))
 
 
 def validation_accuracy(run: RunFiles) -> float | None:
-    """Return a run's validation accuracy, in which a client that could not be evaluated counts as 0; None without."""
+    """Return a run's validation accuracy, or None; a client that could not be evaluated counts as 0."""
     accuracy, (clients, failed) = run.accuracy("validation"), run.measured("validation")
     return accuracy * clients / (clients + len(failed)) if failed and accuracy is not None else accuracy
 
@@ -185,7 +185,7 @@ def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]
         variant, _, key = name.rpartition(":")
         prefix = key.rpartition(".")[0]
         if variant and variant not in shared.own:
-            problems.append(f"{name}: {variant} is not among the variants compared ({', '.join(shared.own)})")
+            problems.append(f"{name}: {variant} is not among the variants compared: use one of {', '.join(shared.own)}")
         elif variant and key in shared.fixed[variant]:
             problems.append(f"{name}: the variant {variant} sets {key} itself, so leave it out of the grid")
         if key in _NOT_TUNED:
@@ -199,7 +199,7 @@ def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]
 
 
 def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> tuple[list[Choice], dict[str, str]]:
-    """Return a variant's configurations of keys that have an effect, and the reasons why other keys have none."""
+    """Return a variant's configurations to try, and the reasons why some keys of the grid have no effect."""
     prefixes = ("", shared.settings(variant, tuning.seeds[0]).family)
     grid = {name: values for name, values in tuning.grid.items() if ":" not in name}
     prefix = f"{variant}:"

@@ -1,4 +1,4 @@
-"""Train the same clients without exchange and with a federated method: python run.py."""
+"""Compare local training with a federated method on the same clients: python run.py."""
 
 from data import my_data
 from model import my_model
