@@ -273,10 +273,7 @@ class MethodContract:
         assert run(tmp_path / "same", case.settings(PARTIAL)).files == cache("normal").files
 
     def test_a_client_that_crashes_is_named_and_used_again(self, cache: RunCache) -> None:
-        """Check that a failure in round 2 is reported with the client's name, and that it takes part in round 4.
-
-        A method whose rounds build on each other may leave it out in round 3.
-        """
+        """Check that a client's failure in round 2 is reported by name, and that the client takes part in round 4."""
         done = cache("crash")
         assert done.failures == [(2, "1")]
         assert "out of order" in done.row(2)["failures"][0]["reason"]

@@ -138,7 +138,7 @@ class Clients:
             resident.cache_clear()
 
     def _secret_of(self, info: ClientInfo) -> NodeSecret:
-        """Return the node's secret seed and settings; raises `Refused` if its first run used other examples."""
+        """Return the node's secret; raises `Refused` if the node's first run used other examples."""
         config, flat = info.config, info.config.flat()
         replaced = {key for key, spec in fields_of(Config).items() if self._data and spec.metadata["replaced_by"]}
         about = {*keys_about("data")} - replaced - {*keys_that("path")}

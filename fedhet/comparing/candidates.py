@@ -87,6 +87,5 @@ def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str,
 
 
 def _line(error: Exception) -> str:
-    """Return an error's message in one line."""
     lines = str(error).removeprefix(NOBODY).strip().splitlines()
     return "; ".join(" ".join(line.split()) for line in lines) or type(error).__name__

@@ -119,7 +119,7 @@ def recommend(
 
 
 def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
-    """Convert text such as `30m` to a number by the factors `units`; raises a ConfigError that names `name`."""
+    """Convert a text such as `30m` to a number, using the factors `units`; the argument is called `name` in errors."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)", str(given).strip())
     factors = {unit.lower(): factor for unit, factor in units.items()} | {"": 1}
     if not match or match[2].lower() not in factors or not float(match[1]):
