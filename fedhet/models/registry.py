@@ -111,7 +111,12 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     builder = _BUILDERS.get(base) or partial(build_from_library, base)
     try:
         model = builder(tuple(input_shape), classes)
-        return pooled(model, int(width)) if width else model
+        if not width:
+            return model
+        heads = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        if not heads:
+            raise ModelError(f"the model has no nn.Linear as head that could have width {width}: leave out :{width}")
+        return place_before(model, heads[-1], {"pooling": nn.AdaptiveAvgPool1d(int(width))}, int(width))
     except ModelError as error:
         raise ModelError(f"model {name!r}: {error}") from None
 
@@ -206,11 +211,3 @@ def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], w
     parent, _, own_name = name.rpartition(".")
     setattr(model.get_submodule(parent), own_name, placed)
     return model
-
-
-def pooled(model: nn.Module, width: int) -> nn.Module:
-    """Insert adaptive average pooling to `width` features before the last `nn.Linear`, and return the model."""
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not names:
-        raise ModelError(f"the model has no nn.Linear as head that could have width {width}: leave out :{width}")
-    return place_before(model, names[-1], {"pooling": nn.AdaptiveAvgPool1d(width)}, width)
