@@ -70,14 +70,9 @@ def digest(*content: object) -> str:
             digested.update(f"{each}\n".encode())
             continue
         digested.update(f"{each.dtype}{list(each.shape)}".encode())
-        digested.update(_bytes(each))
+        if each.numel():  # else its strides may be 0
+            digested.update(each.cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digested.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    if not tensor.numel():  # whose strides may be 0
-        return b""
-    return tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 @dataclass(frozen=True, eq=False)

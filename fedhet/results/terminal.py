@@ -19,8 +19,6 @@ from fedhet.utils.statistics import STATISTICS
 from fedhet.utils.text import printable
 
 UNDISCLOSED = "undisclosed"
-SECONDS = 30.0
-"""Time between lines about the clients that have answered the handshake."""
 
 
 def format_bytes(number: float) -> str:
@@ -147,7 +145,7 @@ class ProgressLine(Observer):
         self._live = progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._live.add_task("", total=None, news="")
         self._bytes = self._last = 0
-        self._started = self._told = time.monotonic()
+        self._started = time.monotonic()
         self._news, self._numbers = "", list[str]()
 
     def prepare(self, name: str, doing: str) -> None:
@@ -166,11 +164,8 @@ class ProgressLine(Observer):
         self.prepare(run.method, "")
 
     def answered(self, done: int, asked: int) -> None:
-        """Show how many clients have replied in the current round; without a terminal, only in the handshake."""
+        """Show on a terminal how many clients have replied in the current round."""
         self._live.update(self._task, news=", ".join([f"{done} of {asked} clients", *self._numbers]))
-        if self._live.disable and not self._last and time.monotonic() - self._told > SECONDS:
-            self._told = time.monotonic()
-            self._say(f"{done} of {asked} clients have answered the handshake")
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Update the line on a terminal, or print a new line without a terminal."""

@@ -113,11 +113,3 @@ def test_a_resumed_run_counts_all_its_rounds(tmp_path):
     (tmp_path / "history.jsonl").write_text(json.dumps(row) + "\n")
     last = told(False, folder=tmp_path).rstrip().splitlines()[-1]
     assert "fedavg: 2 rounds in 60 s, 2 clients, accuracy 0.750 after the last aggregation, 4.00 KB" in last
-
-
-def test_a_long_handshake_is_told_without_a_terminal(monkeypatch):
-    monkeypatch.setattr("fedhet.results.terminal.SECONDS", 0.0)
-    out = io.StringIO()
-    line = ProgressLine(Console(file=out, force_terminal=False, width=160))
-    line.answered(3, 1000)
-    assert out.getvalue() == "3 of 1000 clients have answered the handshake\n"
