@@ -281,7 +281,8 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     axes = {name: tuple(map(fixed, shape)) for name, shape in shapes.items()}
     group = PermutationGroup(0, ",".join(ends), model.count, rows=tuple(slots), completes=())
     needs = {name: (0, depth) for name, depth in needed.items()}
-    return PermutationGroups((group,), axes, (), graph.tied, needs, graph.untrained)
+    kinds = {name: kind for name, kind in graph.kinds.items() if kind != "trained"}
+    return PermutationGroups((group,), axes, (), graph.tied, needs, kinds)
 
 
 def tensor_of(value: object, name: str = "a block") -> Tensor:

@@ -74,11 +74,6 @@ class ArchitectureGraph:
     def __getitem__(self, name: str) -> Node:
         return self._by_name[name]
 
-    @property
-    def untrained(self) -> dict[str, Kind]:
-        """The kinds of the arrays that are not trained."""
-        return {name: kind for name, kind in self.kinds.items() if kind != "trained"}
-
     @cached_property
     def _by_name(self) -> dict[str, Node]:
         return {node.name: node for node in self.nodes}

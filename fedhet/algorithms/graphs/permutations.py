@@ -218,7 +218,7 @@ def _solved(variables: Variables) -> PermutationGroups:
         first = graph.tied.get(name, name)
         bound = (variables.bound.get((first, axis), fixed(size)) for axis, size in enumerate(shape))
         axes[name] = tuple(joined(tuple(map(numbered, variables.known(axis)))) for axis in bound)
-    kinds = graph.untrained
+    kinds = {name: kind for name, kind in graph.kinds.items() if kind != "trained"}
     slots = [Slot(name, role, axis) for (name, axis), (role, _) in written.items()]
     groups = _groups(list(names.values()), axes, slots, kinds)
     moved = {slot.parameter for group in groups for slot in group.rows + group.completes}
