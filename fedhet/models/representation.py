@@ -214,9 +214,7 @@ class Representation:
             if value.is_floating_point() and value.ndim == 2 and rows in (None, len(value)):
                 return value
             key = "representation = last or mean for tokens, or head" if value.ndim == 3 and key == "head" else key
-        got = (
-            f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        )
+        got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ModelError(
             f"{title} must be a floating tensor of shape ({'n' if rows is None else rows}, d), one row "
             f"per example, got {got}; set {key} to a module with such a value"
