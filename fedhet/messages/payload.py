@@ -68,27 +68,27 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
     """
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
-        raise WireError(f"{group}: missing arrays {sorted(missing)[:3]}, unexpected arrays {sorted(extra)[:3]}")
+        what = f"missing arrays {sorted(missing)[:3]}, unexpected arrays {sorted(extra)[:3]}"
+        raise WireError(f"{group}: {what}; use the run's model")
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype != DTYPES[dtype]:
-            raise WireError(f"{group}: {name} is {array.dtype.name}{list(array.shape)}, not {dtype}{list(shape)}")
+            actual = f"{array.dtype.name}{list(array.shape)}"
+            raise WireError(f"{group}: {name} is {actual}, not {dtype}{list(shape)}; use the run's model")
     check_finite(arrays, group)
 
 
 def check_finite(arrays: Arrays, group: str) -> None:
-    """Raise a WireError if an array has NaN, infinity, or a number beyond `LARGEST`; `group` names the arrays."""
+    """Raise a WireError if an array has NaN, infinity or absolute values above `LARGEST`; `group` names the arrays."""
     with np.errstate(over="ignore", invalid="ignore"):
         for name, array in arrays.items():
             # A small sum of squares means that all values are small; otherwise each value is checked.
             if array.dtype.kind == "f" and array.size and not float(np.vdot(array, array)) <= LARGEST:
                 largest = float(np.abs(array).max())
                 if not math.isfinite(largest):
-                    raise WireError(f"{group}: {name} has values that are not finite: has training diverged?")
+                    raise WireError(f"{group}: {name} has values that are not finite: lower learning-rate")
                 if largest > LARGEST:
-                    raise WireError(
-                        f"{group}: {name} has values up to {largest:.1e}, beyond {LARGEST:.0e}: has training diverged?"
-                    )
+                    raise WireError(f"{group}: {name} has values up to {largest:.1e}, too large: lower learning-rate")
 
 
 def bytes_of(spec: Spec) -> int:
@@ -108,7 +108,7 @@ def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
 
 
 def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
-    """Cast arrays to the dtypes in clients' `specs`, rounding to integers; raise a ValueError for text."""
+    """Cast arrays to the dtypes in clients' `specs`, and round them for integer dtypes; raise a ValueError for text."""
     dtypes = {name: DTYPES[dtype] for spec in specs for name, (_, dtype) in spec.items()}
     declared = {}
     for name, each in arrays.items():
@@ -120,7 +120,7 @@ def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
 
 
 def difference(spec: Spec, other: Spec) -> str:
-    """Describe the first difference between a model's arrays and another's."""
+    """Return the first difference between the arrays of two models in words, for an error message."""
     for name in [*spec, *other]:
         if spec.get(name) != other.get(name):
             ours, theirs = (f"{s[name][1]}{list(s[name][0])}" if name in s else "missing" for s in (spec, other))
@@ -148,12 +148,11 @@ LEFT, RIGHT = ":left", ":right"
 
 
 def to_factors(after: Arrays, before: Arrays, energy: float) -> Arrays:
-    """Return the changes from `before` to `after` as factors; an array that is missing in `before` was zero.
+    """Return the changes from `before` to `after`, as low-rank factors where these are smaller.
 
-    A change (rows, columns) is approximated by its k largest singular values as `left` (rows, k) times `right` (k,
-    columns), with the smallest k for which the sum of their squares reaches the fraction `energy` of the total. An
-    array with more axes is a matrix with a row for each entry of the first axis. Vectors, and matrices whose factors
-    would not be smaller, are sent whole; integers are sent as their new values.
+    A change, flattened after the first axis to shape (m, n), is approximated by `left` (m, k) times `right` (k, n) from
+    its singular value decomposition, with the smallest k whose squared singular values reach the fraction `energy` of
+    the total. Integers are returned as their new values, and arrays missing in `before` count as zeros.
     """
     packed: Arrays = {}
     for name, array in after.items():
@@ -174,10 +173,9 @@ def to_factors(after: Arrays, before: Arrays, energy: float) -> Arrays:
 
 
 def from_factors(packed: Arrays, before: Arrays, spec: Spec, group: str) -> Arrays:
-    """Check received changes (`packed`), and return the arrays `before` with these changes.
+    """Add received changes (`packed`, see `to_factors`) to the arrays `before`; raise a WireError if they are invalid.
 
-    `spec` describes the arrays, and `group` names the changes in messages. Raises a WireError if a name, shape or dtype
-    is wrong, or a number is not finite or too large.
+    `spec` has the shapes and dtypes of the arrays, and `group` names the changes in messages.
     """
     expected: Spec = {}
     for name, (shape, dtype) in spec.items():
@@ -194,7 +192,7 @@ def from_factors(packed: Arrays, before: Arrays, spec: Spec, group: str) -> Arra
 
 
 def add_factors(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
-    """Add valid changes to the arrays `before`; on one machine, the result is reproducible bit by bit."""
+    """Add checked changes (see `to_factors`) to the arrays `before`; a machine always computes the same bits."""
     after: Arrays = {}
     for name, (shape, dtype) in spec.items():
         if (change := packed.get(name)) is None:
@@ -266,7 +264,7 @@ class Fields:
 
     def number(self, key: str, default: float | None = None) -> float:
         """Read a number of at most `LARGEST` in absolute value; larger numbers come from diverged training."""
-        right = f"a number up to {LARGEST:.0e}: has training diverged?"
+        right = f"a number up to {LARGEST:.0e}: training diverged, lower learning-rate"
         return float(self._read(key, default, int | float, right, lambda number: abs(number) <= LARGEST))
 
     def _read(
@@ -274,7 +272,7 @@ class Fields:
     ) -> Any:
         value = self._fields.get(key, default)
         if value is None:
-            raise WireError(f"{self._where} is damaged: {key} is missing")
+            raise WireError(f"{self._where} is damaged: {key} is missing; use the server's version of fedhet")
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or not good(value):
             raise WireError(f"{self._where} is damaged: {key} is {shortened(value)}, but must be {right}")
         return value
@@ -295,7 +293,7 @@ def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
 
 
 def written(record: Any) -> dict[str, Any]:
-    """Return the text, number and boolean fields of a dataclass object by key, without default values."""
+    """Return the text, number and boolean fields of a dataclass object that differ from their defaults, by key."""
     kind: Any = type(record)
     values = {key: (getattr(record, each.name), each.default) for each, key in named_fields(kind)}
     return {key: value for key, (value, default) in values.items() if value != default}

@@ -62,7 +62,6 @@ class Request:
     Attributes:
         round: number of the round, from 1; 0 for the handshake.
         expected: the round of the client's last training, whose state the client should have; -1 for none.
-        epochs: number of local epochs in this round.
         closing: whether this is the closing round, after the configured rounds of training.
         evaluate: whether the client evaluates its model before and after training.
         final: whether this is the evaluation after the last round, when personal models are saved.
@@ -71,8 +70,8 @@ class Request:
         public: digest of the public dataset, if the method needs one.
         flower: whether arrays are sent in Flower's format, as Flower's strategy wrappers need.
         here: proof that the server is on the client's machine (`fedhet.utils.machine.proof` of the settings).
-        begun: in a handshake, whether the run is continued, so that clients must have the same task, model and data.
-        called: name that the server gives to the client's files, if another client has the client's own name.
+        begun: in a handshake, whether a run is resumed, so that clients need the same task, model and data as before.
+        called: the client's name at the server and in its files, if another client has the same name; or empty.
     """
 
     round: int = 0
@@ -102,18 +101,15 @@ class Report:
 
     Attributes:
         lost_state: the round whose state was expected and is lost; -1 if no state is lost.
-        metric: name of the metric of the client's task.
         labels: number of values of the metric: 1, or one for each of several labels.
         architecture: the architecture's name; empty if it is not disclosed.
-        partition_id: the client's partition, from 0; -1 if the node has none.
-        partitions: number of partitions; 0 if the node has none.
+        partition_id, partitions: the client's partition, from 0, and their number; -1 and 0 if the node has none.
         own_data: whether the client's data come from a user's function, not from the configured data set.
         common_test: whether the client has the common test set.
         common: digest of the client's own common test set, if it is used; empty otherwise.
         normalised: whether its network has running statistics, as BatchNorm does.
         spec: names, shapes and dtypes of its network's shared arrays.
-        public: digest of the client's own public dataset; empty without one.
-        public_size: number of examples of the client's own public dataset.
+        public, public_size: digest and number of examples of the client's own public dataset; empty without one.
         note: a remark for the server's log, which may be shortened.
         outputs: number of values in a prediction.
         noise: noise multiplier of Flower's `LocalDpMod` on the client; 0 without it.
@@ -158,17 +154,19 @@ class Report:
         report = cls(**Fields(record).plain(cls), spec=_spec(record))
         if report.partition_id >= report.partitions:
             raise WireError(
-                f"the client's reply is damaged: partition-id is {report.partition_id}, but it has "
-                f"{report.partitions} partitions"
+                f"the client's reply is damaged: partition-id is {report.partition_id}, but must be "
+                f"below num-partitions = {report.partitions}"
             )
         return report
 
 
 def _spec(record: Mapping[str, Any]) -> Spec:
-    """Read the specification of shared arrays, such as `"float32,2,3"` for each; raise a WireError if it is invalid."""
+    """Read dtypes and shapes of shared arrays, such as `"float32,2,3"`; raise a WireError if one is invalid."""
     keys = [key for key in record if key.startswith("spec.")]
     if len(keys) > MOST_ARRAYS:
-        raise WireError(f"the client shares {len(keys)} arrays, but the server accepts at most {MOST_ARRAYS}")
+        raise WireError(
+            f"the client shares {len(keys)} arrays, but must share at most {MOST_ARRAYS}: use a smaller model"
+        )
     spec: Spec = {}
     for key in keys:
         name, text = key.removeprefix("spec."), Fields(record).text(key)
@@ -186,7 +184,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
 
 
 def check_room(size: int, needed: str) -> None:
-    """Raise a WireError if a client needs over a quarter of the server's memory; the message starts with `needed`."""
+    """Raise a WireError if `size` exceeds a quarter of the server's memory; the message starts with `needed`."""
     if size > (most := memory() / 4):
         raise WireError(f"{needed} {size / 1e9:.3g} GB, but has {most / 1e9:.3g} GB per client: choose a smaller model")
 
@@ -201,7 +199,7 @@ class Measured:
 
 @dataclass
 class Reply:
-    """A client's reply, with its numbers of examples; `payload` is the method's part.
+    """A client's reply: numbers of examples, measurements and the method's `payload`.
 
     Attributes:
         train_loss: mean of the loss over the round's training steps; None without a step.
@@ -319,6 +317,6 @@ def public_dataset_in(payload: Payload) -> PublicDataset | None:
     tensors = {name: to_tensor(sent[name]) for name in names}
     counts = {len(part) if part.ndim else 0 for part in tensors.values()}
     if names in ([], ["labels"]) or len(counts) > 1 or 0 in counts:
-        raise WireError("the server's public dataset must have inputs, and as many labels or none")
+        raise WireError("the server's public dataset must have inputs and as many labels, or inputs alone: correct it")
     labels = tensors.pop("labels", None)
     return PublicDataset(from_parts(tensors), labels)

@@ -30,7 +30,7 @@ class Aggregator:
 
     @property
     def bound(self) -> float:
-        """The multiple of the median norm to which updates are clipped; 0 to clip only absurd ones."""
+        """The multiple of the median norm to which updates are clipped; 0 if no clipping is configured."""
         return self.run.config.clip_norm or float(self.run.config.aggregation == "norm-clipped")
 
     @property
@@ -44,10 +44,9 @@ class Aggregator:
         weights: Mapping[str, float] | None = None,
         before: Arrays | None = None,
     ) -> Arrays:
-        """Average each array over the clients that sent it (see `average_shared`), after clipping.
+        """Clip updates (see `clipped`), then average each array over the clients that sent it (see `average_shared`).
 
-        Clients have equal weights by default. `before` has the arrays from which they started, by default the shared
-        model.
+        `weights` are equal by default. `before` has the arrays from which clients started, by default the shared model.
         """
         before, config = self.run.state.model if before is None else before, self.run.config
         models, weights = self.clipped(models, dict.fromkeys(models, before)), weights or dict.fromkeys(models, 1.0)
@@ -59,13 +58,12 @@ class Aggregator:
         starts: Mapping[str, Arrays] = {},
         scales: Mapping[str, Mapping[str, float]] = {},
     ) -> Mapping[str, Arrays]:
-        """Return the clients' arrays, with updates clipped to `clip-norm` times the median norm.
+        """Return clients' arrays (`groups`), with changes since `starts` clipped to `clip-norm` times the median norm.
 
-        Without `clip-norm`, only absurd updates of three or more clients are clipped, to the median norm and with a
-        warning: those beyond 30 times the median norm and 10 times the norm of the arrays from which the client
-        started. `starts` has these arrays by client, by default zeros. The norm is taken over all floating-point
-        arrays of a client, times their factors in `scales` (1 by default), and divided by the square root of their
-        number of entries, so that networks of different sizes can be compared.
+        A client's norm is the root mean square over the floating-point entries of its change, after each array is
+        multiplied by its factor in `scales`. `starts` defaults to zeros, `scales` to ones. Without `clip-norm`, a norm
+        is clipped to the median if it exceeds 30 times the median of three or more clients and 10 times the norm of the
+        client's start; a warning is logged.
         """
         bound = self.bound
         if not groups or (not bound and len(groups) < 3):
@@ -86,14 +84,14 @@ class Aggregator:
         return clipped
 
     def part_of(self, client: str) -> Arrays:
-        """Return the shared arrays that a client has."""
+        """Return the arrays of the shared model that a client's network has."""
         model, keys = self.run.state.model, tuple(self.federation.specs.get(client, ()))
         # The global model of a method that matches has other shapes than any client's, and the same names.
         whole = self.run.traits.whole
         return self.once(keys, lambda: model if whole else {key: model[key] for key in keys if key in model})
 
     def once(self, key: Hashable, make: Callable[[], Arrays]) -> Arrays:
-        """Return the result of `make`, cached under `key` until the shared model changes."""
+        """Return `make()`, cached under `key` until the shared model changes."""
         if self._sent[0] is not self.run.state.model:
             self._sent = (self.run.state.model, {})
         if key not in self._sent[1]:
@@ -107,8 +105,7 @@ def average_shared(
     """Return the average of each array over the clients that sent it, summed in the order of `models`.
 
     `weights` apply to `rule="mean"`; other rules (`AGGREGATIONS`) weight all clients equally, and tolerate the fraction
-    `byzantine` of Byzantine clients. Averages have the dtype of the arrays; those of integers (BatchNorm's counters)
-    are rounded.
+    `byzantine` of Byzantine clients. Averages of integers, such as BatchNorm's counters, are rounded.
     """
     owners: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys(name for model in models.values() for name in model):
@@ -155,7 +152,7 @@ def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = {}) -> f
 
 
 def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
-    """Return, by client, the sum over its arrays of the distance to the nearest array of that name from another one."""
+    """Return, for each client, the sum of its arrays' distances to the nearest array of that name of another client."""
     total = dict.fromkeys(sent, 0.0)
     for client, arrays in sent.items():
         for name, array in arrays.items():
@@ -167,8 +164,8 @@ def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
 def robust(clients: list[list[Array]], rule: str, fraction: float) -> list[Array]:
     """Aggregate clients' arrays, with equal weights, by a rule that tolerates this `fraction` of Byzantine clients.
 
-    Rules are `median` and `trimmed-mean` of each entry (Yin et al., ICML 2018), and `krum` and `multi-krum`, which
-    select whole clients (Blanchard et al., NeurIPS 2017).
+    `median` and `trimmed-mean` (Yin et al., ICML 2018) aggregate each entry of the arrays; `krum` and `multi-krum`
+    (Blanchard et al., NeurIPS 2017) select clients.
     """
     count, weighted = len(clients), [(arrays, 1) for arrays in clients]
     # At least one if any are expected, but fewer than half, since no rule tolerates more.

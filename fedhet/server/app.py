@@ -47,8 +47,8 @@ def serve(
 ) -> None:
     """Run the server side of a method on a grid, and record the run in a folder; with `resume`, continue the run there.
 
-    `model` is the clients' model function, needed if the server builds networks other than the configured ones. By
-    default, the server evaluates the global model on the common test set, if `test-on` includes it, unless clients do.
+    `model` is the clients' model function, needed if the server builds networks other than the configured ones. Without
+    `evaluate_fn`, the server evaluates the global model on the common test set, if `test-on` includes it.
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)
@@ -73,10 +73,10 @@ def make_server_app(
     Args:
         model: The clients' models, as for `make_client_app`; needed if the method builds networks at the server.
         public: Returns the public dataset for a configuration: raw inputs (n, ...) or a pair (inputs, labels). By
-            default it is held out of the configured data set (`public-samples`), or clients' data include it.
+            default, it is held out of the configured data set (`public-samples`) or comes with the clients' data.
         evaluate_fn: Evaluates the global model at the server; by default on the common test set, if `test-on`
             includes it.
-        methods: Your own methods that no installed package registers; raises a ConfigError if two have the same name.
+        methods: Methods to register; raises a ConfigError if an installed method has the same name.
     """
     for method in methods:
         registry.register(method)

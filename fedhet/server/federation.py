@@ -28,11 +28,11 @@ class Federation:
     """Exchanges messages with the clients of a run, and counts the bytes sent and received in the current round.
 
     Attributes:
-        nodes: the node of each client that is connected, in order of client name.
-        known: the handshake reply of each client, without payload, in order of admission, also of clients that left.
-        specs: names, shapes and dtypes of each known client's shared arrays.
-        claimed: the name that each known client gives itself, and replies under; two clients may claim one name.
-        answered: called after each reply, with the number of replies so far and of messages sent.
+        nodes: the Flower node id of each connected client, in order of client name.
+        known: each admitted client's handshake reply, without payload; clients that have left are included.
+        specs: names, shapes and dtypes of each admitted client's shared arrays.
+        claimed: the name under which each client replies, which may be the same for two clients.
+        answered: function called after each reply, with the numbers of replies received and messages sent so far.
     """
 
     def __init__(self, run: Run) -> None:
@@ -46,22 +46,22 @@ class Federation:
 
     @property
     def simulated(self) -> bool:
-        """Whether all clients are on this machine or a Ray cluster, so that none is missing."""
+        """Whether clients are simulated on this machine or a Ray cluster, and not on remote nodes."""
         return simulated(self.grid) or isinstance(self.grid, LocalGrid)
 
     def earlier_name(self, node: int, claimed: str) -> str:
-        """Return the name that a node's client had in the run when it claimed this name; empty for a new node id."""
+        """Return the name that a node's client, which claims this name, has had in the run; empty for a new node."""
         known = () if self.simulated else self.run.state.clients.items()
         return next((n for n, c in known if c.node == node and (n == claimed or n.startswith(f"{claimed} ("))), "")
 
     def name_for(self, node: int, claimed: str) -> str:
-        """Return a name for a client: the one that it claims, followed by a number if another node has it."""
+        """Return a client's name in the run: the claimed name, followed by a number if another client has it."""
         numbered = (f"{claimed} ({number})" for number in itertools.count(2))
         names = itertools.chain([self.earlier_name(node, claimed) or claimed, claimed], numbered)
         name = next(name for name in names if name not in self.nodes)
         if not plain_name(name):
             raise FedhetError(
-                f"another node has the name {claimed}, which is too long for a number: give this node a name of its own"
+                f"two nodes have the name {claimed}, which is too long for a number: give each a short name of its own"
             )
         if name != claimed:
             self.run.warn_once(
@@ -71,7 +71,7 @@ class Federation:
         return name
 
     def choose(self, clients: Iterable[str]) -> list[str]:
-        """Return the connected clients among `clients`, in order of name; record the others as failed."""
+        """Return the connected clients among `clients`, in order of name; record absent clients as failed."""
         wanted = dict.fromkeys(clients)
         for client in wanted:
             if client not in self.nodes:
@@ -91,7 +91,6 @@ class Federation:
         return messages
 
     def _message(self, kind: str, node: int, content: RecordDict, **asked: Any) -> Message:
-        """Return a message for a node, whose `Request` has the fields `asked`, and record it in the round."""
         run, round = self.run, self.run.round
         common: dict[str, Any] = {"run": run.state.run, "public": run.state.public, "here": proof(run.config.text)}
         common |= {"closing": round.closing, "final": round.final, "flower": run.flower}
@@ -113,7 +112,7 @@ class Federation:
     def query(
         self, nodes: Iterable[int], question: str, payload: Payload, **asked: Any
     ) -> Iterable[tuple[int, Message]]:
-        """Send a question to nodes that are not admitted, and yield each node that replied with its reply."""
+        """Send a question to nodes that are not admitted as clients, and yield pairs of node and reply."""
         encoder = Encoder()
         messages = [
             self._message(MessageType.QUERY, node, encoder(payload), question=question, **asked) for node in nodes
@@ -130,7 +129,7 @@ class Federation:
         return self.grid.send_and_receive(messages, timeout=self.run.config.timeout)
 
     def by_node(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
-        """Yield each node with its reply, in the order in which messages were sent; record nodes without a reply."""
+        """Yield pairs of node and reply, in the order of the messages sent; record missing replies as failures."""
         round = self.run.round
         sent, round.sent = round.sent, {}
         # For a node that is gone the SuperLink answers, so only the id of the message says which node it was.
@@ -149,7 +148,7 @@ class Federation:
                 round.fail(names.get(node, f"at node {node}"), f"no reply within {self.run.config.timeout:g} s{hook}")
 
     def receive(self, replies: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
-        """Return the valid replies, in order of client name; record why the other clients failed."""
+        """Return the valid replies by client, in order of name; record clients without a valid reply as failed."""
         run, round = self.run, self.run.round
         names = {node: client for client, node in self.nodes.items()}
         valid: dict[str, Reply] = {}
@@ -189,7 +188,7 @@ class Federation:
         reply.report.client = client
         self._check_counts(reply)
         if client not in round.training and (reply.train_loss is not None or reply.work.steps):
-            raise WireError("the client reports training, but was asked only to evaluate: report no loss or steps")
+            raise WireError("the client was asked only to evaluate, but reports training: report no loss or steps")
         for name, group in reply.arrays.items():
             if name == "model":
                 check(group, self.specs[client], "the client's model")
@@ -197,7 +196,7 @@ class Federation:
                 check_finite(group, f"the client's {name[:100]}")
 
     def _check_counts(self, reply: Reply) -> None:
-        """Raise a WireError if numbers of examples differ from the handshake, or a metric counts too many examples."""
+        """Raise a WireError if numbers of examples differ from the handshake, or if metrics are invalid."""
         known = self.known[reply.client]
         wrapped = known.report.wrapped  # the user's own functions count their examples
         for kind, count, before in (
@@ -206,14 +205,14 @@ class Federation:
             ("validation", reply.validation_examples, known.validation_examples),
         ):
             if count != before and not wrapped:
-                raise WireError(f"the client has {count} {kind} examples now, but had {before} in its handshake")
+                raise WireError(f"the client has {count} {kind} examples, but had {before} at first: keep its data")
         if reply.given_weight and not wrapped:
-            raise WireError("the client's reply has a weight, which only a train function in fedhet.wrap may return")
+            raise WireError("the client's reply has a weight, which needs a train function of its own: use fedhet.wrap")
         metric, labels = known.report.metric, known.report.labels
         for name, measured in reply.measured.items():
             values = measured.metric.values
             if len(values) != labels or (metric != "r2" and min(values) < 0):
-                raise WireError(f"the client's metric {name} must have {labels} values, and only r2 may be negative")
+                raise WireError(f"the client's {name} needs {labels} values, at least 0 unless r2: check its mods")
 
 
 def reason_of(client: str, error: Exception) -> str:

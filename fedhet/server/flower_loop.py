@@ -1,4 +1,4 @@
-"""The hooks through which Flower's own loop, or a Flower strategy that wraps another one, runs a fedhet strategy."""
+"""Run a fedhet strategy in Flower's own loop, or in a Flower strategy that wraps it."""
 
 import atexit
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,9 +40,9 @@ def _argument(name: str) -> property:
 
 
 class FlowerLoop(Hooks[P, S], Strategy):
-    """Runs a strategy in Flower's loop, which calls its hooks for each round, such as `configure_train`.
+    """Implements the hooks that Flower's loop calls in each round, such as `configure_train`.
 
-    `private_wrapper` is Flower's strategy for differential privacy around this one, if any.
+    `private_wrapper` is the Flower strategy for differential privacy that wraps this strategy, if any.
     """
 
     evaluate_last: Callable[[], MetricRecord]
@@ -108,14 +108,13 @@ class FlowerLoop(Hooks[P, S], Strategy):
         self._end()
 
     def _end(self, error: BaseException | None = None) -> None:
-        """End a run in Flower's loop; `error` is the exception that ended it, if any."""
         if (contexts := self._flowers_loop) is not None:
             self._flowers_loop, self.fresh = None, False
             atexit.unregister(self._interrupted)
             contexts.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
     def _interrupted(self) -> None:
-        """End a run that Flower's loop left before the last round."""
+        """End a run if Flower's loop stopped before its last round."""
         if self._flowers_loop is not None:
             error = FedhetError(f"Flower's loop ended after round {self.state.round}: {self._same_rounds}")
             log.error("%s", error)
@@ -124,7 +123,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
 
     @property
     def _same_rounds(self) -> str:
-        return f"give the strategy as many rounds (rounds = {self.config.rounds}) as start (num_rounds)"
+        return f"set rounds of the strategy ({self.config.rounds}) and num_rounds of start to the same number"
 
     @contextmanager
     def _in_flowers_loop(self) -> Iterator[None]:
@@ -163,7 +162,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
             return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
 
     def _take_arrays(self, arrays: ArrayRecord) -> None:
-        """Set the shared model to `arrays` from Flower's loop, which a wrapper or a subclass may have changed."""
+        """Set the shared model to `arrays`, which a wrapping strategy or a subclass may have changed."""
         if self.traits.averages_model:
             self.run.initial = decode_arrays(arrays)
             self._initialise()

@@ -21,7 +21,7 @@ from fedhet.utils.files import state_folder
 from fedhet.utils.statistics import in_order
 from fedhet.utils.text import log
 
-NOBODY = "no client can serve:"
+NOBODY = "no client can take part:"
 """The first line of an error, above the reasons."""
 
 Claims = list[tuple[str, Hashable]]
@@ -32,7 +32,7 @@ UNSEEN = 2**26
 
 
 class Handshake:
-    """Asks new nodes for a description of their client (`Report`), and admits clients that can be combined.
+    """Asks new nodes for a description of their client (`Report`), and admits clients that the method can combine.
 
     If values that must be equal for all clients differ, the majority of the first clients decides.
     """
@@ -45,7 +45,7 @@ class Handshake:
     def admit(self, *, unseen: bool = False) -> None:
         """Admit new nodes as clients; with `unseen`, also the unseen clients, which join after the last round.
 
-        Raises a FedhetError with all reasons if no client can take part, or if only one is left after refusals.
+        Raises a FedhetError with all reasons if no client can take part, or only one after others were refused.
         """
         federation, round = self.federation, self.run.round
         assert federation.grid is not None
@@ -64,8 +64,8 @@ class Handshake:
         if len(federation.nodes) == 1 and self._refused and self.run.traits.communicates:
             (left,) = federation.nodes
             raise FedhetError(
-                f"only client {left} is left after refusals, and {self.run.method.name} needs at least two clients:\n"
-                f"{round.reasons()}"
+                f"only client {left} is left after refusals, and {self.run.method.name} needs at least two clients; "
+                f"correct the others:\n{round.reasons()}"
             )
 
     def _check_settings(self) -> None:
@@ -88,8 +88,8 @@ class Handshake:
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
         """Ask nodes for a `Report` and admit those that can take part; if reports differ, the majority is admitted.
 
-        If a node claims the name of an admitted client, this client's node is asked again, and keeps the name unless
-        it has left (see `Federation.name_for`).
+        If a node claims the name of an admitted client, the node of this client is asked again, and keeps the name if
+        it replies (see `Federation.name_for`).
         """
         run, federation = self.run, self.federation
         public = self.strategy.public_dataset()
@@ -113,7 +113,7 @@ class Handshake:
         federation.nodes = {client: federation.nodes[client] for client in in_order(federation.nodes)}
 
     def _opened(self, nodes: Iterable[int], payload: Payload, *, unseen: bool) -> dict[int, tuple[Claims, Reply]]:
-        """Return the claims and the valid reply of each node that is asked for a `Report`."""
+        """Ask nodes for a `Report`; return the claims and the reply of each node whose reply is valid."""
         opened: dict[int, tuple[Claims, Reply]] = {}
         for node, message in self.federation.query(nodes, HANDSHAKE, payload, begun=bool(self.run.state.clients)):
             try:
@@ -134,7 +134,6 @@ class Handshake:
         self.run.round.fail(who, reason_of(who, error))
 
     def _common(self, reply: Reply) -> dict[str, Common]:
-        """Return the values that must be equal for all clients, from a client's reply, by their names in messages."""
         report, traits = reply.report, self.run.traits
         task = report.metric if report.labels == 1 else f"{report.metric} of {report.labels} labels"
         common = {"task": Common(task, "all clients of a run need the same task; set it with task=")}
@@ -143,7 +142,7 @@ class Handshake:
             common["common test set"] = Common(report.common, remedy)
         if report.public and traits.public != "none" and self.strategy.public_dataset() is None:
             common["digest of the public dataset"] = Common(
-                report.public, "all need the same examples in the same order"
+                report.public, "give all clients the same examples in the same order"
             )
         return common | dict(self.strategy.common(reply))
 
@@ -164,7 +163,7 @@ class Handshake:
         return self.run.config.test_on != "local" and not reply.report.common_test
 
     def _check_size(self, node: int, reply: Reply) -> None:
-        """Check that the server has memory for a client's network, which the client must send first if it is large."""
+        """Check that the server has memory for a client's network; if it is large, the client must send it as proof."""
         spec, copies = reply.report.spec, self.strategy.copies
         check_room(copies * bytes_of(spec), "the server needs memory for the client's network:")
         if not copies or bytes_of(spec) <= UNSEEN:
@@ -183,8 +182,8 @@ class Handshake:
             check_finite(group, f"the client's {name[:100]}")
         if (weight := run.flower_options.weighted_by_key) != FlowerOptions.weighted_by_key and not report.wrapped:
             raise FedhetError(
-                f"weighted_by_key = {weight!r} names a metric of a client's own train function, "
-                "and this client trains with fedhet's loop: leave it out, or wrap the client's app with fedhet.wrap"
+                f"weighted_by_key = {weight!r} names a metric of a client's own train function, but this client trains "
+                "with fedhet's loop: leave weighted_by_key out, or use fedhet.wrap for the client's app"
             )
         self._check_network(report.spec)
         before = run.state.aside()
@@ -230,10 +229,7 @@ class Handshake:
                 )
 
     def _agree(self, reply: Reply, *, joining: bool) -> None:
-        """Check a client's common values, let the method admit it, and create initial values for its shared arrays.
-
-        A client that is `joining` after the last round needs no initial values.
-        """
+        """Check that a client fits the others, let the method admit it, and create initial arrays unless `joining`."""
         state, traits, common = self.run.state, self.run.traits, self._common(reply)
         for name, (value, remedy) in common.items():
             if (other := state.common.get(name, value)) != value:
@@ -251,7 +247,7 @@ class Handshake:
                 state.model = state.model | first
 
     def _public_dataset(self, reply: Reply) -> tuple[str, int]:
-        """Return digest and size of the public dataset, the server's or the client's; raise if there is none."""
+        """Return digest and size of the server's or the client's public dataset; raise a FedhetError without one."""
         report, public = reply.report, self.strategy.public_dataset()
         if public is not None:
             return public.digest, len(public)
@@ -265,7 +261,7 @@ class Handshake:
         )
 
     def _test_on_own_parts(self) -> None:
-        """Evaluate on clients' own test parts; raise if `test-on` is set, or if others have a common test set."""
+        """Use clients' own test parts; raise a FedhetError if `test-on` was chosen or other clients are admitted."""
         run = self.run
         if "test-on" in run.config.chosen or self.federation.known:
             raise FedhetError(
@@ -281,7 +277,7 @@ def _comes_last(reply: Reply, count: int) -> bool:
         return False
     if reply.report.partition is None:
         raise FedhetError(
-            f"unseen-clients = {count} selects the last partitions, and the client's node reports no partition: set "
+            f"unseen-clients = {count} selects the last partitions, but the client's node reports no partition: set "
             "partition-id and num-partitions in its node config"
         )
     partition, partitions = reply.report.partition
@@ -289,7 +285,7 @@ def _comes_last(reply: Reply, count: int) -> bool:
 
 
 def most_alike_first(claims: Mapping[int, Claims]) -> list[int]:
-    """Return nodes in the order of their admission: by the number of their claims that are not the most frequent."""
+    """Return nodes sorted by how many of their claims differ from the most frequent value, fewest first."""
     votes = Counter(claim for each in claims.values() for claim in each)
     most = {name: count for (name, _), count in reversed(votes.most_common())}
     return sorted(claims, key=lambda node: sum(votes[claim] < most[claim[0]] for claim in claims[node]))

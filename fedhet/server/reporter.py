@@ -33,8 +33,8 @@ VALIDATION = "validation-"
 class Reporter:
     """Reports a run to its observers.
 
-    `size_of` returns the size of a client's network in words. `on_common_test` is the server's latest evaluation of the
-    global model, which belongs to the next round's record. `evaluated` has the mean metrics of the latest record.
+    `size_of` returns the size of a client's network in words. `on_common_test` is the server's evaluation of the global
+    model, for the record of the next round. `evaluated` has the clients' mean metrics in the last recorded round.
     """
 
     def __init__(self, run: Run, size_of: Callable[[str], str], observers: Sequence[Observer]) -> None:
@@ -51,7 +51,7 @@ class Reporter:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context for a run; at its end, observers receive the outcome."""
+        """Context that notifies observers when the run in it has finished or failed."""
         try:
             yield
         except BaseException as error:  # also Ctrl-C
@@ -126,7 +126,7 @@ class Reporter:
 
 
 def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluated"]) -> dict[str, float]:
-    """Return the clients' mean of each metric that users' own functions report, weighted by their examples."""
+    """Return the clients' weighted mean of each metric of their own train (`further`) or evaluate functions."""
 
     def weight(reply: Reply) -> float:
         tested = [sum(each.metric.weights) for each in reply.measured.values()] or [reply.test_examples]
@@ -137,7 +137,7 @@ def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluat
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return statistics over clients on their own test parts, the common test set and their validation parts.
+    """Return statistics of clients' evaluations on their own test parts, the common test set and validation parts.
 
     `on_common_test`, the server's evaluation of the global model, replaces the clients' evaluations of this model.
     """
@@ -157,7 +157,7 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
 
 
 def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
-    """Return statistics over the clients that report the evaluation `which` (see `summarise`); None if no client does.
+    """Return statistics (see `summarise`) of the evaluation `which` (`common-trained`); None if no client has it.
 
     On the common test set, clients are weighted by their numbers of own test examples, or of training examples if some
     client has no test examples.
@@ -176,10 +176,10 @@ def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | N
 
 
 def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
-    """Return the record of unseen clients, which join after the last round and train without the others.
+    """Return the results of unseen clients, which join after the last round and train locally.
 
-    It has statistics before the first epoch and after each epoch, by test set (`own`, `common`) and by the weights with
-    which clients start (`received`, or `scratch`: their own), and each client's `architecture` and metric by epoch.
+    Statistics before the first epoch and after each epoch are given by test set (`own`, `common`) and start: from the
+    weights that the server sends (`received`) or from new ones (`scratch`). `clients` has each client's metrics.
     """
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
     measured = {name for reply in replies.values() for name in reply.measured}
@@ -209,7 +209,7 @@ def metric_record(row: Mapping[str, Any]) -> MetricRecord:
 
 
 def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield warnings about a completed run, from the records of its rounds since the start or the resumption."""
+    """Yield warnings about a completed run, such as clients that never took part, from the records of its rounds."""
     rounds = run.last_round
     trained = {client: record.trained for client, record in run.state.clients.items()}
     absent = {client: why for client, why in never_took_part(rows).items() if trained.get(client, -1) < 0}

@@ -104,10 +104,10 @@ class Hooks(Generic[P, S]):
         return {}
 
     def admit(self, reply: Reply) -> None:
-        """Store what the method needs from a client's first handshake in `state`; raise an exception to refuse it."""
+        """Store what the method needs of a client's first handshake in `state`, or raise an exception to refuse it."""
 
     def first_arrays(self, missing: Spec) -> Arrays | None:
-        """Return initial values of the shared arrays in `missing`; None, the default, if clients' weights are used."""
+        """Return initial values of the shared arrays in `missing`, or None (the default) to take them from clients."""
         return None
 
     def first_model(self, reply: Reply) -> Arrays:
@@ -129,7 +129,7 @@ class Hooks(Generic[P, S]):
         return [known[index] for index in sorted(drawn)]
 
     def payload_for(self, client: str) -> Payload:
-        """Return the payload for a client's training or evaluation, by default the shared arrays that it has."""
+        """Return the payload for a client's training or evaluation, by default the shared arrays of its network."""
         model = self.aggregator.part_of(client)
         return Payload({"model": model} if model else {})
 
@@ -147,8 +147,8 @@ class Hooks(Generic[P, S]):
     def check_reply(self, reply: Reply) -> None:
         """Check a reply after training, and raise a WireError to refuse it; by default it must have a shared model.
 
-        All arrays were already checked to be finite, and the model's to have the right names and shapes. Refuse here
-        whatever `aggregate_fit` cannot use, since an exception in `aggregate_fit` ends the run.
+        It is already known that all arrays are finite, and that the model has the right names and shapes. Refuse every
+        reply that `aggregate_fit` cannot use, since an exception in `aggregate_fit` ends the run.
         """
         if self.federation.specs[reply.client] and "model" not in reply.arrays:
             raise WireError("the client's reply has no model: check the client's mods and its own train function")
@@ -181,7 +181,7 @@ class Hooks(Generic[P, S]):
         return self.makes_global_model and bool(self.state.model)
 
     def global_arrays(self) -> Arrays:
-        """Return the arrays that `evaluate_fn` and the result of a run receive; by default what clients share."""
+        """Return the arrays that `evaluate_fn` and the result of a run receive; by default the shared arrays."""
         return self.state.model
 
     def global_model(self) -> nn.Module | None:
@@ -213,7 +213,7 @@ class Hooks(Generic[P, S]):
         named_alike = run.traits.networks != "any"  # else methods may share arrays under names of their own
         if named_alike and unknown and len(unknown) == len(run.initial):
             raise ConfigError(
-                f"initial_arrays has none of the arrays that clients share ({', '.join([*shared][:3])}, ...); it has "
+                f"initial_arrays has none of the arrays that clients share ({', '.join([*shared][:3])}, ...), but has "
                 f"{', '.join(unknown[:3])}: pass ArrayRecord(model.state_dict()) of the clients' model"
             )
         if unknown and not state.round:
@@ -225,7 +225,7 @@ class Hooks(Generic[P, S]):
             self._fetch_first_arrays()
 
     def _fetch_first_arrays(self) -> None:
-        """Fetch missing shared arrays from two clients, or three if these differ, and keep those closest to another's.
+        """Ask two clients for initial values of missing arrays, a third if these differ, and use the closest ones.
 
         With a robust rule or `clip-norm`, all clients are asked, and Krum selects.
         """
@@ -243,7 +243,7 @@ class Hooks(Generic[P, S]):
                     yield client
 
         def ask(senders: float) -> None:
-            """Ask until each array was sent by this many clients, or by all clients that have it."""
+            """Ask clients until each array was sent by `senders` of them, or by all that have it."""
             while asked := [*lacking(senders)]:
                 self.federation.ask(FIRST, dict.fromkeys(asked, Payload()), keep)
 
@@ -263,7 +263,7 @@ class Hooks(Generic[P, S]):
             raise FedhetError(f"no client sent its initial weights:\n{self.run.round.reasons()}")
 
     def _open(self, round: Round) -> dict[str, Payload]:
-        """Begin a round: admit clients that come late, and return the payloads for the clients that train."""
+        """Begin a round: admit new clients, and return the payloads for the clients that train."""
         self.run.round = round
         self._admit_clients()
         self._prepare()
@@ -273,7 +273,6 @@ class Hooks(Generic[P, S]):
         return payloads
 
     def _payloads(self, hook: str, *arguments: Any, **keywords: Any) -> dict[str, Payload]:
-        """Return the payloads of connected clients from `configure_fit` or `evaluation_payloads` (`hook`)."""
         with self._calling(hook):
             payloads = getattr(self, hook)(*arguments, **keywords)
         return {client: payload for client, payload in payloads.items() if client in self.federation.nodes}

@@ -66,19 +66,17 @@ class Run:
     """The configuration and data of a run, which the server's objects share.
 
     Attributes:
-        config: the complete configuration; `override` changes it.
         public: the public dataset of the server, if it has one.
         model: the user's model function, if clients use the user's own models.
         own_data: whether clients have data other than the configured data set.
         devices: distinct descriptions of the clients' devices.
-        initial: initial arrays from the caller, kept until it is known which arrays clients share.
+        initial: initial arrays from the caller, until the shared arrays are set to them.
         flower: whether Flower's loop runs the rounds, instead of `FederatedStrategy.start`.
         flower_options: arguments of Flower's `FedAvg` that are not keys, such as `min_train_nodes`.
-        train_config: entries for the clients' train functions and mods, which are sent unchanged.
-        evaluate_config: entries for the clients' evaluate functions, which are sent unchanged.
+        train_config, evaluate_config: entries for the clients' own functions and mods, which are sent unchanged.
         told: texts of the warnings logged so far, in order.
         noise: noise multiplier of each client's `LocalDpMod` (Flower's local differential privacy); 0 without it.
-        privacy: record of the privacy budget spent, if Flower's differential privacy is used, or else None.
+        privacy: record of the privacy budget spent; None without Flower's differential privacy.
     """
 
     method: Method
@@ -131,7 +129,7 @@ class Run:
         self.override({key: value for key, value in ours.items() if flat[key] != value})
 
     def warn_once(self, line: str, clients: Sequence[str] = ()) -> None:
-        """Log a warning, with the clients that it is about, the first time that it occurs in the run."""
+        """Log a warning about `clients`, unless it was logged before in the run."""
         if line not in self.told:
             self.told.append(line)
             log.warning("%s%s", f"{named(clients)}: " if clients else "", line)
@@ -167,7 +165,7 @@ class Run:
         node = {"architecture": architecture} if architecture and not model else {}
         if partition is None and not node and not model:
             raise FedhetError(
-                f"client {client} discloses neither its architecture nor its partition-id, and the server must build "
+                f"client {client} discloses neither its architecture nor its partition-id, but the server must build "
                 "its network: set disclose-architecture = true"
             )
         info = ClientInfo(client, partition, partitions, self.config, node)
@@ -202,7 +200,7 @@ def new_folder(parent: Path, config: Config) -> Path:
 def run_folder(config: Config, grid: Grid) -> Path:
     """Return the folder for a run: `out`, or `out-2`, `out-3`, ... if `out` has a run and `resume` is not set.
 
-    Flower's runtime works in the folder where its SuperLink was started, so a relative folder is in `~/.fedhet` there.
+    In Flower's runtime, a relative folder is in `~/.fedhet`, since the SuperLink may have been started anywhere.
     """
     home = Path() if isinstance(grid, LocalGrid) else Path.home() / ".fedhet"
     if not config.out:
@@ -212,6 +210,6 @@ def run_folder(config: Config, grid: Grid) -> Path:
 
 
 def numbered(folder: Path, taken: Callable[[Path], bool]) -> Path:
-    """Return the first of `folder`, `folder-2`, `folder-3`, ... for which `taken` is false."""
+    """Return the first of `folder`, `folder-2`, `folder-3`, ... for which `taken` returns False."""
     names = (folder.name if number == 1 else f"{folder.name}-{number}" for number in range(1, 100_000))
     return next(place for name in names if not taken(place := folder.with_name(name)))

@@ -39,8 +39,6 @@ from fedhet.utils.text import console, log
 class FederatedStrategy(FlowerLoop[P, S]):
     """The base class of all strategies: a `flwr.serverapp.strategy.Strategy` that runs on any Flower Grid.
 
-    `round.py` defines the hooks of methods and the round that calls them, `flower_loop.py` the hooks that Flower calls.
-
     Args:
         config: a complete configuration, or None if keys are given by keyword.
         settings: configuration keys as keyword arguments, with `_` for `-`: keys of the method (`eta0=0.01`) and keys
@@ -108,16 +106,16 @@ class FederatedStrategy(FlowerLoop[P, S]):
     ) -> Result:
         """Run all rounds, the closing round if there is one, and the evaluation at the end.
 
-        The arguments are the same as for Flower's `Strategy.start`; defaults come from the configuration. Every call is
-        a new run. A strategy whose `state` was assigned since its last run continues after `state.round`, up to
-        `num_rounds` rounds in all. If the key `out` is set and there are no observers, a run directory is written. A
-        subclass that overrides hooks of Flower's strategies, such as `configure_train`, runs in Flower's own loop.
+        The arguments are the same as for Flower's `Strategy.start`; defaults come from the configuration. Every call
+        begins a new run, unless `state` was assigned since the last run: then training continues after `state.round`.
+        If the key `out` is set and there are no observers, a run directory is written. A subclass that overrides hooks
+        of Flower's strategies, such as `configure_train`, runs in Flower's own loop.
 
         Args:
             grid: connection to the clients.
             initial_arrays: the shared model before the first round, unless a run is continued; by default the
                 clients' initial weights.
-            num_rounds: number of training rounds.
+            num_rounds: number of training rounds, including those before a continued run.
             timeout: seconds to wait for replies.
             train_config: entries for the clients' own train functions (`fedhet.wrap`) and mods, sent unchanged. At
                 clients with fedhet's training loop, they set keys of training, also by Flower's names (`lr`).
@@ -163,7 +161,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     @contextmanager
     def _running(self, grid: Grid, initial_arrays: ArrayRecord | None, *, lines: bool = False) -> Iterator[None]:
-        """Context of a run, which begins with the handshake; it is recorded, and printed if `lines`."""
+        """Context of a run, which begins with the handshake; rounds are recorded, and printed if `lines` is true."""
         with self._recording(grid, lines), self.reporter.watching():
             if initial_arrays and not self.state.round:
                 if self.traits.averages_model:
@@ -211,7 +209,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         gone = [client for client in self.state.clients if client not in present]
         if gone and self.federation.simulated:
             raise FedhetError(
-                f"{named(gone)} took part in this run, which needs them to continue; correct what refuses them:\n"
+                f"the run cannot continue without {named(gone)}, which took part before; correct the reasons:\n"
                 f"{self.run.round.reasons('no such node')}"
             )
         if self._directory and self.run.train_config:
@@ -274,8 +272,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
         counted = max([0, *(client.trained for client in self.state.clients.values())])
         if last - counted >= min(3, math.ceil(last / 2)) > 0:
             raise FedhetError(
-                f"no round after round {counted} of {last} had {self.config.min_clients} valid replies (min-clients):\n"
-                f"{self.run.round.reasons('no client was asked')}"
+                f"no round after round {counted} of {last} had {self.config.min_clients} valid replies; correct the "
+                f"failures, or lower min-clients:\n{self.run.round.reasons('no client was asked')}"
             )
         if last and self.traits.whole and not self.has_global_model:
             raise FedhetError(
@@ -285,7 +283,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     @contextmanager
     def _recording(self, grid: Grid, lines: bool) -> Iterator[None]:
-        """Context that prints rounds if `lines`, and writes a run directory if `out` is set; no-op with observers."""
+        """Context that writes a run directory if `out` is set, and prints rounds if `lines`; no-op with observers."""
         if self.reporter.observers:
             yield
             return

@@ -36,7 +36,7 @@ Parts = Mapping[str, Part]
 
 @dataclass
 class SubmodelState(State):
-    """The state of a submodel method: `network` describes the whole network by its permutation groups (JSON)."""
+    """The state of a submodel method; `network` has the permutation groups of the whole network, as JSON."""
 
     network: str = ""
 
@@ -55,7 +55,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     def common(self, reply: Reply) -> Mapping[str, Common]:
         described(reply.report.groups, reply.report.spec)
         size = self.options.size_name
-        remedy = f"all clients need one architecture, of which each may have a part ({size})"
+        remedy = f"all clients must train parts of one architecture, chosen by {size}"
         return {"digest of the whole network": Common(sha256(reply.report.groups.encode()).hexdigest()[:12], remedy)}
 
     def admit(self, reply: Reply) -> None:
@@ -95,10 +95,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     def average_entries(
         self, models: Mapping[str, Arrays], weights: Mapping[str, float], parts: Mapping[str, Parts]
     ) -> Arrays:
-        """Average each entry of the arrays over clients whose `parts` have it; other entries keep their value.
-
-        Arrays are split into pieces, such that each client has either all entries of a piece or none.
-        """
+        """Average each array entry over the clients whose `parts` include it; entries of no client keep their value."""
         before, config = self.state.model, self.config
         models = self.aggregator.clipped(models, {client: cut(before, parts.get(client, {})) for client in models})
         pieces: dict[str, Arrays] = {client: {} for client in models}
@@ -149,22 +146,22 @@ read_network = lru_cache(maxsize=8)(groups_from_json)
 
 
 def described(description: str, spec: Spec, *, complete: bool = False) -> PermutationGroups:
-    """Read a client's description of its whole network; raise a WireError if the client's arrays are not parts of it.
+    """Read a network's permutation groups (JSON); raise a WireError if arrays of shapes `spec` are not parts of it.
 
-    With `complete`, the client must have all arrays; otherwise it may lack the last blocks of layers.
+    With `complete`, all arrays of the network are needed; otherwise, arrays of the last layers may be missing.
     """
     try:
         groups = read_network(description)
         widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
         if any(few > most for few, most in zip(widths, groups.widths, strict=True)):
-            raise ValueError("a hidden layer has more units than in the whole network")
+            raise ValueError("a hidden layer has more units than the whole network: reduce its width")
         shapes = groups.shapes(widths)
         for name, (shape, _) in spec.items():
             if shapes[name] != shape:
-                raise ValueError(f"the array {name[:100]} has shape {list(shape)}, expected {list(shapes[name])}")
+                raise ValueError(f"the array {name[:100]} has shape {list(shape)}, but needs {list(shapes[name])}")
         lacking = [name for name in (shapes if complete else groups.needs) if name in shapes.keys() - spec.keys()]
         if lacking := [name for name in lacking if groups.kinds.get(name) != "statistic"]:
-            raise ValueError(f"the array {lacking[0][:100]} is missing")
+            raise ValueError(f"the array {lacking[0][:100]} is missing: share it")
         return groups
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise WireError(f"the client's arrays are not a part of the network that it describes: {error}") from error
@@ -172,9 +169,9 @@ def described(description: str, spec: Spec, *, complete: bool = False) -> Permut
 
 @lru_cache(maxsize=64)
 def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) -> Parts:
-    """Return the indices along each axis of the arrays' parts that a client of these `widths` has in a round (from 1).
+    """Return the indices along each axis of the arrays that a client trains in a round (from 1).
 
-    `network` describes the whole network (`SubmodelState`), and `units` are as in `Sharing`.
+    `widths` are the client's numbers of hidden units, `network` is as in `SubmodelState`, and `units` as in `Sharing`.
     """
     groups = read_network(network)
     sizes = enumerate(zip(widths, groups.widths, strict=True))
@@ -191,7 +188,7 @@ def cut(arrays: Arrays, parts: Parts) -> Arrays:
 
 
 def _blocks(parts: Mapping[str, Part | None], shape: tuple[int, ...]) -> Iterator[tuple[list[str], Place]]:
-    """Yield the places of the blocks into which clients' parts divide an array, with the clients that have each."""
+    """Split an array into blocks that are in a client's part either whole or not at all; yield clients and index."""
     axes = []
     for axis, size in enumerate(shape):
         having = np.ones((len(parts), size), bool)

@@ -93,7 +93,7 @@ def test_three_networks_without_a_public_dataset():
     for name in ("fedhenn", "fedmd", "label-spreading"):
         assert "public" in found.refused[name], name
     assert "equal architectures" in found.refused["fedavg"]
-    assert not [why for why in found.refused.values() if "no client can serve" in why or "\n" in why]
+    assert not [why for why in found.refused.values() if "no client can take part" in why or "\n" in why]
 
 
 def one_layer_on(*shape: int) -> UserFunctions:

@@ -601,7 +601,7 @@ def at_a_node_with_a_policy():
         (lambda: fedhet.FedAvg().start(None, network().state_dict()), "initial_arrays must be a flwr.app.ArrayRecord"),
         (
             lambda: fedhet.FedAvg().start(LocalGrid(wrapped(), 2), ArrayRecord({"a": torch.ones(1)}), 1),
-            "initial_arrays has none of the arrays that clients share .0.weight, 0.bias, .*; it has a: pass",
+            "initial_arrays has none of the arrays that clients share .0.weight, 0.bias, .*, but has a: pass",
         ),
         (lambda: ours(wrapped(), Skipping()), r"configure_train of Skipping must call super\(\)"),
         (at_a_node_with_a_policy, "this node has a policy .allow.: it answers only strategies of fedhet"),

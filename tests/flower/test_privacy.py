@@ -225,14 +225,12 @@ def test_an_interrupted_loop_is_recorded_as_failed(tiny, first, tmp_path, monkey
     end()
     summary = Run(tmp_path / "run").summary
     assert (summary["status"], summary["rounds"]) == ("failed", 1)
-    assert summary["error"].startswith(
-        "Flower's loop ended after round 1: give the strategy as many rounds (rounds = 2)"
-    )
+    assert summary["error"].startswith("Flower's loop ended after round 1: set rounds of the strategy (2) and")
     wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=2)
     assert Run(tmp_path / "run-2").summary["status"] == "completed"
 
 
 def test_a_wrapper_that_runs_more_rounds_is_refused(tiny, first):
     wrapped = noisy(fedhet.FedAvg(rounds=1))
-    with pytest.raises(ConfigError, match=r"loop reached round 2: give the strategy as many rounds \(rounds = 1\)"):
+    with pytest.raises(ConfigError, match=r"loop reached round 2: set rounds of the strategy \(1\) and num_rounds"):
         wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=2)

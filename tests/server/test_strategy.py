@@ -71,7 +71,7 @@ def test_no_nodes_left(start, tiny):
             self.calls += 1
             return super().get_node_ids() if self.calls <= 3 else []
 
-    with pytest.raises(FedhetError, match="no client can serve:\n.*no nodes"):
+    with pytest.raises(FedhetError, match="no client can take part:\n.*no nodes"):
         start(grid=Gone(tiny.app(), 2))
 
 
