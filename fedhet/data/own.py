@@ -196,8 +196,6 @@ def _in_memory(value: Any) -> Examples | None:
 def _as_augment(augment: Any) -> Augment | None:
     if augment is None:
         return None
-    if not callable(augment):
-        raise DataError(f"augment must be a function of a batch of inputs, not a {type(augment).__name__}")
     taken, _ = open_parameters(augment.forward if isinstance(augment, nn.Module) else augment)
     seeded = any(each.name == "generator" for each in taken[1:])
 
@@ -209,12 +207,10 @@ def _as_augment(augment: Any) -> Augment | None:
             raise UserCodeError.of(error, "the augment function") from error
         known = isinstance(batch, Tensor | Inputs) and batch.shape[:1] == inputs.shape[:1]
         if not known or (batch.dtype == torch.uint8) != (inputs.dtype == torch.uint8):  # bytes are scaled afterwards
-            forms = [
-                f"{each.dtype} of shape {tuple(each.shape)}" for each in (batch, inputs) if isinstance(each, Tensor)
-            ]
+            got = f"{batch.dtype} of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else "no tensor"
             raise DataError(
-                f"the augment function returned {forms[0] if forms[1:] else 'no tensor'} for a batch of "
-                f"{forms[-1]}: it must return as many inputs, and bytes if the batch has bytes"
+                f"the augment function returned {got} for a batch of {inputs.dtype} of shape {tuple(inputs.shape)}: it "
+                "must return as many inputs, and bytes if the batch has bytes"
             )
         return batch
 

@@ -257,7 +257,11 @@ def read_run(folder: Path | str) -> RunFiles:
     check_links(folder)
     if not config.is_file():
         raise FedhetError(f"{folder} is not the directory of a run: it has no config.toml; name another directory")
-    settings = all_printable(toml.load(config))
+    settings, path = all_printable(toml.load(config)), folder / "summary.json"
+    try:
+        summary = parse_object(path.read_text(encoding="utf-8")) if path.exists() else None
+    except ValueError as error:
+        raise FedhetError(f"{path}: damaged ({error}); restore it from a copy") from None
     return RunFiles(
         folder=folder,
         versions=settings.pop("versions", {}),
@@ -265,7 +269,7 @@ def read_run(folder: Path | str) -> RunFiles:
         settings=toml.flatten(settings),
         rows=read_history(folder),
         clients=read_clients(folder),
-        summary=_read_json(folder / "summary.json"),
+        summary=summary,
     )
 
 
@@ -280,10 +284,3 @@ def showing(folder: object) -> Iterator[None]:
         raise FedhetError(
             f"the files in {folder} are damaged ({damage(error)}): restore the folder from a copy"
         ) from error
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        return parse_object(path.read_text(encoding="utf-8")) if path.exists() else None
-    except ValueError as error:
-        raise FedhetError(f"{path}: damaged ({error}); restore it from a copy") from None
