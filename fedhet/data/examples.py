@@ -71,7 +71,7 @@ def digest(*content: object) -> str:
             continue
         digested.update(f"{each.dtype}{list(each.shape)}".encode())
         if each.numel():  # else its strides may be 0
-            digested.update(each.cpu().contiguous().flatten().view(torch.uint8).numpy())
+            digested.update(each.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digested.hexdigest()
 
 
