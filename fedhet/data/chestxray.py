@@ -19,7 +19,6 @@ from fedhet.errors import DataError, FedhetError
 from fedhet.tasks import Task
 from fedhet.utils.files import read_tensors, write_tensors
 from fedhet.utils.machine import cores
-from fedhet.utils.text import log
 
 FINDINGS = (
     *("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax"),
@@ -106,10 +105,8 @@ def _images(files: Sequence[Path], size: int) -> Tensor:
         if (kept := read_tensors(cache)) is not None:
             return kept["images"]
     images = _decoded(files, size)
-    try:
+    with suppress(OSError):  # images that cannot be kept are decoded again
         write_tensors(cache, {"images": images})
-    except OSError as error:
-        log.warning("cannot keep decoded images in %s: %s", cache.parent, error)
     return images
 
 

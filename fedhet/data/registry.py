@@ -53,12 +53,12 @@ def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) ->
     if key not in LOADED:
         if name not in _LOADERS:
             raise DataError(nearest("data set", name, _LOADERS))
-        LOADED[key] = _resized(load(name, folder), input_size) if input_size else _LOADERS[name](key[1])
+        dataset = load(name, folder) if input_size else _LOADERS[name](key[1])
+        if input_size:
+            if len(dataset.input_shape) != 3:
+                raise DataError(f"input-size = {input_size} is for images, not for {name}: leave it out")
+            transform = partial(resized, transform=dataset.transform, size=input_size)
+            shape = (dataset.input_shape[0], input_size, input_size)
+            dataset = replace(dataset, input_shape=shape, transform=transform)
+        LOADED[key] = dataset
     return LOADED[key]
-
-
-def _resized(dataset: DataSet, size: int) -> DataSet:
-    if size < 0 or len(dataset.input_shape) != 3:
-        raise DataError(f"input-size = {size} is for images, not for {dataset.name}: leave it out")
-    transform = partial(resized, transform=dataset.transform, size=size)
-    return replace(dataset, input_shape=(dataset.input_shape[0], size, size), transform=transform)

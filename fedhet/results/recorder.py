@@ -126,8 +126,7 @@ class RunDirectory(Observer):
         """Write the value of `test-on` that the handshake determined into `config.toml`."""
         self._begin()
         if run.test_on not in ("", self.config.test_on):
-            self.config = self.config.replace(test_on=run.test_on)
-            self._write_config()
+            self.reconfigure(self.config.replace(test_on=run.test_on))
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Append the round to the files, then save the state; after a crash in between, resuming removes the round."""

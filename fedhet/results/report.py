@@ -146,7 +146,6 @@ _CAPTIONS = {
     "comparison": "Personal accuracy by round.",
     "overlay": "Accuracy by round: of each run the one by which its method is scored.",
 }
-_BEFORE = " After local training: clients' models before a round's aggregation; the other line is after it."
 
 
 def write_report(folder: Path | str) -> Path:
@@ -162,9 +161,7 @@ def write_report(folder: Path | str) -> Path:
         figures = run_figures(run)
         for name, figure in figures.items():
             save_png(figure, run.folder / "figures" / f"{name}.png")
-        before = _BEFORE if run.personal == "received" and run.accuracy("trained") is not None else ""
-        captions = _CAPTIONS | {"accuracy": _CAPTIONS["accuracy"] + before}
-        content = {"lines": _status(run), "facts": _facts(run), "pictures": _pictures(figures, captions)}
+        content = {"lines": _status(run), "facts": _facts(run), "pictures": _pictures(figures)}
         write_text(path, _render(PAGE, title=run.title, sections=_sections(run), **content))
     return path
 
@@ -194,10 +191,10 @@ def _sections(run: RunFiles) -> Iterator[Section]:
     yield Section("Settings", [[["key", "value"], *_settings(run)]], notes)
 
 
-def _pictures(figures: "Mapping[str, Figure]", captions: Mapping[str, str]) -> list[dict[str, str]]:
+def _pictures(figures: "Mapping[str, Figure]") -> list[dict[str, str]]:
     from fedhet.results.figures import to_svg
 
-    return [{"name": name, "svg": to_svg(each, name), "caption": captions[name]} for name, each in figures.items()]
+    return [{"name": name, "svg": to_svg(each, name), "caption": _CAPTIONS[name]} for name, each in figures.items()]
 
 
 def _settings(run: RunFiles) -> list[tuple[str, str]]:
@@ -298,7 +295,7 @@ def write_together(
         for name, page in pages.items()
     ]
     sections = [Section("Results", tables, notes, kind="numbers"), *more, Section("Runs", links=links)]
-    content = {"lines": [("", verdict)] if verdict else [], "pictures": _pictures(figures, _CAPTIONS)}
+    content = {"lines": [("", verdict)] if verdict else [], "pictures": _pictures(figures)}
     write_text(path, _render(PAGE, title=title, sections=sections, **content))
     return path
 
