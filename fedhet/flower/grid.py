@@ -1,7 +1,7 @@
 """A Flower Grid that calls the ClientApp in this process, so that a strategy runs without Flower's runtime.
 
 Like Flower's runtime, it sets identities and message ids, keeps a context for each node, and replies with an error if a
-client raises.
+client raises an exception.
 """
 
 import itertools
@@ -27,9 +27,9 @@ ANSWER_ALL = "answer_all"
 class LocalGrid(Grid):
     """A Flower Grid that answers messages by calling a ClientApp in this process.
 
-    There are `clients` nodes; the config of node i has the partition id i and the entries of `node_config`. Up to
-    `batch_size` messages for nodes with equal `architectures` (but "") are handled in one call, so that these networks
-    can be trained in one batch.
+    The config of each of the `clients` nodes has a partition id and the entries of `node_config`. With `architectures`,
+    up to `batch_size` messages to nodes of the same architecture are handled in one call, so that these networks can be
+    trained together; nodes with an empty name are handled one by one.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """Flower's description of the run, of which only the run id is set."""
+        """Flower's description of the run, with only the run id."""
         return Run.create_empty(RUN_ID)
 
     def set_run(self, run: Run) -> None:
@@ -108,7 +108,7 @@ class LocalGrid(Grid):
         return [reply for key in self.push_messages(messages) for reply in self.pull_messages([key])]
 
     def _taken(self, key: str) -> list[Message]:
-        """Remove the batch with the message `key` from the waiting messages, and return it."""
+        """Remove the batch that contains the message `key` from the waiting messages, and return it."""
         batch = self._waiting[key]
         for message in batch:
             del self._waiting[message.metadata.message_id]
@@ -125,10 +125,7 @@ class LocalGrid(Grid):
 
 
 def answer(app: ClientApp, messages: Sequence[tuple[Message, Context]], logged: set[str]) -> list[Message]:
-    """Return a ClientApp's replies to a batch of messages, with an error reply for each exception.
-
-    Exceptions are logged unless their text is in `logged`.
-    """
+    """Return a ClientApp's replies, with an error reply for each exception, which is logged unless in `logged`."""
     answer_all = getattr(app, ANSWER_ALL, {}).get(messages[0][0].metadata.message_type) if len(messages) > 1 else None
     replies: list[Any] = answer_all(messages) if answer_all else [_reply(app, *each) for each in messages]
     for place, (message, context) in enumerate(messages):

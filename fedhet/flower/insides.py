@@ -74,7 +74,7 @@ def failure(message: Message, reason: str) -> Message:
 
 
 def no_handler(reason: str) -> bool:
-    """Return whether a ClientApp failed for lack of a handler for the message, which every ClientApp of fedhet has."""
+    """Return whether the `reason` of an error is that the ClientApp has no function for the message."""
     return "function registered with name" in reason
 
 
@@ -92,7 +92,7 @@ def mods_of(app: ClientApp) -> list[Any]:
 
 
 def private_wrapper_of(strategy: Strategy) -> PrivateWrapper | None:
-    """Return the Flower strategy for differential privacy that wraps this one, or None; there may be only one."""
+    """Return the Flower strategy for differential privacy that wraps `strategy`; raises a ConfigError for several."""
     # A wrapper passes nothing to the strategy's hooks that shows its noise and norm, which the accounting needs.
     attributes = [each for each in gc.get_referrers(strategy) if isinstance(each, dict)]
     holders = gc.get_referrers(strategy, *attributes)
@@ -104,5 +104,5 @@ def private_wrapper_of(strategy: Strategy) -> PrivateWrapper | None:
 
 
 def simulated(grid: Grid | None) -> bool:
-    """Return whether Flower simulates the clients of a grid on this machine."""
+    """Return whether a grid belongs to a simulation of Flower's runtime."""
     return type(grid).__name__ == "InMemoryGrid"

@@ -36,14 +36,14 @@ PREFIXES = TRAIN, EVALUATE, NAMES = "train_config.", "evaluate_config.", "names.
 
 
 def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the entries to add to a request's record: both configs, and names of records in a user's own app."""
+    """Return entries for a request's record: the train and evaluate configs, and Flower's options for own apps."""
     prefixed = {f"{TRAIN}{key}" if key in OURS or key.startswith(PREFIXES) else key: v for key, v in train.items()}
     prefixed |= {f"{EVALUATE}{key}": value for key, value in evaluate.items()}
     return prefixed | {f"{NAMES}{key}": value for key, value in names.items()}
 
 
 def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what `sent_along` added to a request's record: the config of the function `action`, and the names."""
+    """Return the config for `action` (`train` or `evaluate`) and the names that `sent_along` added to a record."""
     names = {key.removeprefix(NAMES): value for key, value in record.items() if key.startswith(NAMES)}
     if action == "evaluate":
         return {key.removeprefix(EVALUATE): v for key, v in record.items() if key.startswith(EVALUATE)}, names
@@ -62,7 +62,7 @@ def is_request(message: Message) -> bool:
 
 
 def read_request(record: RecordDict) -> tuple[Request, str]:
-    """Return the request and the settings in the records of a message; raise a WireError if it is not fedhet's."""
+    """Return the request and the settings in a message's records; raise a WireError if it is not from fedhet."""
     request = record.get("request")
     if not isinstance(request, ConfigRecord):
         raise WireError(
@@ -75,7 +75,7 @@ def read_request(record: RecordDict) -> tuple[Request, str]:
 
 
 def write_refusal(client: str, reason: str, *, lost: bool = False, again: bool = False) -> RecordDict:
-    """Return the records of a refusal; `lost` asks for another handshake, and `again` says that one may succeed."""
+    """Return the records of a refusal; `lost` asks for a new handshake; with `again`, a later one may succeed."""
     return RecordDict({"report": ConfigRecord({"client": client, "refusal": reason, "lost": lost, "again": again})})
 
 
@@ -89,14 +89,14 @@ def write_reply(reply: Reply, *, flower: bool = False) -> RecordDict:
 
 
 def read_reply(message: Message) -> Reply:
-    """Return the reply in a message; raise a FedhetError if it is an error, a refusal, or not fedhet's."""
+    """Return the reply in a message; raise a FedhetError if it is an error, a refusal, or not from fedhet."""
     if message.has_error():
         reason = message.error.reason or f"error code {message.error.code}"
         if "Invalid message type: query" in reason:
             raise WireError(LEGACY)
         if no_handler(reason):
             raise WireError(NOT_OURS)
-        raise FedhetError(f"failed: {reason}")
+        raise FedhetError(f"the client failed: {reason}")
     records = message.content
     report, metrics = records.get("report"), records.get("metrics")
     if not isinstance(report, ConfigRecord):
@@ -117,8 +117,8 @@ def ask_app(
     """Call the `train` or `evaluate` function (`action`) of a user's own ClientApp, as Flower's strategies do.
 
     The function receives the arrays of `model`, and the `settings` updated by `train_config` or `evaluate_config`.
-    Return the arrays and metrics of its reply, and the name of the metric that is the client's weight. Raises a
-    FedhetError if the reply is an error or does not have one record of metrics and, from `train`, one of arrays.
+    Returns the arrays and metrics of its reply, and the name of the metric that is the client's weight. Raises a
+    FedhetError if the reply is an error, or its records are not those that Flower's strategies need.
     """
     content, kind = message.content, message.metadata.message_type
     entries, names = _came_along(content.config_records["request"], action)
@@ -192,7 +192,7 @@ class Encoder:
 
 
 def decode(record: RecordDict) -> Payload:
-    """Return the payload of a record, with arrays that are read-only views; raise a WireError if it is damaged."""
+    """Return the payload in a record, with arrays as read-only views; raise a WireError if the record is damaged."""
     arrays = {name: decode_arrays(group) for name, group in record.items() if isinstance(group, ArrayRecord)}
     values = record["values"] if "values" in record else ConfigRecord()
     if RESERVED & arrays.keys() or not isinstance(values, ConfigRecord):
@@ -235,11 +235,11 @@ def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, actual = read(source)
     if (shape, actual) != (array.shape, dtype):
-        raise ValueError(f"an array is {actual}{list(shape)}, but its record declares {dtype}{list(array.shape)}")
+        raise ValueError(f"an array is {actual}{list(shape)}, not {dtype}{list(array.shape)}: send Array(values)")
     _check_size(shape, dtype, len(array.data) - source.tell())
     return array.numpy()
 
 
 def _check_size(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> None:
     if len(shape) > 32 or any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"{size} bytes do not fit an array {dtype}{list(shape[:32])}")
+        raise ValueError(f"{size} bytes do not fit an array {dtype}{list(shape[:32])}: send Array(values)")

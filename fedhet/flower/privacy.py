@@ -39,12 +39,12 @@ def check_mods(mods: object) -> None:
     if secure := [mod.__name__ for mod in mods if getattr(mod, "__name__", "") in ("secagg_mod", "secaggplus_mod")]:
         raise ConfigError(
             f"{secure[0]} needs the workflow of Flower's older API, which fedhet's strategies cannot run: leave it "
-            "out; LocalDpMod adds noise before anything is sent"
+            "out, or use LocalDpMod, which adds noise at the client"
         )
 
 
 def clips(mod: object) -> bool:
-    """Return whether a mod is one of Flower's mods that clip updates, which apply to training messages only."""
+    """Return whether a mod is one of Flower's mods that clip a client's update after training."""
     return isinstance(mod, LocalDpMod) or mod in (fixedclipping_mod, adaptiveclipping_mod)
 
 
@@ -65,10 +65,7 @@ def in_flowers_format(message: Message, context: Context, call_next: ClientAppCa
 
 
 def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec]) -> None:
-    """Check that clients share one averaged model of floating-point arrays, since nothing else can be clipped.
-
-    Otherwise, raises a ConfigError that names the mod or wrapper `name`; `specs` describe each client's shared arrays.
-    """
+    """Raise a ConfigError unless clients share one averaged model of floats, which the mod or wrapper `name` needs."""
     others = traits.alike in ("widths", "parts") or traits.public != "none" or traits.other_arrays
     if not traits.shares.averaged or others or not all(specs):
         raise ConfigError(
@@ -88,7 +85,7 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
 def check_wrapper(name: str, method: str, traits: Traits, specs: Sequence[Spec], arrays: ArrayRecord) -> None:
     """Raise a ConfigError unless a wrapper for differential privacy, `name`, can process the arrays that clients send.
 
-    It compares the arrays of each reply by position with `arrays`, from which the strategy starts.
+    The wrapper compares the arrays of each reply by position with `arrays`, the strategy's initial arrays.
     """
     shared = list(specs[0])
     check_one_model(name, method, traits, specs)
@@ -107,7 +104,7 @@ class PrivacyLedger:
     A round is a Gaussian mechanism. Its noise multiplier is the standard deviation of the noise, divided by the
     greatest change that one client's update can make. Two runs are neighbours if all updates of one client are zero in
     one of them, so participation and numbers of examples count as public. `name` is the wrapper or mod that adds the
-    noise, `earlier` the ledger of the strategy's earlier runs; `whom` completes the note on who is kept from learning.
+    noise, `earlier` the ledger of the strategy's earlier runs; `whom` is added to the note on whose data are protected.
     """
 
     def __init__(
@@ -133,10 +130,7 @@ class PrivacyLedger:
             self._log()
 
     def spend(self, replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> None:
-        """Add the privacy cost of a round, in which clients trained the shared model `before`, and log the total.
-
-        `after` is the aggregated model, to which the server adds its own noise later.
-        """
+        """Add the privacy cost of a round from the shared model `before` to the average `after`, and log the total."""
         if not self.unknown:
             noise = self._noise_multiplier(replies, before, after)
             if isinstance(noise, str):
@@ -177,10 +171,10 @@ def wrapper_ledger(
 ) -> PrivacyLedger:
     """Return the ledger of a run under one of Flower's wrappers for differential privacy.
 
-    In a weighted mean of updates of norm at most C, a client with the share s of all examples moves the mean by s C at
-    most, and Flower adds noise of standard deviation z C / n with n = `num_sampled_clients`. So the noise multiplier is
-    z / (n s), with the greatest share s; with equal shares it is z (McMahan et al. 2018, arXiv 1710.06963). `mean` says
-    whether the server aggregates by the mean, without clipping.
+    Let C be the norm to which updates are clipped, z the wrapper's `noise_multiplier`, n its `num_sampled_clients`, and
+    s the greatest share of one client in all examples. A client changes the weighted mean by s C at most, and Flower
+    adds noise of standard deviation z C / n, so a round has the noise multiplier z / (n s) (McMahan et al. 2018, arXiv
+    1710.06963). `mean` says whether the server aggregates by the mean, without clipping.
     """
 
     def noise_multiplier(replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> float | str:
@@ -226,6 +220,5 @@ def mod_ledger(
 
 
 def _distance(one: Mapping[str, Any], other: Arrays) -> float:
-    """Return the Euclidean distance between the arrays of two models."""
     moved = (np.asarray(array, np.float64) - other[name] for name, array in one.items())
     return float(np.sqrt(sum(float(np.vdot(each, each)) for each in moved)))

@@ -267,7 +267,7 @@ def test_a_client_that_raises_is_one_line(simulating: dict[str, str], tmp_path: 
     printed = simulate(tmp_path / "mine", simulating, "num-server-rounds=1", flower._federation(THREE)[1])
     log = Path(simulating["HOME"]) / ".fedhet" / "clients.log"
     reason = f"ValueError: \\x1b[31mthe scanner is broken (traceback in {log})"
-    assert f"  3 clients (0, 1, 2): failed: {reason}" in printed
+    assert f"  3 clients (0, 1, 2): the client failed: {reason}" in printed
     assert printed.count("the scanner is broken") <= 3
     assert "in train" not in printed.partition("ServerApp")[0]
     assert log.read_text().count("raise ValueError") == 3
