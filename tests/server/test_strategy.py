@@ -7,7 +7,8 @@ import torch
 import fedhet
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
-from fedhet.server import federation
+from fedhet.methods import registry
+from fedhet.server import FederatedStrategy, Hooks, federation
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -166,3 +167,17 @@ def test_refused_client_changes_nothing(start, tiny):
     assert all("the public dataset has 4 examples" in failure["reason"] for failure in watch.rows[0]["failures"])
     assert watch.rows[1]["participants"] == ["2", "3"]
     assert strategy.state.public_size == 16
+
+
+OF_ALL = {"method", "state_class", "copies"}
+VALUES = {"config", "options", "traits", "state"}
+HOOKS = {name for name in vars(Hooks) if not name.startswith("_")} - OF_ALL - VALUES - {"role", "run_round"}
+
+
+@pytest.mark.parametrize("name", registry.own_methods())
+def test_methods_override_only_hooks(name):
+    base = {name for each in FederatedStrategy.__mro__ for name in vars(each) if not name.startswith("__")}
+    for each in registry.strategy(name).__mro__:
+        if each is FederatedStrategy:
+            break
+        assert vars(each).keys() & base <= HOOKS | OF_ALL | {"_abc_impl", "_is_protocol"}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedhet.config import configuration
+from fedhet.config import client_setup, configuration
 
 
 def control(method: str, name: str) -> str:
@@ -60,3 +60,19 @@ def test_a_run_of_a_control(folder: str, name: str, federate: Any) -> None:
     assert done.summary["personal_accuracy"]["weighted"] > 0
     if name == "own":  # each client aligns with itself
         assert not any(done.sent.values())
+
+
+def test_public_examples_in_local_training(federate):
+    mixed = federate("local", public_samples=64, **{"local.public": "mixed"})
+    alone = federate("local", "alone", public_samples=64)
+    assert mixed.failures == []
+    steps = [row["work"]["steps"] for row in (mixed.rows[1], alone.rows[1])]
+    assert steps == [3 * 2 * (32 + 64) // 16, 3 * 2 * 32 // 16]
+    public = client_setup.public_dataset(mixed.config)
+    right = [
+        (done.network("0")(client_setup.dataset_of(done.config).transform(public.inputs)).argmax(1) == public.labels)
+        .float()
+        .mean()
+        for done in (mixed, alone)
+    ]
+    assert right[0] > right[1] + 0.05
