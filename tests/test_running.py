@@ -241,7 +241,7 @@ def test_unusable_functions_are_refused(supplied, kind, message, tmp_path):
         (torch.arange(10) + 1, None, "its labels go from 1 to 10, but its network has 3 outputs, for classes 0 to 2"),
         (torch.rand(10), "classification", "its labels are floats, not classes"),
         (torch.rand(10, 2), None, r"its targets are of shape \(n, 2\), but its outputs are of shape \(n, 3\)"),
-        (torch.full((10, 3), 2), "multi-label", "labels 0 and 1, but its labels differ"),
+        (torch.full((10, 3), 2), "multi-label", "needs labels of 0 and 1"),
     ],
 )
 def test_labels_that_do_not_fit_outputs(run, labels, task, message):

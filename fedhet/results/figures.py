@@ -104,7 +104,7 @@ def loss_figure(run: RunFiles) -> Figure | None:
 
 
 def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
-    """Draw the accuracy of several runs by round, each by the evaluation that scores its method."""
+    """Draw the accuracy of several runs by round, each in the evaluation that scores its method."""
     figure, axes = new_figure(2.9)
     for place, (name, run) in enumerate(runs.items()):
         draw_line(axes, run.curve, **look(place), label=name)
@@ -150,7 +150,7 @@ def save_png(figure: Figure, path: Path) -> None:
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """Return a finished figure as a transparent SVG element, with text and lines in the page's colours, if it has some.
+    """Return a finished figure as a transparent SVG element, whose text and grid have the colours of the page.
 
     Every id in the SVG begins with `name`, so that ids are unique within a page.
     """
@@ -167,7 +167,7 @@ def to_svg(figure: Figure, name: str) -> str:
 
 
 def look(position: int) -> dict[str, Any]:
-    """Return the colour and line style of the line at a position; the first 48 lines all differ."""
+    """Return the colour and line style of the line with index `position`; the first 48 lines all differ."""
     return {"color": PALETTE[position % len(PALETTE)], "linestyle": DASHES[position // len(PALETTE) % len(DASHES)]}
 
 

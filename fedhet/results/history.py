@@ -96,7 +96,7 @@ def learning_curve(
     test: TestSet = "own",
     measure: str = "accuracy",
 ) -> list[tuple[int, float]]:
-    """Return pairs of a round and the accuracy or loss after it; if there are two evaluations, the later one counts.
+    """Return pairs of a round and the `measure` (accuracy or loss) after it, in the latest evaluation.
 
     `which` selects the models as `received` by clients or as `trained` by them, and `test` the test set. The
     `statistic` over clients is ignored for one global model on the common test set.
@@ -120,7 +120,7 @@ def last_round(rows: Iterable[Row]) -> int:
 def scored_curve(
     rows: Sequence[Row], which: Which, measure: Literal["accuracy", "loss"] = "accuracy"
 ) -> list[tuple[int, float]]:
-    """Return the learning curve on the clients' own test parts or, if there is none, on the common test set."""
+    """Return the learning curve on the clients' own test sets or, if there is none, on the common test set."""
     return learning_curve(rows, which, measure=measure) or learning_curve(rows, which, test="common", measure=measure)
 
 
@@ -228,7 +228,7 @@ class RunFiles:
         return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
 
     def measured(self, test: TestSet) -> tuple[int, dict[str, str]]:
-        """Return the number of clients in the last evaluation, and why others failed; (0, {}) if it is the server's."""
+        """Return the number of evaluated clients, and why others failed, by name; (0, {}) if the server evaluates."""
         for row in reversed(self.rows):
             if last := (row if test == "own" else row.get(test) or {}).get(self.scored):
                 clients = int(last.get("clients", 0))
@@ -238,7 +238,7 @@ class RunFiles:
 
     @property
     def metric(self) -> str:
-        """The name of the task's metric, `accuracy` or `auc`."""
+        """The name of the task's metric, such as `accuracy`."""
         return str((self.summary or {}).get("metric", "accuracy"))
 
     @property
@@ -256,7 +256,7 @@ def read_run(folder: Path | str) -> RunFiles:
         raise FedhetError(f"{folder}: no such folder; give the directory of a run")
     check_links(folder)
     if not config.is_file():
-        raise FedhetError(f"{folder} is not the directory of a run: it has no config.toml; name another directory")
+        raise FedhetError(f"{folder} is not the directory of a run: it has no config.toml; give another directory")
     settings, path = all_printable(toml.load(config)), folder / "summary.json"
     try:
         summary = parse_object(path.read_text(encoding="utf-8")) if path.exists() else None
@@ -275,7 +275,7 @@ def read_run(folder: Path | str) -> RunFiles:
 
 @contextmanager
 def showing(folder: object) -> Iterator[None]:
-    """Context that converts any error to a `FedhetError`, which says that the run directory is damaged."""
+    """Context manager that converts errors to a `FedhetError`, which says that the files in `folder` are damaged."""
     try:
         yield
     except (FedhetError, OSError):

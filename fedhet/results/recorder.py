@@ -75,7 +75,7 @@ class RunDirectory(Observer):
         log.info("results go to %s", folder)
 
     def _begin(self) -> None:
-        """Restore the files to the checkpoint and write `config.toml`, once resuming can no longer be refused."""
+        """Restore the files to the checkpoint, and write `config.toml`; called when resuming is certain to succeed."""
         if not self._unchanged:
             return
         self._unchanged = False
@@ -157,7 +157,7 @@ class RunDirectory(Observer):
         log.info("results are in %s", self.folder)
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
-        """Write the summary of an incomplete run and a report of its rounds, unless resuming the run was refused."""
+        """Write the summary and the report of a failed run, unless resuming the run was refused."""
         if self._unchanged:
             return
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
@@ -206,7 +206,7 @@ class RunDirectory(Observer):
         return [path for path in (self.folder / "checkpoint").glob("*.safetensors") if path.stem.isdecimal()]
 
     def _checkpoint(self) -> Path | None:
-        """Return the checkpoint to continue from; `_begin` then writes the rows of its rounds."""
+        """Return the checkpoint to resume from, and read the rows up to its round, which `_begin` then writes."""
         rounds, planned = self.config.rounds, toml.load(self.folder / "config.toml").get("rounds", 0)
         last = max(self._checkpoints(), key=lambda path: int(path.stem), default=None)
         if last and 0 < planned < rounds:
@@ -259,8 +259,8 @@ def recorded(
 ) -> Iterator[tuple[RunDirectory, *tuple[Observer, ...]]]:
     """Open and lock a run directory; yield its `RunDirectory`, created with `arguments`, and the loggers.
 
-    Raises a ConfigError if folder or loggers cannot be used, and a FedhetError that says how to resume if writing
-    failed.
+    Raises a ConfigError if folder or loggers cannot be used, and a FedhetError that says how to resume the run if
+    writing fails.
     """
     check_folder(folder, resume=resume)
     with ExitStack() as stack:

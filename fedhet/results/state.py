@@ -65,7 +65,7 @@ class State:
         return replace(self, **copies)
 
     def save(self, path: Path, **further: str) -> None:
-        """Write the state atomically to a safetensors file; its metadata has plain values and the texts `further`."""
+        """Write the state atomically to a safetensors file, with plain values and `further` texts as metadata."""
         arrays: Arrays = {}
         values: dict[str, Any] = {}
         for name, kind in _kinds(type(self)).items():

@@ -1,4 +1,4 @@
-"""What a terminal shows of a run: its progress and its closing table; functions that format numbers.
+"""The output of a run on a terminal: its progress and its closing table; functions that format numbers.
 
 Progress is an updated line on a terminal, and a line for each round elsewhere.
 """
@@ -102,9 +102,9 @@ def absence(run: RunFiles) -> str:
 
 
 def stage(run: RunFiles, which: str) -> str:
-    """Return a note on whether a score was measured before or after the last aggregation.
+    """Return a note on whether a score (`personal` or `global`) was measured before or after the last aggregation.
 
-    The accuracy at the other time is appended if known; if it is not and clients train last, the note is empty.
+    The note includes the accuracy at the other time if it is known and different.
     """
     received = run.personal == "received"
     other = run.accuracy("trained" if received else "received")
@@ -134,7 +134,7 @@ def closing_table(folder: Path | str) -> Table | str:
 
 
 class ProgressLine(Observer):
-    """Observer that shows a run's round, clients, accuracy, bytes and times; `folder` has earlier rounds, if any."""
+    """Observer that shows a run's progress in one line; `folder` is the run directory, with any earlier rounds."""
 
     def __init__(self, console: Console, folder: Path | None = None) -> None:
         self._console, self._folder = console, folder

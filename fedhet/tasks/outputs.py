@@ -105,10 +105,10 @@ class Binary(Outputs):
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         if outputs[0].numel() != 1:
-            return f"a binary task has one output, but its outputs are {_sizes(outputs)}: for two use classification"
+            return f"a binary task has one output, but its outputs are {_sizes(outputs)}: set task = classification"
         if labels.numel() != len(labels):
             return _unlike(outputs, labels)
-        return "" if zeros_and_ones(labels) else "a binary task has labels 0 and 1, but its labels have other values"
+        return "" if zeros_and_ones(labels) else "a binary task needs labels of 0 and 1: convert its labels"
 
 
 class NextCharacter(Outputs):
@@ -142,7 +142,7 @@ class TokenClassification(Outputs):
             return _FLOATS
         counted = labels[labels != IGNORED]
         if not len(counted):
-            return f"all of its labels are {IGNORED}, which is ignored"
+            return f"all of its labels are {IGNORED}, which is ignored: give it other labels"
         problem = _outside(counted, scores.shape[-1])
         return problem and f"{problem}; {IGNORED} is the label to ignore"
 
@@ -196,7 +196,6 @@ _FLOATS = "its labels are floats, not classes: give classes as integers, or set 
 
 
 def _sizes(tensor: Tensor) -> str:
-    """Describe the shape of a tensor of examples for a message."""
     return "of shape (" + ", ".join(["n", *map(str, tensor.shape[1:])]) + ")"
 
 
@@ -222,7 +221,7 @@ def _outside(labels: Tensor, classes: int) -> str:
 
 
 class Vectors(Outputs):
-    """Base class for one output per label or target of an example; `entries` is the elementwise loss of PyTorch."""
+    """Base class of tasks with one output per label or target; `entries` is the loss function of PyTorch."""
 
     entries: ClassVar[Callable[..., Tensor]]
 
@@ -271,7 +270,7 @@ class MultiLabel(Vectors):
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         if outputs[0].numel() != labels[0].numel() or labels.ndim != 2:
             return f"its labels are {_sizes(labels)}, but its outputs are {_sizes(outputs)}: each label needs an output"
-        return "" if zeros_and_ones(labels) else "a multi-label task has labels 0 and 1, but its labels differ"
+        return "" if zeros_and_ones(labels) else "a multi-label task needs labels of 0 and 1: convert its labels"
 
 
 class Regression(Vectors):

@@ -42,8 +42,8 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
 class Score:
     """The result of evaluating `count` predictions, from which loss and metric are computed; scores can be added.
 
-    An example has several predictions if it has several characters, tokens or pixels. `batches` has the values of each
-    batch that the metric needs. Values are copied from the device when `loss` or `metric` is read.
+    An example has a prediction for each of its characters, tokens or pixels. `batches` has the values of each batch
+    that the metric needs. Values are copied from the device when `loss` or `metric` is read.
     """
 
     task: "Task"
@@ -247,7 +247,6 @@ def _ignored(loss: object) -> tuple[int, ...]:
 
 
 def _module(loss: object) -> nn.Module:
-    """Return a user's loss if it is a module, or an empty module."""
     return loss if isinstance(loss, nn.Module) else nn.Module()
 
 
@@ -256,5 +255,5 @@ def _name(loss: object) -> str:
 
 
 def as_task(task: str | Task | None) -> Task:
-    """Convert a user's `task` to a Task: it is a Task, a name, or None for a task that is inferred from the data."""
+    """Convert a Task, the name of a task, or None (to infer it from the data) to a Task."""
     return task if isinstance(task, Task) else Task("" if task is None else task)
