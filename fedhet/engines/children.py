@@ -39,13 +39,13 @@ _PRELOADED = ("fedhet.engines.running", "fedhet.client.app", "fedhet.server")
 
 
 class ChildError(FedhetError):
-    """Raised if a child process ended or exceeded a timeout; the message has its exit code or the timeout."""
+    """Raised if a child process has ended unexpectedly or exceeded a timeout."""
 
 
 class Child:
     """A child process that calls `function(connection, *arguments)`, and ends with its parent.
 
-    Unlike `multiprocessing`, it does not import the parent's script, which may start runs itself.
+    Unlike processes of `multiprocessing`, it does not import the parent's script, which may start runs itself.
     """
 
     def __init__(self, function: Callable[..., None], *arguments: Any, name: str) -> None:
@@ -72,7 +72,7 @@ class Child:
         except Exception as error:  # whatever it was, nothing more can be read from the process
             self.process.join(1.0)
             self.end()
-            raise ChildError(f"the process ended with exit code {self.process.exitcode}") from error
+            raise ChildError(f"the process ended with exit code {self.process.exitcode}: see its output") from error
 
     def end(self) -> None:
         """Kill the process."""
@@ -82,7 +82,7 @@ class Child:
 
 
 def prepare(*modules: str) -> BaseContext:
-    """Return a `multiprocessing` context, whose fork server (if available) imports workers' modules and `modules`."""
+    """Return a `multiprocessing` context whose fork server, if available, has imported fedhet and `modules`."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -127,7 +127,7 @@ def _run(function: Callable[..., None], connection: Connection, *arguments: Any)
 
 @contextlib.contextmanager
 def _starting() -> Iterator[None]:
-    """Context in which a process starts with one thread, ignoring Ctrl-C, and without importing this one's script."""
+    """Context whose new processes have one thread, ignore Ctrl-C, and do not import this process's script."""
     main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in _THREAD_LIMITS}
     in_main_thread = threading.current_thread() is threading.main_thread()
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
@@ -146,7 +146,7 @@ def _starting() -> Iterator[None]:
 
 
 def send(connection: Connection, content: object) -> None:
-    """Send an object, pickled by cloudpickle; another one may be sent only after a reply."""
+    """Send an object, pickled by cloudpickle; receive the reply before another object is sent."""
     # Pickled into the socket, without copies of large arrays: a tenth of the time of `send_bytes`.
     with io.BytesIO() if sys.platform == "win32" else open(connection.fileno(), "wb", closefd=False) as stream:
         Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(content)
@@ -155,7 +155,7 @@ def send(connection: Connection, content: object) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    """Receive an object; raises an EOFError or another error if the sender has ended."""
+    """Receive an object; raises an exception, such as EOFError, if the sender has ended."""
     if sys.platform == "win32":
         return pickle.loads(connection.recv_bytes())  # noqa: S301 - a child's
     with open(connection.fileno(), "rb", closefd=False) as stream:

@@ -44,7 +44,7 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
     """Run a configuration through `flwr run`; raises a FedhetError with the reason if the run failed.
 
     The engine is `ray`, for a simulation on this machine, or the name of a SuperLink connection in Flower's config.
-    `folder` is on the machine where the server runs; observers need to read it.
+    `folder` is on the server's machine; observers are notified only if it can be read on this machine.
     """
     simulated = config.engine == superlink.SIMULATION
     if config.method_name not in registry.installed_methods():
@@ -108,7 +108,7 @@ def _follow(
             # Ray says this of worker processes that do not start in 40 seconds, and tries again for ever.
             if not watch.began and any("crashed during start" in line for line in superlink.printed(output)):
                 why = superlink.tail(output)
-                raise FedhetError(f"Ray cannot start clients' processes: set engine = 'local', or correct this:\n{why}")
+                raise FedhetError(f"Ray cannot start clients' processes: set engine = 'local', or correct:\n{why}")
             if time.monotonic() > asked and superlink.started_run(output):
                 asked = math.inf
                 if status()[0] == "pending":
@@ -145,7 +145,7 @@ class _Watch:
 
     @property
     def began(self) -> bool:
-        """Whether a round is recorded."""
+        """Whether the history has a round."""
         return self._history.is_file() and self._history.stat().st_size > 0
 
     def look(self) -> None:
@@ -206,7 +206,7 @@ def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> 
 
 
 def _federation(config: Config) -> list[str]:
-    """Return options of `flwr run` for a simulation: the number of clients, and CPUs and share of a GPU for each."""
+    """Return the options of `flwr run` for a simulation: number of clients, and CPUs and share of a GPU of each."""
     device = device_of(config.device)
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     cpus, share = client_resources(
@@ -214,7 +214,7 @@ def _federation(config: Config) -> list[str]:
     )
     if config.resources[1] and not gpus:
         raise ConfigError(
-            f"client-resources = {config.client_resources!r}, but clients train on no GPU here: set the share to 0"
+            f"client-resources = {config.client_resources!r}, but clients train on no GPU: set the GPU share to 0"
         )
     if cpus > cores() and "RAY_ADDRESS" not in os.environ:
         raise ConfigError(
@@ -229,7 +229,7 @@ def _federation(config: Config) -> list[str]:
 def client_resources(config: Config, cores: int, memory: int, gpus: int, on_gpu: int) -> tuple[int, float]:
     """Return a client's CPUs and share of a GPU: as in `client-resources`, or an equal share for values of 0.
 
-    `memory` is the machine's free memory in bytes, and `on_gpu` how many clients fit into the memory of a GPU.
+    `memory` is the machine's free memory in bytes; `on_gpu` is the number of clients that fit in a GPU's memory.
     """
     (cpus, share), threads = config.resources, config.threads_per_client
     room = memory // 10**9  # torch, Flower and fedhet take a gigabyte for each client

@@ -51,7 +51,7 @@ MOST = 10_000_000
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run: its directory and the content of `summary.json` ({} if the server ran on another machine)."""
+    """A finished run: its directory and the content of `summary.json`, empty if the server ran on another machine."""
 
     folder: Path
     summary: dict[str, Any]
@@ -110,10 +110,10 @@ def run(
             (`fedhet.make_client_app`).
         out: the run directory; by default a new one in `runs/`.
         engine: `local`, `ray`, or a SuperLink connection from Flower's configuration; by default the configured one.
-        resume: directory of a run to resume with its configuration; `config` may change some keys. A method that is not
-            part of fedhet is imported only if `config` names it, too.
-        observers: notified after every round.
-        progress: show the progress of the rounds as `fedhet run` does.
+        resume: directory of a run to resume with its configuration, of which `config` may change some keys. Your own
+            method is imported only if `config` names it.
+        observers: objects that are notified of every round.
+        progress: whether to print the progress of the rounds.
 
     Raises:
         FedhetError: the configuration is invalid, the directory contains another run, or the run failed.
@@ -259,7 +259,7 @@ def run_locally(
 
 
 def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
-    """Return the architecture by which each client is batched ("": not at all), and the largest number in a batch."""
+    """Return each client's architecture, by which clients are batched (empty: not batched), and the batch size."""
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
         raise ConfigError(f"client-batching must be auto, off, or a number of at least 2, not {chosen!r}")
@@ -295,7 +295,7 @@ def shake_hands(
 ) -> Any:
     """Return the method's strategy after a handshake with simulated clients, whose nodes have the given `node_config`.
 
-    Raises a `FedhetError` if no client can take part, or if a client cannot continue the run in the folder `begun`.
+    With `begun`, the folder of a run, clients continue this run. Raises a `FedhetError` if no client can take part.
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():
         config = config.replace(state_dir=str(begun / "state") if begun else folder, out="")

@@ -35,7 +35,7 @@ def flwr_home() -> Path:
 
 
 def environment_of_commands() -> dict[str, str]:
-    """Return environment variables with which Flower's commands work without an active virtual environment."""
+    """Return environment variables for Flower's commands, which need no active virtual environment."""
     path = os.pathsep.join(filter(None, [sysconfig.get_path("scripts"), os.environ.get("PATH")]))
     return {**os.environ, **_QUIET, "PATH": path}
 
@@ -64,7 +64,7 @@ def superlink(home: Path, place: Path, environment: Mapping[str, str], output: P
         healthy, deadline = False, time.monotonic() + 60
         while not healthy:
             if process.poll() is not None or time.monotonic() > deadline:
-                raise FedhetError(f"Flower's SuperLink did not start:\n{tail(output)}")
+                raise FedhetError(f"Flower's SuperLink did not start; correct the error:\n{tail(output)}")
             time.sleep(0.1)
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()

@@ -34,7 +34,7 @@ class WorkerGrid(LocalGrid):
     """A Flower Grid that answers messages by calling a ClientApp in worker processes.
 
     It is a context manager that ends the workers. A worker prefers nodes whose messages it has handled before, then
-    slow nodes. If a worker dies or takes longer than `timeout` seconds, its current client fails, and it is restarted.
+    slow nodes. If a worker dies or exceeds `timeout` seconds, its client fails, and the worker is restarted.
 
     Workers receive the ClientApp by cloudpickle, and the loaded data sets named in `datasets`. `room` returns the
     number of workers that fit in the GPU's memory.
@@ -113,7 +113,7 @@ class WorkerGrid(LocalGrid):
     # ---- workers
 
     def _start_when_due(self) -> None:
-        """Start workers when training in this process has exceeded the time set in `patience`."""
+        """Start workers once training in this process has taken `patience` seconds."""
         due = not self._threads and self._number > 1 and math.isfinite(self.patience)
         if due and not self._seconds:  # with the first message
             children.prepare()
@@ -174,7 +174,7 @@ class WorkerGrid(LocalGrid):
     def _handled_by(self, child: Child, batch: Sequence[Message]) -> bool:
         """Pass a batch to a worker; return False if its process ends or exceeds the timeout.
 
-        In this case, a single message gets an error as its reply, and several messages wait again, one by one.
+        A single message then gets an error as its reply; several messages will be handled again, one by one.
         """
         started, replies = time.monotonic(), list[Message]()
         nodes = [message.metadata.dst_node_id for message in batch]
@@ -210,7 +210,7 @@ class WorkerGrid(LocalGrid):
             return batch
 
     def _candidates(self) -> list[str]:
-        """Return ids of unsent messages: the awaited ones or, if none and few are done or under way, all."""
+        """Return ids of messages to handle: those that are awaited or, if there are none and few replies wait, all."""
         room = 2 * self._number - len(self._done) - len(self._under_way)  # replies that wait may be large
         return [key for key in self._wanted if key in self._waiting] or (list(self._waiting) if room > 0 else [])
 

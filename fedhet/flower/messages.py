@@ -75,7 +75,7 @@ def read_request(record: RecordDict) -> tuple[Request, str]:
 
 
 def write_refusal(client: str, reason: str, *, lost: bool = False, again: bool = False) -> RecordDict:
-    """Return the records of a refusal; `lost` asks for a new handshake; with `again`, a later one may succeed."""
+    """Return the records of a refusal; it asks for a new handshake if `lost`, and may be tried again if `again`."""
     return RecordDict({"report": ConfigRecord({"client": client, "refusal": reason, "lost": lost, "again": again})})
 
 

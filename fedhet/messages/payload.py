@@ -68,8 +68,9 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
     """
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
-        what = f"missing arrays {sorted(missing)[:3]}, unexpected arrays {sorted(extra)[:3]}"
-        raise WireError(f"{group}: {what}; use the run's model")
+        raise WireError(
+            f"{group}: missing arrays {sorted(missing)[:3]}, unexpected arrays {sorted(extra)[:3]}; use the run's model"
+        )
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype != DTYPES[dtype]:

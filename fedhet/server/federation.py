@@ -61,7 +61,7 @@ class Federation:
         name = next(name for name in names if name not in self.nodes)
         if not plain_name(name):
             raise FedhetError(
-                f"two nodes have the name {claimed}, which is too long for a number: give each a short name of its own"
+                f"two nodes have the name {claimed}, which is too long for a number to be added: give each a short one"
             )
         if name != claimed:
             self.run.warn_once(
@@ -205,14 +205,21 @@ class Federation:
             ("validation", reply.validation_examples, known.validation_examples),
         ):
             if count != before and not wrapped:
-                raise WireError(f"the client has {count} {kind} examples, but had {before} at first: keep its data")
+                raise WireError(
+                    f"the client has {count} {kind} examples, but had {before} in its handshake: do not change its data"
+                )
         if reply.given_weight and not wrapped:
-            raise WireError("the client's reply has a weight, which needs a train function of its own: use fedhet.wrap")
+            raise WireError(
+                "the client's reply has a weight, which needs a train function in fedhet.wrap: leave it out"
+            )
         metric, labels = known.report.metric, known.report.labels
         for name, measured in reply.measured.items():
             values = measured.metric.values
             if len(values) != labels or (metric != "r2" and min(values) < 0):
-                raise WireError(f"the client's {name} needs {labels} values, at least 0 unless r2: check its mods")
+                raise WireError(
+                    f"the client's metric {name} must have {labels} values, of which only those of r2 may be negative: "
+                    "check the client's mods"
+                )
 
 
 def reason_of(client: str, error: Exception) -> str:

@@ -216,7 +216,7 @@ class Handshake:
         if traits.alike == "equal" and spec != other:
             raise FedhetError(
                 f"{method} needs equal architectures, and this client's differs from client {first}'s: "
-                f"{difference(spec, other)}; layer-average, or fedproto with fedproto.width, accepts different networks"
+                f"{difference(spec, other)}; use layer-average, or fedproto with fedproto.width, for different networks"
             )
         for key, own in spec.items() if traits.shares.averaged else ():
             client, theirs = next(((client, known[client][key]) for client in known if key in known[client]), ("", own))

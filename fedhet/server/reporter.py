@@ -157,7 +157,7 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
 
 
 def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
-    """Return statistics (see `summarise`) of the evaluation `which` (`common-trained`); None if no client has it.
+    """Return statistics (see `summarise`) of the evaluations `which`, such as `common-trained`; None without any.
 
     On the common test set, clients are weighted by their numbers of own test examples, or of training examples if some
     client has no test examples.

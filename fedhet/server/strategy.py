@@ -115,7 +115,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             grid: connection to the clients.
             initial_arrays: the shared model before the first round, unless a run is continued; by default the
                 clients' initial weights.
-            num_rounds: number of training rounds, including those before a continued run.
+            num_rounds: number of training rounds, including those of a run that is continued.
             timeout: seconds to wait for replies.
             train_config: entries for the clients' own train functions (`fedhet.wrap`) and mods, sent unchanged. At
                 clients with fedhet's training loop, they set keys of training, also by Flower's names (`lr`).
