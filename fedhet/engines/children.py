@@ -1,9 +1,7 @@
 """Child processes with one thread each, forked from `multiprocessing`'s fork server, which has imported fedhet.
 
-Without a fork server (on Windows), each process is started from scratch and imports fedhet itself.
-
-Pools of `loky` and `concurrent.futures` are not used, since they fail every call after one of their processes is
-killed. This is the only module that uses private parts of `multiprocessing`, to end the fork server with this process.
+Where there is no fork server (Windows), each process imports fedhet itself. Pools of `loky` and `concurrent.futures`
+are not used, since all their calls fail after one of their processes is killed.
 """
 
 import contextlib

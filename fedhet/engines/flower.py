@@ -87,8 +87,6 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
 def _follow(
     words: Sequence[str], place: Path, environment: Mapping[str, str], engine: str, output: Path, watch: "_Watch"
 ) -> None:
-    """Start a run with the command `words`, wait for its end, and raise a FedhetError if it failed."""
-
     def ask(*words: str) -> str:
         options: Any = {"cwd": place, "env": environment, "capture_output": True, "text": True, "timeout": 30}
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -220,7 +220,6 @@ class WorkerGrid(LocalGrid):
 
 
 def _work(connection: Connection, recipe: str, environment: Mapping[str, str], level: int) -> None:
-    """Handle messages to clients until the parent process ends."""
     os.environ.update(environment)  # the fork server may have started before these were set
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
     logging.getLogger("flwr").setLevel(level)

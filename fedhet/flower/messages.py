@@ -229,7 +229,6 @@ def _decode(array: Array) -> np.ndarray[Any, Any]:
 
 
 def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Decode an array in Flower's format, and check that its header has the declared dtype and shape."""
     source = io.BytesIO(array.data)
     version = np.lib.format.read_magic(source)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -1,7 +1,4 @@
-"""Payloads (named groups of arrays, and plain values), and checks of received arrays and values.
-
-`fedhet.flower.messages` converts payloads to records of Flower messages and back.
-"""
+"""Payloads (named groups of arrays, and plain values), and checks of received arrays and values."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -62,10 +59,7 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def check(arrays: Arrays, expected: Spec, group: str) -> None:
-    """Raise a WireError unless arrays have the expected names, shapes and dtypes, and finite values.
-
-    The message names the `group` ("the client's model"), the first wrong array and what is expected.
-    """
+    """Raise a WireError unless arrays (`group` in words) have the expected names, shapes, dtypes and finite values."""
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
         raise WireError(

@@ -196,7 +196,6 @@ class Federation:
                 check_finite(group, f"the client's {name[:100]}")
 
     def _check_counts(self, reply: Reply) -> None:
-        """Raise a WireError if numbers of examples differ from the handshake, or if metrics are invalid."""
         known = self.known[reply.client]
         wrapped = known.report.wrapped  # the user's own functions count their examples
         for kind, count, before in (

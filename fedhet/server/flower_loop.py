@@ -87,7 +87,6 @@ class FlowerLoop(Hooks[P, S], Strategy):
         return result
 
     def _begin(self, grid: Grid, initial_arrays: ArrayRecord | None) -> None:
-        """Begin a run at round 1, in Flower's loop or in a Flower strategy that wraps this one."""
         if self.config.resume or self.state.round:
             raise ConfigError(
                 "a run cannot be resumed in Flower's loop, which runs a wrapped strategy or one with overridden hooks: "

@@ -32,10 +32,7 @@ UNSEEN = 2**26
 
 
 class Handshake:
-    """Asks new nodes for a description of their client (`Report`), and admits clients that the method can combine.
-
-    If values that must be equal for all clients differ, the majority of the first clients decides.
-    """
+    """Asks new nodes for a description of their client (`Report`), and admits clients that the method can combine."""
 
     def __init__(self, strategy: Hooks[Any, Any]) -> None:
         self.strategy, self.run, self.federation = strategy, strategy.run, strategy.federation
@@ -210,7 +207,6 @@ class Handshake:
             run.warn_once(report.note, [report.client])
 
     def _check_network(self, spec: Spec) -> None:
-        """Raise a FedhetError if a client's shared arrays differ from other clients' more than the method allows."""
         method, traits, known = self.run.method.name, self.run.traits, self.federation.specs
         first, other = next(iter(known.items()), ("", spec))
         if traits.alike == "equal" and spec != other:

@@ -197,7 +197,6 @@ class Hooks(Generic[P, S]):
     # ---- steps of a round
 
     def _prepare(self) -> None:
-        """Initialise the shared arrays and the number of rounds, which depend on the connected clients."""
         self._initialise()
         if (rounds := self.number_of_rounds()) != self.config.rounds:
             self.run.override({"rounds": rounds})

@@ -66,10 +66,8 @@ class Run:
     """The configuration and data of a run, which the server's objects share.
 
     Attributes:
-        public: the public dataset of the server, if it has one.
         model: the user's model function, if clients use the user's own models.
         own_data: whether clients have data other than the configured data set.
-        devices: distinct descriptions of the clients' devices.
         initial: initial arrays from the caller, until the shared arrays are set to them.
         flower: whether Flower's loop runs the rounds, instead of `FederatedStrategy.start`.
         flower_options: arguments of Flower's `FedAvg` that are not keys, such as `min_train_nodes`.
