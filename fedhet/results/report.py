@@ -69,6 +69,12 @@ th, td { padding: .3rem .9rem .3rem 0; text-align: left; border-bottom: 1px soli
 th { color: var(--quiet); font-weight: 500; } td:last-child { overflow-wrap: anywhere; }
 .numbers :is(td, th) { white-space: nowrap; } .numbers :is(td, th):not(:first-child) { text-align: right; }
 .total tr:last-child td { font-weight: 600; }
+@media print {
+  body { max-width: none; padding: 0; font-size: 11pt; } .scroll { overflow: visible; }
+  .figures { columns: 1 !important; } figure { margin: 0 0 1rem; } figure svg { max-height: 10.5cm; }
+  table { font-size: 8pt; width: 100%; } th, td { padding-right: .4rem; } .numbers :is(td, th) { white-space: normal; }
+  tr, dl > div { break-inside: avoid; } h2 { break-after: avoid; }
+}
 </style>
 </head>
 <body>
