@@ -61,7 +61,8 @@ dl > div { background: var(--panel); border-radius: .4rem; padding: .7rem .9rem;
 dt { color: var(--quiet); font-size: .85rem; } dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
 dd small { display: block; font-size: .8rem; color: var(--quiet); }
 .figures { column-gap: 2rem; margin: 1.5rem 0; }
-figure { margin: 0 0 2rem; break-inside: avoid; } figure svg { display: block; width: 100%; height: auto; }
+figure { margin: 0 0 2rem; break-inside: avoid; }
+figure svg { display: block; width: 100%; max-width: 46rem; height: auto; }
 figure svg text { fill: var(--ink); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; overflow-wrap: normal; }
