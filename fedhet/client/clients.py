@@ -212,7 +212,7 @@ class Clients:
         return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
-        """Build a whole network with the initial weights of the client `owner`, or the common ones (`all`)."""
+        """Build a whole network with the initial weights of the client `owner`, or common initial weights (`all`)."""
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
             model = self._model(info) if self._model else client_setup.model_of(info)
@@ -223,7 +223,7 @@ class Clients:
             return part.whole.cut(model) if part else model
 
     def _redraw(self, info: ClientInfo, client: Client, owner: str) -> None:
-        """Load the initial weights of the client `owner`, or the common ones (`all`), into a client's network."""
+        """Load the initial weights of the client `owner`, or common ones if it is `all`, into a client's network."""
         built, model, part = self._build(info, owner, client.part), client.model, client.part
         try:
             load_state(model, part.state(built) if part else built.state_dict())

@@ -146,7 +146,7 @@ def _note(representation: Representation, head: Captured | None, outputs: Tensor
 
 
 def _outputs(model: nn.Module, inputs: Tensor, words: str, function: ModelFunction | None) -> Tensor:
-    """Return a network's outputs; raise a `ModelError`, which calls the inputs `words`, if the network fails."""
+    """Return a network's outputs; raise a `ModelError`, in which `words` describes the inputs, if it fails."""
     try:
         return forward(model, inputs, learns=False)[0]
     except FedhetError:

@@ -57,7 +57,7 @@ def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()
 def unused(
     folder: Path, runs: Callable[[Path], Iterable[PlannedRun]], besides: Container[str], functions: UserFunctions
 ) -> Path:
-    """Return `folder` or, if it has runs that differ in keys not in `besides`, a numbered one such as `folder-2`."""
+    """Return `folder`, or `folder-2` and so on if it has runs with other settings, except for keys in `besides`."""
     place = numbered(folder, lambda place: any(_conflict(run, functions, besides) for run in runs(place)))
     _check_links(place)
     return place

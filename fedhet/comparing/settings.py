@@ -237,7 +237,7 @@ def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFun
 def _own_settings(
     variant: Variant, config: Config, for_all: Mapping[str, Value], wanted: Mapping[str, Value], by_hand: Set[str]
 ) -> tuple[dict[str, Value], list[str]]:
-    """Return a variant's own settings, and notes on them, such as the `wanted` training unless set `by_hand`."""
+    """Return a variant's own settings and notes; keys that the user set (`by_hand`) override `wanted` settings."""
     settings = {key: value for key, value in config.flat().items() if key.startswith(f"{config.family}.")}
     settings["disclose-architecture"] = config.disclose_architecture  # a method's promise, whoever comes first
     notes = []
