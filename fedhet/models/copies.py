@@ -79,7 +79,7 @@ def in_use(model: nn.Module) -> None:
 
 
 def _bound(model: nn.Module) -> tuple[str, bool]:
-    """Return why a copy would use modules of `model` itself (or ""), and whether it would through a global variable."""
+    """Return why a copy would refer to modules of `model` (or ""), and whether it would by a global variable."""
     modules = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
         for each in (each for held in vars(module).values() for each in _entries(held)):
@@ -107,7 +107,7 @@ def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
 
 
 def held_by(function: Any) -> Iterator[Any]:
-    """Yield the values to which a function refers: variables, defaults, bound arguments, attributes of its instance."""
+    """Yield the values to which a function refers: variables, defaults, bound arguments, attributes of its object."""
     function = unwrap(function)
     if isinstance(function, partial):
         yield from (*function.args, *function.keywords.values())
@@ -161,8 +161,8 @@ RUNNING = ("running_", "moving_", "num_batches_tracked")
 def kinds_of(model: nn.Module) -> dict[str, Kind]:
     """Return the kind of each array of a network's state dict, by name.
 
-    Parameters are `trained` if they require gradients, else `frozen`. A buffer of BatchNorm or InstanceNorm, or with a
-    prefix in `RUNNING`, is a `statistic`, unless its module stays in evaluation mode during training.
+    Parameters are `trained` if they require gradients, else `frozen`. Buffers of BatchNorm or InstanceNorm, or with a
+    prefix in `RUNNING`, are `statistic`, unless their module stays in evaluation mode; all others are `buffer`.
     """
     with in_evaluation_mode(model):
         model.train()
@@ -186,7 +186,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def multiplies(model: nn.Module) -> bool:
-    """Return whether a network has more than `DEEP` layers and no normalisation, so that their scales multiply."""
+    """Return whether the layers' scales multiply: a network has more than `DEEP` layers and no normalisation."""
     deep = sum(isinstance(module, nn.Linear | _ConvNd) for module in model.modules()) > DEEP
     return deep and not any(isinstance(module, _NORMS) for module in model.modules())
 
@@ -201,7 +201,7 @@ class Start(NamedTuple):
 def starts_of(model: nn.Module) -> dict[str, Start]:
     """Return mean and standard deviation of each trained array of a newly built network, by name.
 
-    Biases of normalisation layers, and single entries of other layers, which can be random, are left out.
+    Biases of normalisation layers, and single entries in linear layers and convolutions, are left out.
     """
     arrays = {name: value.detach().double() for name, value in model.named_parameters() if value.requires_grad}
     layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | _ConvNd)}

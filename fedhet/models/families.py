@@ -1,13 +1,11 @@
 """Families of networks from two papers, FLHA-GHN (`flha`, `flha-small`) and FedHARM (`fedharm-small`).
 
 FLHA-GHN (Litany et al., 2022, appendices A and B): networks of ResNet-18's layer types. The paper gives the numbers of
-layers (without 1 x 1 shortcuts) and of skip connections, but not their order, which is chosen here. Stages have 64,
-128, 256 and 512 channels, or 8, 16, 32 and 32 (`flha-small`, for training without a GPU). Each stage that is wider than
-the previous one has a stride of 2. BatchNorm and ReLU follow all convolutions.
+layers (without 1 x 1 shortcuts) and of skip connections, but not their order, which is chosen here. `flha-small` has
+narrower stages, for training without a GPU. Each stage that is wider than the previous one has a stride of 2.
 
-FedHARM (Kastellos et al., 2024): small ResNets, EfficientNets and MobileNetV3s for CPUs. Each has a stem, the stages
-`stages.0` to `stages.3`, and `head`; all stages but the first halve height and width. Blocks, activations and gates are
-as in the papers of the families. Widths and depths are chosen for fedhet, and dropout and stochastic depth are left
+FedHARM (Kastellos et al., 2024): small ResNets, EfficientNets and MobileNetV3s for CPUs. Blocks, activations and gates
+are as in the papers of the families. Widths and depths are chosen for fedhet, and dropout and stochastic depth are left
 out. Networks whose names end with "b" are wider and deeper.
 """
 
@@ -44,8 +42,7 @@ _LAYOUTS: dict[str, tuple[tuple[str, int], ...]] = {
 class FLHANetwork(Classifier):
     """A network of FLHA-GHN: a stem, layers, global average pooling, and a head, for images of at least 4 x 4.
 
-    `layout` has a pair (kind, stage) for each layer, where the kind is `conv`, `add` or `concat`. `widths` are the
-    numbers of channels of the stages.
+    `layout` has the kind (`conv`, `add` or `concat`) and the stage of each layer; `widths` are the stages' channels.
     """
 
     def __init__(

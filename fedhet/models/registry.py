@@ -122,9 +122,10 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
-    """Build model `name` or, if empty, the first of `architectures` or, if that cannot take vectors, a small model.
+    """Build the model `name`, or the first of `architectures` if `name` is empty.
 
-    Raises a `ModelError` if the model cannot take `inputs`.
+    If the first of `architectures` cannot take inputs that are vectors, a small model is built. Raises a `ModelError`
+    if the model cannot take `inputs`.
     """
     shape = tuple(inputs.shape[1:])
     try:
@@ -198,7 +199,7 @@ class Placed(nn.Sequential):
 
 
 def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], width: int) -> nn.Module:
-    """Insert layers before a new linear head of `width` inputs in a model, in place, and return the model.
+    """Replace a model's linear head by `layers` and a new head of `width` inputs, in place, and return the model.
 
     `name` is the head's name, empty if the model is the head; `layers` map the representation (n, d) to (n, width).
     """

@@ -1,4 +1,4 @@
-"""The representation of a network, which is the input of its head, and other values inside networks."""
+"""The input of a network's head, called its representation, and other values inside networks."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -64,7 +64,7 @@ class Output:
         def read() -> Tensor:
             if values and isinstance(value := values[-1](), Tensor):
                 return value
-            raise ModelError(f"module {self._title} did not run or return a tensor: name one that returns a tensor")
+            raise ModelError(f"module {self._title} returned no tensor: name a module that runs and returns a tensor")
 
         title = f"the output of {self._title}"
         with self._module.register_forward_hook(lambda _module, _args, value: values.append(_held(value, title))):
@@ -91,14 +91,14 @@ class _HeadReached(Exception):
 class Representation:
     """The representation of a network, `(n, d)` for n examples: by default the first input of its head.
 
-    If the attribute `places` is `tokens` or `pixels`, it is averaged over these.
+    With the attribute `places` set to `tokens` or `pixels`, the representation is averaged over these.
 
     Args:
         model: the network.
         head: name of its head; empty to find it by `head_name` when it is needed.
-        what: `last` or `mean` to represent a text by its last token or the mean over its tokens, for heads that are
-            applied to every token; or the name of a module, to use its output. If empty, it is `last` for networks
-            whose class is named `...ForSequenceClassification`.
+        what: name of a module whose output is the representation; or `last` or `mean` for heads that are applied to
+            every token, to represent a text by its last token or the mean over its tokens. If empty, it is `last` for
+            networks with a class named `...ForSequenceClassification`.
     """
 
     def __init__(self, model: nn.Module, head: str = "", what: str = "") -> None:
@@ -122,7 +122,7 @@ class Representation:
 
     @property
     def site(self) -> tuple[str, ...]:
-        """Identifier of the value that `capture` captures, equal for all networks of one architecture."""
+        """Key of the value that `capture` captures, which is equal in all networks of one architecture."""
         return "input", self.head, self.places, self.what
 
     @property
@@ -164,7 +164,7 @@ class Representation:
 
     @contextmanager
     def _watched(self, *, stop: bool = False) -> Iterator[list[Any]]:
-        """Yield a list that receives the last forward pass's inputs by name, then the captured value (see `_held`)."""
+        """Yield a list that receives a forward pass's inputs by name, and then the captured value (see `_held`)."""
         seen: list[Any] = []
 
         def start(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -181,10 +181,10 @@ class Representation:
             yield seen
 
     def pool(self, values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """Return texts' `values` (n, tokens, d) pooled to (n, d), or unchanged if there is one prediction a token.
+        """Return `values` of texts (n, tokens, d) pooled to (n, d), or unchanged if each token has a prediction.
 
-        `inputs` are the network's inputs by name. Padding is where `attention_mask` is 0 or, without one, where tokens
-        are the `pad_token_id` of the network's config.
+        `inputs` are the network's inputs by name. Padding, where `attention_mask` is 0 or, without a mask, where a
+        token is the `pad_token_id` of the network's config, is left out.
         """
         if values.ndim != 3 or self.places != "one" or not self._pooled:
             return values
@@ -201,7 +201,7 @@ class Representation:
         return values[torch.arange(len(values), device=values.device), last]
 
     def _check(self, inputs: Mapping[str, Any] = MappingProxyType({}), *values: Callable[[], Any]) -> Tensor:
-        """Check the captured value, the first of `values`, and return it pooled over pixels and tokens (see `pool`)."""
+        """Check the captured value (the first of `values` returns it), and return it pooled over pixels and tokens."""
         title, key = self._title, "representation" if self._by_output else "head"
         if not values:
             raise ModelError(f"the forward pass did not compute {title}; set {key} to a module that it calls")
@@ -226,14 +226,14 @@ Capturing = Output | Representation
 
 
 def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a network by name or position, with each tensor of `Inputs` as an argument."""
+    """Return a network's arguments by name or position; `Inputs` are replaced by the tensors that they contain."""
     if len(args) == 1 and isinstance(args[0], Inputs):
         return args[0].parts
     return {**{str(place): value for place, value in enumerate(args)}, **kwargs}
 
 
 class RandomStream:
-    """A random stream that can temporarily replace torch's global generators; it continues at each use."""
+    """A random stream that can temporarily replace torch's global generators, and continues at its next use."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -247,7 +247,7 @@ class Refused(nn.Module):
     [
         ("softmax", "softmax"),
         ("grouped", r"conv1d of module 'grouped' takes 3 channels together"),
-        ("shuffle", "joins two axes whose units lie differently"),
+        ("shuffle", "combines axes with different orders of hidden units"),
         ("slice", "slice"),
         ("state", "a computed state"),
     ],

@@ -1,8 +1,8 @@
 """Similarity of two representations of the same examples: CKA, the Procrustes distance, and FedHeNN's distance.
 
-Representations are features `(L, d1)` and `(L, d2)` of the same L examples. All measures centre the features, are
-differentiable and raise a ValueError if the shapes do not fit. Features are divided by their norm, which autograd
-treats as a constant: gradients are exact, and large features cannot overflow.
+Representations are features `(L, d1)` and `(L, d2)` of L examples. All measures centre the features and are
+differentiable. Features are divided by their norm, which autograd treats as a constant: gradients are exact, and large
+features cannot overflow.
 """
 
 from typing import Literal
@@ -73,7 +73,7 @@ def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
 
 
 def rbf_cka(x: Tensor, y: Tensor, threshold: float = 0.5, *, debiased: bool = False) -> Tensor:
-    """Return CKA with Gaussian kernels (see `rbf_kernel`), a scalar in [0, 1], or at most 1 if `debiased`."""
+    """Return CKA with Gaussian kernels (see `rbf_kernel`) as a scalar; with `debiased`, as in `debiased_linear_cka`."""
     check_pair(x, y)
     return kernel_cka(rbf_kernel(x, threshold), rbf_kernel(y, threshold), debiased=debiased)
 
@@ -83,7 +83,7 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
 
         d(X, Y) = min_Q ||X - Y Q||_F^2 = 2 - 2 ||X^T Y||_*,    X and Y centred and of norm 1
 
-    Where singular values are 0, the distance is not differentiable, and the subgradient of least norm is used.
+    The subgradient of least norm is used where the distance is not differentiable (singular values of 0).
     """
     check_pair(x, y)
     if x.shape[1] != y.shape[1]:
@@ -123,14 +123,14 @@ def _unit(deviation: Tensor, original: Tensor) -> Tensor:
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
-    """Return the Frobenius product `<x x^T, y y^T>`, computed from `x^T y` or from the two kernels, as is cheaper."""
+    """Return the Frobenius inner product of the linear kernels `x x^T` and `y y^T`."""
     if x.shape[1] * y.shape[1] <= len(x) * (x.shape[1] + y.shape[1]):
         return (x.T @ y).square().sum()
     return ((x @ x.T) * (y @ y.T)).sum()
 
 
 def self_inner(x: Tensor) -> Tensor:
-    """Return `||x x^T||_F^2`, computed from the smaller of `x^T x` and `x x^T`."""
+    """Return the squared Frobenius norm of the linear kernel `x x^T`."""
     return (x.T @ x if x.shape[1] <= len(x) else x @ x.T).square().sum()
 
 
@@ -198,10 +198,10 @@ Kernel = Literal["linear", "rbf", "procrustes"]
 
 
 def distance_to(features: Tensor, target: Tensor, *, kind: tuple[Kernel, bool]) -> Tensor:
-    """Return the distance, a scalar, of a representation `(b, d)` from rows `(b, r)` of a target (FedHeNN, equation 6).
+    """Return the distance between features `(b, d)` and rows `(b, r)` of FedHeNN's target for them (equation 6).
 
-    `kind` has the kernel's name, and whether CKA is debiased, as for a mini-batch. The distance is 1 - CKA or, for
-    `"procrustes"`, the Procrustes distance. For the kernel `"linear"`, the target may be a factor of a kernel.
+    `kind` is the name of the kernel, and whether CKA is debiased, as for mini-batches. The distance is 1 - CKA or, for
+    `"procrustes"`, the Procrustes distance. For `"linear"`, the target may be a low-rank factor of a kernel.
     """
     (kernel, debiased), features = kind, features.to(target.dtype)  # Phi may be computed in another dtype
     if kernel == "procrustes":

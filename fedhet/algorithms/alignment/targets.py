@@ -5,17 +5,15 @@ FedHeNN's target (Makhija et al., ICML 2022, algorithm 2) is the peers' mean ker
 B is rotated to the eigenvectors of K-bar and truncated to a lower rank.
 
 The spectral target, which fedhet introduces, shows how all clients together cluster unlabelled public examples. Each
-client sends the class posteriors P_i `(L, C_i)` of the same L examples, over its own classes. The centred posteriors
-are concatenated along classes, as in cluster ensembles (Strehl and Ghosh, 2002; Fred and Jain, 2005). The k leading
-left singular vectors U of this matrix show which examples the clients distinguish. As in spectral clustering (Ng,
-Jordan and Weiss, 2001), all k have equal weight, and Z is U with rows scaled to length one. A client is aligned with
-the kernel Z Z^T. Clients need no common label space, because U does not depend on the order of columns.
+client sends its class posteriors P_i `(L, C_i)` of L examples. The centred posteriors are concatenated along classes,
+as in cluster ensembles (Strehl and Ghosh, 2002; Fred and Jain, 2005). As in spectral clustering (Ng, Jordan and Weiss,
+2001), the rows of the k leading left singular vectors are scaled to length one. A client is aligned with the kernel Z
+Z^T of the result Z. Clients need no common label space, because Z does not depend on the order of columns.
 
 FedHARM (Kastellos et al., 2024) aligns descriptors of public images with their mean; here, also representations with
-the spectral target. The descriptor of image j consists of the k activations F_j^b of each block b with the largest
-|d p_c / d F_j^b|, where c is the image's class and p_c its predicted probability (equation 1). The activation with the
-m-th largest gradient is slot m. The log-odds of c are differentiated instead of p_c: the order is the same, and the
-gradients do not vanish once the network fits the image.
+the spectral target. The descriptor of image j consists of the k activations F_j^b of each block b with the largest |d
+p_c / d F_j^b|, largest first, where c is the image's class and p_c its predicted probability (equation 1). The log-odds
+of c are differentiated instead of p_c: the order is equal, and gradients do not vanish once the network fits the image.
 """
 
 import statistics
@@ -66,7 +64,7 @@ def compress(features: Tensor) -> Tensor:
 
 
 def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positive eigenvalues (w,), largest first, and eigenvectors (L, w) of the kernel of `values` (L, d)."""
+    """Return the positive eigenvalues (w,), largest first, and the eigenvectors (L, w) of `values values^T` (L, L)."""
     narrow = values.shape[1] <= len(values)
     weights, vectors = torch.linalg.eigh(values.T @ values if narrow else values @ values.T)
     weights, vectors = weights.flip(0), vectors.flip(1)
@@ -76,9 +74,9 @@ def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
-    """Return a low-rank factor (L, r) of the mean of the peers' linear kernels (FedHeNN, algorithm 2).
+    """Return a low-rank factor (L, r) of the mean of clients' linear kernels (FedHeNN, algorithm 2).
 
-    `features` are (L, d_j) on the same L examples. With `unit`, each kernel is divided by its norm.
+    `features` are each client's (L, d_j) for the same L examples. With `unit`, each kernel is divided by its norm.
     """
     peers = [centred(peer) for peer in features]
     if unit:
@@ -98,10 +96,10 @@ def check_posteriors(values: Tensor) -> None:
 
 
 def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
-    """Return Z `(L, k)`: the k leading left singular vectors of all posteriors, with rows of length 1.
+    """Return Z `(L, k)`: the k leading left singular vectors of all clients' posteriors, with rows of length 1.
 
-    Posteriors are `(L, C_i)` on the same L examples; `count_clusters` chooses k. Examples whose posteriors equal
-    the mean have rows of zeros; if all posteriors are constant, Z is one column of zeros.
+    `sent` has the posteriors `(L, C_i)` of each client for the same L examples; `count_clusters` chooses k. Rows of Z
+    are zeros for examples whose posteriors equal the mean.
     """
     parts = [centred(posteriors.double()) * (1 / len(sent)) ** 0.5 for posteriors in sent]
     eigenvalues, vectors = spectrum(torch.cat(parts, 1))
@@ -113,12 +111,11 @@ def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tenso
 
 
 def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torch.Generator) -> int:
-    """Return k, the number of directions on which clients agree more than by chance.
+    """Return k, the number of leading singular vectors on which clients agree more than by chance.
 
-    `parts` are the clients' centred posteriors `(L, C_i)`, and `eigenvalues` of their kernel are in descending order.
-    Parallel analysis (Horn, 1965) shuffles each client's rows, and counts the singular values above the largest one of
-    the shuffled posteriors. k is at least the median number of classes, since the count is small early in training, and
-    at most half of the number of singular values, since with all of them an example would resemble only itself.
+    `parts` are the clients' centred posteriors `(L, C_i)`, and `eigenvalues` are those of their kernel, largest first.
+    Parallel analysis (Horn, 1965) counts the eigenvalues above the largest one of posteriors with shuffled rows. k is
+    at least the median number of classes, and at most half of the rank of the kernel.
     """
     rank = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
     if len(parts) == 1:
@@ -157,11 +154,10 @@ def describe(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return FedHARM's descriptors of images and the indices of their activations, both (n, k_b) for each block b.
 
-    `blocks` names the last modules of blocks, from shallow to deep. `slots` has the numbers k_b of activations, at most
-    the size of the block's output; indices are positions in the flattened output. `labels` (n,) are by default the
-    predicted classes; `transform` converts raw images (n, ...) to the model's inputs. The model is left in evaluation
-    mode. Raises a ModelError if the model does not return logits (n, C) for C >= 2 classes, or gradients are not
-    finite.
+    `blocks` has the name of the last module of each block, and `slots` the number k_b of its activations, at most the
+    size of its output. Indices are positions in the flattened output. `labels` (n,) are by default the predicted
+    classes; `transform` converts raw images (n, ...) to the model's inputs. The model is left in evaluation mode.
+    Raises a ModelError if the model does not return logits (n, C) for C >= 2 classes, or gradients are not finite.
     """
     captures = [Output(model, name) for name in blocks]
     values: list[list[Tensor]] = [[] for _ in blocks]
@@ -208,10 +204,10 @@ LEAST_ROWS = 4
 
 
 def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: torch.Generator) -> list[Tensor]:
-    """Return the target of FedHARM's alignment, from the tensors that each client sent for the same n images.
+    """Return the target of FedHARM's alignment from the tensors that each client sent for the same n images.
 
-    With the kind `cosine`, it is the mean descriptor, (n, width) for each block, in which each column is the mean over
-    the clients that sent it. With `spectral`, it is the result of `cluster_rows` for their class posteriors (n, C).
+    For `cosine`, the target is the mean descriptor (n, width) of each block: the mean of each column over the clients
+    that sent it. For `spectral`, it is the result of `cluster_rows` for the clients' class posteriors (n, C).
     """
     if kind == "spectral":
         return [cluster_rows([posteriors for (posteriors,) in clients], generator=generator)]
@@ -227,9 +223,9 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
 
 
 def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    """Return the mean of 1 - cosine of descriptors and `target`, or 1 - CKA of representations and `target`.
+    """Return the mean of 1 - cosine of descriptors `parts` and `target`; for `spectral`, 1 - CKA of representations.
 
-    Blocks of descriptors (n, k_b) are compared over their common columns.
+    Descriptors (n, k_b) of different widths are compared over their common columns.
     """
     if kind == "cosine":
         pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in zip(parts, target, strict=True)]
@@ -240,7 +236,7 @@ def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Ten
 
 
 def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence[int]) -> None:
-    """Raise a ValueError unless a client sent posteriors, or descriptors (images, at most `slots`) for each block."""
+    """Raise a ValueError if a client's tensors `parts` are not posteriors or descriptors of valid shapes."""
     for number, part in enumerate(parts):
         most = slots[number] if kind == "cosine" else part.shape[1]
         if len(part) != images or part.shape[1] > most:
@@ -262,7 +258,7 @@ EXPONENTS = (-163, 113)
 
 
 def pack(values: Tensor) -> Packed:
-    """Pack values (n, d) as float16 `values` and a scalar int16 `exponent`, which mean `values` * 2^`exponent`."""
+    """Return a float16 array `values` and an int16 scalar `exponent`, which represent `values` * 2^`exponent`."""
     array = values.detach().cpu().float().numpy()
     largest = float(np.abs(array).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest > 0 else 0  # which uses the range of float16 best
@@ -283,7 +279,7 @@ def unpack(packed: Packed) -> Tensor:
 
 
 def pack_all(parts: Sequence[Tensor]) -> Packed:
-    """Pack several tensors in one dict, with the keys of `pack` prefixed by the tensor's index (`0/values`)."""
+    """Return several packed tensors as one dict; the keys of `pack` follow the tensor's index (`0/values`)."""
     return {f"{place}/{key}": array for place, part in enumerate(parts) for key, array in pack(part).items()}
 
 

@@ -46,12 +46,12 @@ def entries(axis: Axis) -> int:
 
 
 def moving(*axes: Axis) -> set[int]:
-    """Return the groups of the hidden units along axes or, before groups are known, their `Variables`."""
+    """Return the permutation groups or, before groups are known, the variables (`Segment.group`) along axes."""
     return {segment.group for axis in axes for segment in axis if segment.group is not None}
 
 
 def scaled(axis: Axis, block: int, of: int = 1) -> Axis:
-    """Return the axis with `block` entries in place of every `of` entries, as after a reshape."""
+    """Return the axis after a reshape that turns every `of` entries along it into `block` entries."""
     return tuple(
         Segment(None, segment.size // of * block)
         if segment.group is None
@@ -81,9 +81,9 @@ class Variables:
     """Constraints on the hidden units along the axes of the values in a graph.
 
     A variable stands for consecutive hidden units; ``Segment.group`` has its number. Operators add constraints: two
-    variables are equal, several units form one unit, a variable consists of others, or its units are never permuted.
-
-    `choices` has the number of the part along which hidden units lie (default 0), by the node that divides an axis.
+    variables are equal, several units form one unit, a variable consists of others, or its units are never permuted. If
+    an operator reshapes one axis into several, one of these has the units: by default the largest possible one;
+    `choices` maps the operator's node to the index of another one in order of size.
     """
 
     def __init__(self, graph: ArchitectureGraph, choices: Mapping[str, int]) -> None:
@@ -126,7 +126,7 @@ class Variables:
         try:
             self._unify(one, other)
         except _Misfit:
-            self.refuse((one, other), f"{node} joins two axes whose units lie differently: leave this operator out")
+            self.refuse((one, other), f"{node} combines axes with different orders of hidden units: leave it out")
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
@@ -134,15 +134,12 @@ class Variables:
         try:
             self._coarsen(axis, count)
         except _Misfit:
-            self.refuse([axis], f"{node} takes {count} channels together, which divides units: use other groups")
+            self.refuse([axis], f"{node} takes {count} channels together, which divides units: change its groups")
             return fixed(entries(axis))
         return self.known(axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Reshape an axis to axes of these sizes, of which one has the hidden units.
-
-        The axis with the units follows from constraints, or is the largest, or the one that `choices` selects.
-        """
+        """Reshape an axis to axes of these sizes, one of which has the hidden units (see `Variables`)."""
         if not self.moves(axis):
             return list(map(fixed, sizes))
         before, ways = self.meaning, []
@@ -155,7 +152,7 @@ class Variables:
                 ways.append((way, place, self.meaning))
         self.meaning = before
         if not ways:
-            self.refuse([axis], f"{node} divides hidden units: an axis of {entries(axis)} entries into {tuple(sizes)}")
+            self.refuse([axis], f"{node} divides units: do not reshape {entries(axis)} entries to {tuple(sizes)}")
             return list(map(fixed, sizes))
         way, place, self.meaning = ways[min(self.choices.get(node.name, 0), len(ways) - 1)]
         self.splits.append((node.name, way[place], len(ways)))
@@ -169,10 +166,10 @@ class Variables:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Set the segments of axis number `axis` of a node's parameter, such as ``weight`` (`role`), and return them.
+        """Set the segments of axis number `axis` of a node's parameter to `layout` or a new variable, and return them.
 
-        The segments are `layout`, or a new variable if it is None. With `writes`, the layer's outputs lie along the
-        axis; otherwise the layer sums over it.
+        `role` is the parameter's name in its layer (``weight``). With `writes`, the layer's outputs lie along the axis;
+        otherwise, the layer sums over it.
         """
         name = node.parameters[role]
         place = name, axis
@@ -196,7 +193,7 @@ class Variables:
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis)]
 
     def other_way(self, axis: Axis) -> str | None:
-        """Return the last node that could divide its input in another way to free `axis` of hidden units, or None."""
+        """Return the last node whose reshape has another choice that may free `axis` of hidden units, or None."""
         for node, part, ways in reversed(self.splits):
             if self.choices.get(node, 0) < ways - 1 and self.moves(axis) & self.moves(part):
                 return node
@@ -256,7 +253,7 @@ class Variables:
         return tuple(first), tuple(rest)
 
     def _split(self, axis: Axis, sizes: Sequence[int], place: int) -> list[Axis]:
-        """Reshape an axis to axes of these sizes, of which the one at index `place` has the hidden units."""
+        """Reshape an axis to axes of these sizes; the hidden units lie along the one at index `place`."""
         outer, size, inner = prod(sizes[:place]), sizes[place], prod(sizes[place + 1 :])
         first, rest = self._cut(axis, size * inner)
         for _ in range(outer - 1):

@@ -21,9 +21,9 @@ from fedhet.models.copies import in_evaluation_mode
 def blocks(model: nn.Module, example: Tensor, *, chosen: str = "stages", count: int = 4) -> tuple[str, ...]:
     """Return the names of the modules whose outputs end a network's blocks, from shallow to deep.
 
-    `chosen` is `stages` for the last `count` stages (see `stages`), or has names of modules separated by commas; of
+    `chosen` is `stages` for the last `count` of the network's `stages`, or has names of modules separated by commas; of
     several lists separated by semicolons, the first whose modules all exist is used. `example` is (n, channels, height,
-    width). Raises an UnsupportedArchitecture error if there are fewer than `count` stages, or modules are missing.
+    width). Raises an UnsupportedArchitecture error if there are fewer stages, or modules are missing.
     """
     if chosen != "stages":
         return _named(model, chosen, count)
@@ -40,9 +40,9 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "stages", count: 
 def stages(model: nn.Module, example: Tensor) -> list[str]:
     """Return the name of the module that ends each stage (layers of one spatial size), from large to small sizes.
 
-    A stage ends with a module whose output is all that later layers need: the last of the least nested modules, where
-    `nn.Sequential` and `nn.ModuleList` do not count as nesting. The spatial size is the number of entries along all
-    axes but the batch and the features. Norms and activations do not end stages after a module with submodules.
+    Later layers use no other output of the stage than this module's. The module is the last of the least nested ones,
+    where `nn.Sequential` and `nn.ModuleList` do not count as nesting. The spatial size is the number of entries along
+    all axes but the batch and the features.
     """
     graph, modules = architecture_graph(model, example), dict(model.named_modules())
     axes, trunk = features(graph), {place: name for place, _, name in _trunk(graph)}
@@ -84,9 +84,8 @@ def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
 def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -> tuple[str, ...]:
     """Return the names of the modules that end the first `count - 1` of a network's blocks, from shallow to deep.
 
-    By default (`names` empty, see `blocks`), blocks are the last `count` of the network's `stages`. A network with
-    fewer stages is divided into blocks of about equal numbers of layers. Raises an UnsupportedArchitecture error if
-    this is impossible.
+    If `names` (see `blocks`) is empty, blocks are the last `count` of the network's `stages` or, if there are fewer,
+    parts of about equal numbers of layers. Raises an UnsupportedArchitecture error if this is impossible.
     """
     if count == 1:
         return ()
@@ -114,7 +113,7 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
 
 
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
-    """Return, by `state_dict` name, the number (from 1) of the first block that uses an array.
+    """Return the number (from 1) of the first block that uses each array, by ``state_dict`` name.
 
     `ends` are the modules that end all blocks but the last. Raises an UnsupportedArchitecture error if they do not run
     in this order.
@@ -140,7 +139,7 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
 
 
 def _trunk(graph: ArchitectureGraph) -> Iterator[tuple[int, int, str]]:
-    """Yield (last operator, layers so far, name) of each module whose output is all that later layers need."""
+    """Yield (index of last operator, layers so far, name) of each module whose output is all that later layers need."""
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs
     last_use: dict[int, int] = {}
@@ -186,13 +185,12 @@ class _LastExit(Exception):
 class Exits(nn.Module):
     """A network with an exit (a classifier) after each block; raises a ModelError if it has a module named `exits`.
 
-    The last exit is the network's own head. Earlier exits average over positions and apply the linear layers `exits.0`,
-    `exits.1`, ... The output is the mean of all exits' logits in evaluation mode, and the last exit's logits in
-    training mode.
+    The last exit is the network's own head. Each earlier exit averages features over positions, and applies a linear
+    layer (`exits.0`, `exits.1`, ...). The output is the last exit's logits in training mode, and the mean of all exits'
+    logits in evaluation mode.
 
-    Modules, arrays and their names are those of the original network. It has `count` blocks, which end with the modules
-    `names` (see `block_ends`) and the last layer. Only the first `depth` blocks are used; arrays of later blocks may be
-    missing.
+    Other modules and arrays keep their names. The modules `names` (see `block_ends`) end the first `count - 1` blocks.
+    Only the first `depth` blocks are used; arrays of later blocks may be missing.
     """
 
     network: nn.Module
@@ -247,7 +245,7 @@ class Exits(nn.Module):
 
 
 def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
-    """Return one permutation group whose units are the blocks of a network, for `Exits.add_exits`.
+    """Return one permutation group whose units are a network's blocks, so that depths can be handled like widths.
 
     A network of width d in this group consists of the first d blocks. `PermutationGroup.rows` has the feature axes of
     the blocks' outputs. `inputs` are examples (n, ...). Raises a ModelError or an UnsupportedArchitecture error if the

@@ -57,8 +57,8 @@ class Node:
 class ArchitectureGraph:
     """The operators of a network of class `model` in order of execution, and the arrays of its state dict.
 
-    `shapes` and `kinds` (see `kinds_of`) have all arrays by name, `tied` the first name of parameters that share their
-    storage by their other names, and `unused` the parameters that the forward pass in evaluation mode does not use.
+    `shapes` and `kinds` (see `kinds_of`) describe all arrays by name. `tied` maps the other names of a shared parameter
+    to its first name. `unused` has the parameters that the forward pass in evaluation mode does not use.
     """
 
     model: str

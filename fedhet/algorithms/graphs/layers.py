@@ -154,7 +154,7 @@ def features(graph: ArchitectureGraph) -> dict[str, int]:
 
 
 def _moved(node: Node, shape: tuple[int, ...], axis: int) -> int | None:
-    """Return the axis of an operator's result that corresponds to `axis` of its input; None if there is none."""
+    """Return the axis of an operator's result that corresponds to `axis` of its input of this `shape`, or None."""
     if node.operator in ("expand", "stack"):
         return None  # equal entries, or an axis in between
     if node.operator in ("transpose", "permute", "t"):

@@ -1,9 +1,8 @@
 """Permutation groups: hidden units that can be permuted in all of a network's parameters at once.
 
-Each axis of each value in the graph is a sequence of segments (see `axes`), which have the units of a variable or none.
-Operators pass axes on and add constraints: a residual addition makes two variables equal, GroupNorm merges several
-units into one, and the output has no units to permute. The remaining variables are the groups. If a reshape divides an
-axis, one of the parts has the units: the largest that later operators allow, such as the heads of attention.
+Each axis of each value in the graph is a sequence of segments (see `axes`). Operators pass axes on and add constraints
+on their `Variables`: a residual addition makes two variables equal, GroupNorm merges several units into one, and the
+output has no units to permute. The remaining variables are the groups.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,8 +33,8 @@ class PermutationGroup:
         width: number of units.
         rows: slots of the parameters by which FedMA matches units: weights for inputs of earlier groups, then biases
             and BatchNorm's scale and bias.
-        completes: slots of other parameters along this group and no later one: weights whose inputs are units of this
-            group (an LSTM's W_hh, a residual block's last layer), b_hh, and BatchNorm's statistics.
+        completes: slots of the other parameters of which this is the last group: weights with units of the group as
+            inputs (an LSTM's W_hh, a residual block's last layer), b_hh, and BatchNorm's statistics.
     """
 
     index: int
@@ -53,7 +52,7 @@ class PermutationGroups:
         axes: segments (see `axes.Segment`) of each axis of each array, by ``state_dict`` name.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
         tied: first name of each tied parameter, by its other names.
-        needs: for each array that narrow networks lack, a group and its least width with which the array exists.
+        needs: group, and its smallest width with which an array exists, for each array that narrow networks lack.
         kinds: kind of each array that is not trained (see `kinds_of`), by name.
     """
 
@@ -105,9 +104,9 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
         >>> groups.widths, groups.axes["2.weight"]
         ((8,), ((Segment(group=None, width=2, block=1),), (Segment(group=0, width=8, block=1),)))
 
-    Raises an UnsupportedArchitecture error if an operator has no rule or permuting units would change its result. With
-    `partly`, such units are left out of all groups instead; with `whole`, so are all units of modules that divide an
-    axis, such as attention.
+    Raises an UnsupportedArchitecture error if an operator has no rule, or if its result depends on the order of units.
+    With `partly`, such units are left out of all groups instead; with `whole`, units of modules that divide an axis,
+    such as attention, are left out too.
     """
     if graph.unused:
         raise UnsupportedArchitecture(
@@ -230,7 +229,7 @@ def _solved(variables: Variables) -> PermutationGroups:
 def _groups(
     names: Sequence[str], axes: Mapping[str, tuple[Axis, ...]], slots: Sequence[Slot], kinds: Mapping[str, Kind]
 ) -> tuple[PermutationGroup, ...]:
-    """Return the groups, with each slot in the `rows` or the `completes` of a group."""
+    """Return the groups called `names`; each slot is in the `rows` or the `completes` of one of them."""
     widths = {segment.group: segment.width for each in axes.values() for axis in each for segment in axis}
     rows: list[list[Slot]] = [[] for _ in names]
     completes: list[list[Slot]] = [[] for _ in names]

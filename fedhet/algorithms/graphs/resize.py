@@ -62,9 +62,9 @@ def resize(model: nn.Module, state: State) -> nn.Module:
 def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False) -> PermutationGroups:
     """Return the permutation groups of a network, after a check that the network works with other widths; cached.
 
-    The check adds units to each group, and derives the groups of the wider network. With `partly`, units that cannot be
-    permuted are left out of all groups, and if the check fails, so are all units of modules that divide an axis;
-    otherwise, an UnsupportedArchitecture error is raised.
+    The check widens all groups, and derives the groups of the wider network. It raises an UnsupportedArchitecture error
+    if this fails. With `partly`, units that cannot be permuted are left out of all groups instead and, if the check
+    still fails, all units of modules that divide an axis.
     """
     graph = architecture_graph(model, example)
     known = _resizable.setdefault(model, {})
@@ -93,7 +93,7 @@ def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **opti
         reason = _failing(wide, example)
         again = groups if reason else permutation_groups(architecture_graph(wide, example), **options)
         if not reason and again.axes != groups.with_widths(sizes).axes:
-            reason = "its units would lie differently"
+            reason = "the order of its hidden units would change"
     except UnsupportedArchitecture as error:
         reason = str(error).partition("\n")[0]
     if reason:
@@ -106,7 +106,7 @@ def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **opti
 
 
 def _failing(model: nn.Module, example: Tensor) -> str:
-    """Return a message that names the last module that ran if a network fails on an example, or an empty string."""
+    """Run a network on an example; return a message with the last module that worked, or an empty string on success."""
     done = [""]
     with ExitStack() as hooks, in_evaluation_mode(model), torch.no_grad():
         for name, module in model.named_modules():
@@ -263,30 +263,27 @@ class Submodel:
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        """Return the groups of hidden units whose number is reduced in a smaller network; by default all.
-
-        `inputs` are two transformed examples.
-        """
+        """Return the permutation groups that a submodel makes narrower; `inputs` are two transformed examples."""
         return resizable_groups(model, inputs, partly=True)
 
     @property
     def whole(self) -> Self:
-        """The part that is the whole network (width 1)."""
+        """The submodel of width 1, which is the whole network."""
         return replace(self, width=1.0)
 
     @cached_property
     def units(self) -> dict[int, NDArray[np.int64]]:
-        """Indices of this part's units in each group: the first units of the group."""
+        """Indices of the submodel's units by group: the first units of each group."""
         return {group.index: np.arange(math.ceil(round(group.width * self.width, 6))) for group in self.groups}
 
     def cut(self, model: nn.Module) -> nn.Module:
-        """Return this part of a newly built network, or the network itself if the width is 1."""
+        """Return the submodel of the whole network `model`, or `model` itself if the width is 1."""
         if self.width == 1:
             return model
         return resize(model, self.state(model))
 
     def state(self, model: nn.Module, units: Mapping[int, NDArray[np.int64]] | None = None) -> Mapping[str, Tensor]:
-        """Return the state dict of this part of the network `model`; `units` selects other units of each group."""
+        """Return the submodel's part of the state dict of the whole network `model`; `units` replaces its own units."""
         units = units or self.units
         whole = model.state_dict()
         if self.width == 1:

@@ -322,7 +322,9 @@ def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -
     if "weight_hr_l0" in node.parameters:
         raise UnsupportedArchitecture(f"{node} has projections, which are not supported: build it with proj_size=0")
     if not all(variables.graph[name].operator.removeprefix("new_").startswith("zeros") for name in node.inputs[1:]):
-        raise UnsupportedArchitecture(f"{node} starts from a computed state, which is not supported: leave it out")
+        raise UnsupportedArchitecture(
+            f"{node} starts from a computed state, which is not supported: leave this state out"
+        )
     axis, hidden = value[-1], []
     for layer in range(node.options["num_layers"]):
         directions = []

@@ -30,8 +30,7 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
     """Return the number of units of each group in a network with arrays of these shapes.
 
     A group without arrays in `shapes` has its width in `groups`; a group of blocks (see `groups_by_depth`) has the
-    largest width that `PermutationGroups.needs` requires for these arrays. Raises a ValueError for arrays of another
-    architecture.
+    largest width that `PermutationGroups.needs` requires. Raises a ValueError for arrays of another architecture.
     """
     known: dict[int, int] = {}
     for index, units in (groups.needs[name] for name in shapes if name in groups.needs):
@@ -53,10 +52,9 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
 def expand(
     state: State, groups: PermutationGroups, assignments: Assignments, sizes: Mapping[int, int]
 ) -> dict[str, Array]:
-    """Return the state of a wider network that contains a network at the assigned units, with zeros for other units.
+    """Return the state of a wider network that has the units of `state` at the assigned indices, and zeros elsewhere.
 
-    The wider network, of widths `sizes`, computes the same function, except with norms over all units. An assignment
-    maps all units to different units of the wider network.
+    The wider network, of widths `sizes`, computes the same function unless it has norms over all units.
     """
     local = enumerate(widths(state, groups))
     wide = groups.with_widths([sizes[index] if index in assignments else width for index, width in local])
@@ -84,10 +82,10 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
 
 
 def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple[NDArray[np.intp] | None, ...]]:
-    """Return the indices of `units`, given by group, along each axis of each array (None for all indices), by name.
+    """Return the indices of `units` (given by group) along each axis of each array, by name; None for all indices.
 
-    Arrays without units of these groups are left out; arrays that a network with only these units lacks have an empty
-    tuple.
+    Arrays without units of these groups are left out. Arrays that do not exist in a network with only these units have
+    an empty tuple.
     """
     found = {name: tuple(_entries(axis, units) for axis in axes) for name, axes in groups.axes.items()}
     units_of = {group: np.asarray(each).size for group, each in units.items()}
@@ -119,7 +117,7 @@ def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
 
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
-    """Return the state with the weights from `rows` replaced by `matrix`."""
+    """Return the state after replacing the weights that `rows` returns by `matrix`."""
     result, end = _arrays(state), 0
     result |= {slot.parameter: result[slot.parameter].copy() for slot in groups[index].rows}
     for slot, places in _row_places(state, groups, index):
@@ -145,7 +143,7 @@ def _array(value: Array | Tensor) -> Array:
 
 
 def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
-    """Return the indices along an axis of `units` and of other groups' units; None if no group in `units` is there."""
+    """Return the indices of the selected `units` and of all other entries along an axis; None if all are selected."""
     if not any(segment.group in units for segment in axis):
         return None
     start, parts = 0, []

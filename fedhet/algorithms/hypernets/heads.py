@@ -1,9 +1,8 @@
 """Heads of a graph hypernetwork, which generate the arrays of a layer from the embedding h of its node.
 
-A head computes a latent vector z from h, and the arrays from z. A head of a layer type generates an array for all
-layers of the type at once, (layers, *shape). `Tiles` is one head for all types: a decoder generates tiles of weights
-from the layer and the position of the tile, also for types that did not occur in training (similar to the decoder of
-GHN-2, Knyazev et al., NeurIPS 2021).
+A head computes arrays from a latent vector z, which is computed from h. The head of a layer type generates an array for
+all layers of the type at once, (layers, *shape). `Tiles` is one head for all types, also for types that did not occur
+in training: a decoder generates tiles of weights (similar to GHN-2, Knyazev et al., NeurIPS 2021).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,12 +36,11 @@ def normalised(z: Tensor) -> Tensor:
 
 
 class Latents(nn.Module):
-    """Compute the latent vector z and the scale s of layers from embeddings h, with parameters for each layer type.
+    """Compute a latent vector z and a scale s for each layer from embeddings h, with parameters for each layer type.
 
         z = LeakyReLU(W1 h + b1),    s = 1 + w . LeakyReLU(W1' h + b1')
 
-    W1, W1', b1, b1' and w are learned. With `normalise`, z is divided by its root mean square. All types are computed
-    in one batched product, which is faster for small networks.
+    W1, W1', b1, b1' and w are learned. With `normalise`, z is divided by its root mean square.
     """
 
     def __init__(self, types: Sequence[str], *, normalise: bool) -> None:
@@ -67,7 +65,7 @@ class Latents(nn.Module):
 
 
 class Dense(nn.Module):
-    """A head for weights s (sum_l z_l D_l + B): z latent vector, s scale, D_l and B learned (Litany et al., 2022)."""
+    """A head that generates weights s (sum_l z_l D_l + B) from latent vector z and scale s, with learned D_l and B."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -80,7 +78,7 @@ class Dense(nn.Module):
 
 
 class BaseLowRank(nn.Module):
-    """A head for weights s (4 B + U V): s scale, B learned, U and V learned linear maps of the latent vector z."""
+    """A head that generates weights s (4 B + U V) with scale s, learned B, and linear maps U, V of latent vector z."""
 
     def __init__(self, shape: tuple[int, ...], rank: int) -> None:
         super().__init__()
@@ -102,7 +100,7 @@ def _linear(z: Tensor, maps: Tensor) -> Tensor:
 
 
 class Vector(nn.Module):
-    """A head for biases and norms: the array's initial value plus a learned linear map of the latent vector z."""
+    """A head that generates biases and norms: the initial value plus a learned linear map of the latent vector z."""
 
     def __init__(self, slot: Slot) -> None:
         super().__init__()
@@ -135,7 +133,7 @@ class Tiled:
         nodes: index of the layer of each tile.
         places: encoding of the position of each tile in its array, (tiles, PLACE).
         signs: 1 or -1 for each tile, so that tiles of one array, which resemble each other, do not add up.
-        arrays: name, index of the layer, `Slot`, and numbers of tiles along the axes, for each array.
+        arrays: name, index of the layer, `Slot`, and number of tiles along each axis, for each array.
     """
 
     nodes: Tensor
@@ -145,9 +143,9 @@ class Tiled:
 
 
 def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]], device: torch.device) -> dict[str, Tiled]:
-    """Divide layers' arrays into tiles, by kind: `kernels` (filters), `matrices` and `vectors`.
+    """Divide the arrays of layers into tiles, by kind: `kernels` (filters), `matrices` and `vectors`.
 
-    `layers` have the name and the `Slot` of each of a layer's arrays, by role. Filters of size 1 are matrices.
+    `layers` has each layer's arrays: their names and their `Slot`s, by role. Filters of size 1 are matrices.
     """
     arrays: dict[str, list[tuple[str, int, Slot, tuple[int, ...]]]] = {"kernels": [], "matrices": [], "vectors": []}
     nodes, places, signs = ({kind: list[Any]() for kind in arrays} for _ in range(3))
@@ -181,9 +179,9 @@ def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]], devic
 class Tiles(nn.Module):
     """A single head for all layer types, which decodes tiles of weights.
 
-    Each tile has a latent vector z = LeakyReLU(W h + b + W' p), divided by its root mean square, with learned W, W' and
-    b. h is the layer's embedding, and p has sines and cosines of the tile's position in its array. Weights are the
-    decoded tiles times the layer's scale s times the initial standard deviation of the weights.
+    Each tile has a latent vector z = LeakyReLU(W h + b + W' p), divided by its root mean square. W, W' and b are
+    learned, h is the layer's embedding, and p has sines and cosines of the tile's position in its array. Weights are
+    the decoded tiles times the layer's scale s times the initial standard deviation of the weights.
     """
 
     def __init__(self) -> None:

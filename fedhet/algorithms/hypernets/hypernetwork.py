@@ -36,7 +36,7 @@ class Embedding(nn.Module):
         h'_v = ReLU(W1 h_v + sum_{u -> v} W2 h_u + b)
 
     W1, W2 and b are learned. Initially h_v is a learned vector of the layer's type or, without `types`, a linear map of
-    the layer's `shape_features`. A LayerNorm follows the last step.
+    the layer's `shape_features`. With `normalise`, a LayerNorm follows the last step.
     """
 
     def __init__(self, types: Sequence[str], *, normalise: bool) -> None:
@@ -47,10 +47,9 @@ class Embedding(nn.Module):
         self.steps = nn.ModuleList([GraphConv(WIDTH, WIDTH) for _ in range(STEPS)])
 
     def forward(self, nodes: Sequence[str], features: Tensor, edges: Tensor) -> Tensor:
-        """Return the embeddings of all nodes (nodes, width).
+        """Return the embeddings (nodes, width) of the layers with types `nodes` and `shape_features` `features`.
 
-        `nodes` has the type of each node, `features` the `shape_features` of each node, and `edges` (2, edges) the
-        indices of source and target nodes.
+        `edges` (2, edges) has the indices of source and target nodes.
         """
         h: Tensor = torch.stack([self.types[type] for type in nodes]) if self.types else self.shapes(features)
         for step in self.steps:
@@ -81,9 +80,8 @@ class Reading:
 
     Attributes:
         nodes: type of each node.
-        heads: names of an array in the layers of a type (None for a layer without it), by type and role; empty with a
-            ``tiled`` head.
-        tiles: tiles of the arrays to generate (see `tiling`); empty with heads of types.
+        heads: names of the arrays that a head generates (None for a layer without one), by layer type and role.
+        tiles: tiles of the arrays to generate (see `tiling`), for a ``tiled`` head, which does not use `heads`.
         names: names of the generated arrays.
         tensors: indices and features, on the hypernetwork's device.
     """
@@ -99,8 +97,8 @@ class GraphHypernetwork(nn.Module):
     """A network that generates the weights of other networks, with heads that take embeddings of the layers.
 
     Each layer type in `types` has a head, unless the `kind` of head is ``tiled``. With `normalise`, embeddings and
-    latent vectors have unit variance, so that initial weights have Kaiming's scale. `seed` draws the initial values
-    (see `start`), or is None if values are loaded later.
+    latent vectors have unit variance, so that initial weights have Kaiming's scale. Initial values are drawn with
+    `seed` (see `start`); with None, they are loaded later.
     """
 
     def __init__(
@@ -181,7 +179,7 @@ class GraphHypernetwork(nn.Module):
 class Written(nn.Module):
     """A network that runs with generated weights, so that training it trains the hypernetwork.
 
-    Other parameters, which are trained as well, and running statistics are those in `network`.
+    Running statistics and parameters that are not generated, which are trained too, are those of `network`.
     """
 
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:

@@ -151,7 +151,7 @@ def _checked(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]
 class GlobalRows:
     """The global rows of a layer, and the global row of each row of each client (`assignments`).
 
-    `g` (L, D) and `counts` (L,) describe the global rows, as g_i and n_i above. `max_rows` limits their number.
+    `g` (L, D) has g_i of this module's equations for each global row, and `counts` (L,) the number n_i of its clients.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class GlobalRows:
         self.assignments: list[Ints] = [np.empty(0, dtype=np.intp) for _ in weights]
 
     def match(self, j: int) -> None:
-        """Remove the rows of client j from the global rows, and assign them again with the largest total value."""
+        """Remove client j's rows from the global rows, and assign them again with the largest sum of values."""
         rows, old = self.weights[j], self.assignments[j]
         self.g[old] -= rows[: len(old)]
         self.counts[old] -= 1
@@ -191,7 +191,7 @@ class GlobalRows:
         self.assignments[j] = units
 
     def costs(self, rows: Floats) -> Floats:
-        """Return the negative values of assigning a client's `rows` to each global row and to each new row."""
+        """Return the costs (negative values) of assigning a client's `rows` to each existing or new global row."""
         clients, size, s, s0 = len(self.weights), len(self.counts), self.s, self.s0
         room = len(rows) if self.max_rows is None else max(min(len(rows), self.max_rows - size), len(rows) - size)
         norms, squares = (np.einsum("ld,ld->l", each, each) for each in (rows, self.g))
@@ -206,9 +206,9 @@ class GlobalRows:
 
 
 def _assigned(costs: Floats, size: int) -> Ints:
-    """Return the column assigned to each row so that the total cost is least; columns from `size` on are new rows.
+    """Return the column for each row with the least total cost; columns from `size` on are new global rows.
 
-    Few new rows are taken, so few are offered first: the least total cost is convex in their number.
+    Only a few new rows are offered at first, which suffices because the least total cost is convex in their number.
     """
     from scipy.optimize import linear_sum_assignment  # imported here, because the import is slow
 

@@ -1,9 +1,9 @@
 """Matching of whole networks, one permutation group after the other (FedMA: Wang et al., ICLR 2020, algorithm 1).
 
-A *state* has a client's arrays by name, with the units of earlier groups in the order of the global model. A group's
-*matched* parameters are its `PermutationGroup.rows`. Its *carried* parameters, the `completes`, are averaged in the
-order that matching found. The *rest* are the arrays of no group: the output layer, and BatchNorm's statistics. `states`
-and `assignments` have one entry for each client. `assignments` and `sizes` (global widths) cover all earlier groups.
+A *state* has a client's arrays by name, with the units of earlier groups in the order of the global model. The
+parameters in a group's `PermutationGroup.rows` are matched; those in `completes` are only averaged, in the order that
+matching found. `states` and `assignments` have one entry for each client. `assignments` (indices of global units) and
+`sizes` (global widths) cover all earlier groups.
 """
 
 import json
@@ -70,7 +70,7 @@ class Matching:
 
 
 class GroupMatch(NamedTuple):
-    """The result of matching a group; `carried` has the averages of its parameters that are not matched, by name."""
+    """The match of a group's units, and the averages `carried` of its parameters that are not matched, by name."""
 
     match: LayerMatch
     carried: dict[str, Array]
@@ -87,8 +87,8 @@ def match_group(
 ) -> GroupMatch:
     """Match the units of the group `index` among clients by `how`, and average its parameters that are not matched.
 
-    The latter are posterior means (`map`) or plain means over the clients that have a unit; recurrent weights are means
-    over all clients, as in the code of FedMA.
+    `assignments` and `sizes` have the global units of earlier groups and their numbers. Averages are posterior (`map`)
+    or plain means over the clients that have a unit; for recurrent weights, over all clients.
     """
     matrices = [graphs.rows(state, groups, index) for state in states]
     match = how.match(matrices, groups[index], how.prior_mean(states, matrices, groups, index), random)
@@ -122,7 +122,7 @@ def match_networks(
 ) -> tuple[list[GroupMatch], list[dict[str, Array]]]:
     """Match whole networks without training in between (PFNM: Yurochkin et al., ICML 2019).
 
-    Return the match of each group, and the clients' states in the global model's order, with zeros for missing units.
+    Return the match of each group, and the clients' states with units in the global order, and zeros for missing units.
     """
     settled: list[GroupMatch] = []
     moved = [dict(state) for state in states]
@@ -143,7 +143,7 @@ def patch(
 ) -> dict[str, Array]:
     """Return a client's state with the units of the group `index` replaced by those of the global model.
 
-    `assignment` (L,) has the global row of each unit, `settled` (L', D) the global rows, and `carried` the group's
+    `assignment` (L,) has the global index of each unit, `settled` (L', D) the global rows, and `carried` the group's
     other parameters by name. Later layers have zero weights for units that the client did not have.
     """
     moved = graphs.expand(state, groups, {index: assignment}, {index: len(settled)})
@@ -185,7 +185,7 @@ def average_rest(
 ) -> dict[str, Array]:
     """Average the arrays that belong to no group, such as the output layer, with units in the global model's order.
 
-    BatchNorm's statistics of a unit are averaged over the clients that have it, weighted by their `examples`.
+    With `statistics`, BatchNorm's are averaged over the clients that have a unit, weighted by `examples`.
     `class_counts`, examples by client and class (J, C), weight the rows of output layers (FedMA, section 3).
     """
     result: dict[str, Array] = {}
@@ -218,7 +218,7 @@ def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _present(
     groups: graphs.PermutationGroups, name: str, axis: int, assignment: Assignments, sizes: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """Return 0 for entries along a global axis of units that a client lacks by `assignment`, else 1."""
+    """Return 1 for entries along an axis of a global array whose units a client has by `assignment`, else 0."""
     parts = []
     for segment in groups.axes[name][axis]:
         units = np.ones(segment.width if segment.group is None else sizes[segment.group])
@@ -235,8 +235,7 @@ def _present(
 def due(groups: graphs.PermutationGroups, step: int, *, statistics: bool) -> tuple[str, ...]:
     """Return the names of the arrays that a client sends in a step of FedMA.
 
-    These arrays belong to the group number `step` or, in the last step, to no group. The latter include BatchNorm's
-    statistics only if `statistics` is true.
+    They belong to group number `step` or, in the last step, to no group, with BatchNorm's statistics if `statistics`.
     """
     running = {name for name, kind in groups.kinds.items() if kind == "statistic"}
     settled = [
