@@ -1,7 +1,4 @@
-"""Client sides of methods close to FedAvg (FedProx, FedRep), and of baselines without communication.
-
-The baselines are local training, and classifiers from scikit-learn instead of networks.
-"""
+"""Client sides of FedProx, FedRep, local training, and scikit-learn classifiers that are trained locally."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -22,7 +19,7 @@ from fedhet.training import Loss, Phase, Step, Term, Trained
 
 
 class FedProx(ClientSide[FedProxOptions]):
-    """Adds mu/2 ||W - W(t-1)||^2 to the task's loss, where W(t-1) are the received weights."""
+    """Adds mu/2 ||W - W(t-1)||^2 to the task's loss, where W are the weights and W(t-1) the received ones."""
 
     takes_any_loop = True
 
@@ -32,7 +29,7 @@ class FedProx(ClientSide[FedProxOptions]):
 
 
 def proximal(step: Step, mu: float, start: Sequence[Tensor]) -> Tensor:
-    """Return mu/2 ||W - W(t-1)||^2, where `start` are the parameters W(t-1)."""
+    """Return mu/2 times the squared distance of the step's parameters to `start`."""
     distances = [(now - then).square().sum() for now, then in zip(step.parameters.values(), start, strict=True)]
     return mu / 2 * torch.stack(distances).sum()
 
@@ -90,7 +87,7 @@ class Classical(ClientSide[ClassicalOptions], ABC):
         return Payload()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        """Return a function from a batch to the classifier's log probabilities, uniform where they are not finite."""
+        """Return a function from a batch to log probabilities of classes, uniform where they are not finite."""
         outputs = self.client.model(self.client.transform(self.client.data.train.inputs[:1]))
         outputs = self.client.task.outputs.scores(outputs)
         columns = torch.as_tensor(self._classifier.classes_, device=outputs.device)

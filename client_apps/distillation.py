@@ -1,12 +1,12 @@
-"""FML, FedKD and FLHA-distillation, client side: the client's own network and a shared network learn from each other.
+"""Client sides of FML, FedKD and FLHA-distillation: a client's own network and a shared one learn from each other.
 
-FML (Shen et al., 2020):
+FML (Shen et al., 2020), for labels y:
 
     L_own    = alpha CE(own, y)  + (1 - alpha) KL(shared || own)
     L_shared = beta CE(shared, y) + (1 - beta)  KL(own || shared)
 
-FedKD (Wu et al., 2022), with the representations H, a projector W that stays on the client, and s and the target of
-each KL as constants:
+FedKD (Wu et al., 2022), with the networks' representations H and a learned linear projector W that stays on the client;
+s and the first argument of each KL are constants:
 
     L_own    = CE(own, y)    + [KL(shared || own) + MSE(H_own, W H_shared)] / s
     L_shared = CE(shared, y) + [KL(own || shared) + MSE(H_own, W H_shared)] / s,    s = CE(own, y) + CE(shared, y)
@@ -45,9 +45,9 @@ SMALL = "small"
 
 
 class AuxiliaryModel(ClientSide[P]):
-    """Client side with an auxiliary network of one architecture for all clients, which is sent instead of their own.
+    """Client side with an auxiliary network, equal on all clients, which is sent in place of the client's own network.
 
-    `key` names the option that sets the auxiliary network's architecture; `reason` says, in error messages, why the
+    `key` is the option that sets the auxiliary network's architecture; `reason` says, in error messages, why the
     method needs class scores.
     """
 
@@ -75,7 +75,7 @@ class AuxiliaryModel(ClientSide[P]):
 
 
 def _build(client: Client, name: str, key: str) -> nn.Module:
-    """Build the network `name`; initial weights are seeded by `key` and, without `shared-init`, by the client."""
+    """Build the auxiliary network `name` for the client's inputs; `key` is the option that names it."""
     config = client.config
     client.model.eval()
     purpose = key.replace("_", " "), "all" if config.shared_init else client.name
@@ -95,7 +95,7 @@ def _build(client: Client, name: str, key: str) -> nn.Module:
 class Pair(nn.Module):
     """The client's `network` and the shared network `small`; a forward pass runs both and returns `network`'s outputs.
 
-    `projector` is a linear layer between the representations of the two networks, if the method has one.
+    `projector` is a linear layer between the two networks' representations, if the method has one.
     """
 
     def __init__(self, network: nn.Module, small: nn.Module, projector: nn.Linear | None = None) -> None:
@@ -119,7 +119,7 @@ class Mutual(AuxiliaryModel[B]):
 
     @property
     def captures(self) -> dict[str, Capturing]:
-        """The auxiliary network's outputs, captured for the loss terms."""
+        """The auxiliary network's outputs, which are captured for loss terms."""
         return {SMALL: Output(self.pair, SMALL)}
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
@@ -166,7 +166,7 @@ class FML(Mutual[FMLOptions]):
 
 
 def mutual(step: Step, alpha: float, beta: float) -> Tensor:
-    """Return the sum of FML's losses for both networks, except alpha CE(own, y), which is the task's loss."""
+    """Return the sum L_own + L_shared of FML, except alpha CE(own, y), which is the task's loss."""
     shared = step.captured[SMALL].to(step.outputs.dtype)
     learnt = (1 - alpha) * step.divergence(step.outputs, shared)
     taught = (1 - beta) * step.divergence(shared, step.outputs)
@@ -240,7 +240,6 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
 
     @property
     def teaching(self) -> bool:
-        """Whether this round trains the teacher."""
         return self.client.request.round <= self.options.teaching(self.client.config.rounds)
 
     def begin(self, payload: Payload) -> None:
@@ -280,7 +279,7 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
 
 
 def distance(step: Step, teacher: nn.Module) -> Tensor:
-    """Return the weighted divergence from the teacher's outputs."""
+    """Return the weighted KL divergence of the network's outputs from the teacher's."""
     with torch.no_grad():
         wanted = teacher(step.inputs)
     return ALPHA * 2 * TEMPERATURE**2 * step.divergence(step.outputs, wanted, TEMPERATURE)

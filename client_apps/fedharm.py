@@ -1,4 +1,4 @@
-"""FedHARM, client side: networks learn similar descriptors of shared images (Kastellos et al., 2024, algorithm 1).
+"""Client side of FedHARM: networks learn similar descriptors of shared images (Kastellos et al., 2024, algorithm 1).
 
 A descriptor has the most important activations of a network's blocks for one image. On a message, a client first runs
 the shared phase of the previous round, on the public dataset and towards the received target, and then the private
@@ -23,14 +23,11 @@ from fedhet.training import Phase, Step, Term, reestimate
 
 
 class FedHARM(ClientSide[FedHARMOptions]):
-    """Trains on private examples, then on public images with the loss alpha CE + (1 - alpha) (1 - cos).
-
-    CE is the cross entropy, and cos the cosine similarity between the client's descriptors and the global descriptors.
-    """
+    """Trains on private examples, and on public images with alpha * cross entropy + (1 - alpha) * cosine distance."""
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
-        """Name of the last module in each block of the network; raises a ModelError if there are too few blocks."""
+        """Names of the last modules of the network's blocks; raises a ModelError if there are too few blocks."""
         settings, example = self.options, self.client.transform(self.client.data.train.inputs[:2])
         try:
             return blocks(self.client.model, example, chosen=settings.blocks, count=len(settings.lengths))
@@ -38,7 +35,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
             raise ModelError(f"fedharm.blocks = {settings.blocks!r}: {error}") from error
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return an empty payload; raises a ModelError if descriptors of the blocks' outputs cannot be computed."""
+        """Raise a ModelError if descriptors of the network's blocks cannot be computed; the payload is empty."""
         self.client.check_classes(outputs=True)
         if self.options.alpha < 1 and self.options.align == "cosine":
             self._described(self.client.data.train.inputs[:1], None)
@@ -117,7 +114,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
 def distance(
     step: Step, kind: Kind, weight: float, target: Sequence[Tensor], places: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the distance of activations (all, or at positions `places`) to `target`, times `weight` and unweighted."""
+    """Return the distance of activations (at positions `places`, if given) to `target`, weighted and unweighted."""
     features = [*step.captured.values()]
     if places is not None:
         features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]

@@ -1,4 +1,4 @@
-"""FedHeNN, client side: training with a penalty on the distance of representations (Makhija et al., ICML 2022).
+"""Client side of FedHeNN: training with a penalty on the distance of representations (Makhija et al., ICML 2022).
 
 The penalty is eta(t) (1 - CKA). CKA compares the kernel of the client's representations of X(t) with a target kernel,
 where X(t) are the round's alignment examples (RAD, see `fedhet.algorithms.alignment.targets`).
@@ -23,7 +23,7 @@ from fedhet.utils.randomness import torch_generator
 
 
 def public_rows(arrays: Arrays, public: Tensor) -> Tensor:
-    """Return the `public` inputs in the rows that the server's request names; raise a WireError if there are none."""
+    """Return the `public` inputs with the row numbers `arrays["rows"]`; raise a WireError if a number is invalid."""
     rows = to_tensor(arrays["rows"]).long().to(public.device)
     if not ((rows >= 0) & (rows < len(public))).all():
         raise WireError("the server's request has rows that are not in the public dataset: use one version of fedhet")
@@ -48,7 +48,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return Payload()
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the term eta(t) d(Phi_i(X(t)), target) on batches of the alignment examples X(t) (RAD).
+        """Return the term eta(t) (1 - CKA) on batches of the alignment examples X(t).
 
         With `rad-every` = k, the term is added in every k-th step, with k times the weight.
         """
@@ -83,7 +83,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return reply
 
     def _rad(self, arrays: Arrays, round: int) -> Tensor:
-        """Return the representation alignment dataset (RAD); clients augment its training images identically."""
+        """Return the round's alignment examples (RAD); all clients augment training images among them identically."""
         client, config = self.client, self.client.config
         rad = public_rows(arrays, client.public.inputs)
         if client.augment and config.augment and self.options.makes_public_dataset:
@@ -97,17 +97,15 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return self.client.to_device(unpack(payload.arrays["target"]))
 
     def posteriors(self, rad: Tensor) -> Tensor:
-        """Return the class probabilities (n, C) of the alignment examples (RAD), in evaluation mode."""
         return self.client.scores(rad, "probabilities")
 
     def _part_of_target(self, rad: Tensor) -> Arrays:
-        """Return the posteriors or representations of the RAD from which the server computes the next target."""
+        """Return the packed posteriors or representations of the alignment examples."""
         if self.options.sent == "posteriors":
             return pack(self.posteriors(rad))
         return pack(compress(self.represent(rad)))
 
     def represent(self, rad: Tensor) -> Tensor:
-        """Return the representations Phi (n, d) of the alignment examples (RAD), in evaluation mode."""
         return self.client.read(rad, until=self.client.representation, rows=ROWS_AT_ONCE)
 
 

@@ -1,4 +1,4 @@
-"""FedMD (Li and Wang, 2019) and FedDF (Lin et al., 2020), client side: clients exchange scores of public examples."""
+"""Client sides of FedMD (Li and Wang, 2019) and FedDF (Lin et al., 2020): clients share scores of public examples."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class Scores(ClientSide[Q]):
     @staticmethod
     @abstractmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:
-        """Return the mean distance between a batch's scores (n, C) and the scores to learn, the step's labels."""
+        """Return the mean distance between `outputs` (n, C) and the scores to learn, which are the step's labels."""
 
     def end(self, payload: Payload) -> Payload:
         """Return scores of the public examples that the server requests, and the mean distance to received scores."""
@@ -38,7 +38,7 @@ class Scores(ClientSide[Q]):
         return reply
 
     def in_turn(self, phases: Sequence[Phase]) -> list[Phase]:
-        """Return the phases, each with its part of the round's learning rate schedule and its batch size."""
+        """Return the phases, with learning rates along the round's schedule and the method's public batch size."""
         stepped = []
         for part, phase in enumerate(phases):
             optimisation = self.client.optimisation(part, len(phases))

@@ -1,9 +1,9 @@
-"""FedMRL, client side: the heads of two networks use one fused representation (Yi et al., NeurIPS 2024).
+"""Client side of FedMRL: the heads of two networks use one fused representation (Yi et al., NeurIPS 2024).
 
     R = P [Phi_shared(x), Phi_own(x)] + b,    L = CE(head_shared(R[1..d1]), y) + CE(head_own(R[1..d2]), y)
 
-Phi_shared has width d1, Phi_own has width d2, and R[1..d] are the first d entries of R. P and b are the client's
-projector. A step trains both networks and the projector.
+Phi_shared and Phi_own are the networks' representations of input x, of widths d1 and d2; R[1..d] are the first d
+entries of R. The matrix P and bias b of the projector are trained with both networks, and stay on the client.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +26,8 @@ from .distillation import SMALL, Pair, Projected
 class Fused(Pair):
     """Two networks whose heads use the first entries of one fused representation; returns the outputs of `network`.
 
-    Each network runs once for a batch. `heads` are the names of the heads of `network` and `small`, and `widths` the
-    widths of their inputs; `pool` pools fused representations of tokens.
+    `heads` are the names of the heads of `network` and `small`, and `widths` the widths of their inputs; `pool` pools
+    the fused representations of a text's tokens.
     """
 
     def __init__(
@@ -67,8 +67,6 @@ class Fused(Pair):
 
 @contextmanager
 def _replaced_input(head: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Context in which a head receives `change(input)` instead of its input (n, d)."""
-
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Tensor], dict[str, Any]]:
         return (change(next(iter((*args, *kwargs.values())))),), {}
 

@@ -1,4 +1,4 @@
-"""FLHA-GHN and pFedHN, client side.
+"""Client sides of FLHA-GHN and pFedHN.
 
 In FLHA-GHN, a client trains a graph hypernetwork (GHN) that generates the weights of its network. All clients send
 arrays with the same names and shapes, whatever their architectures. A client returns the heads of layer types that it
@@ -32,7 +32,7 @@ REFINE_RATE = 0.001
 
 
 class FLHAGHN(ClientSide[FLHAGHNOptions]):
-    """Trains the hypernetwork that generates the client's network, except its statistics."""
+    """Trains the hypernetwork that generates the parameters of the client's network."""
 
     reads_starts = True
 
@@ -47,14 +47,14 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         self.written = Written(hypernetwork, client.model, hypernetwork.read(self.messages()))
 
     def messages(self) -> LayerGraph:
-        """Return the graph of the network's layers, along whose edges the hypernetwork passes messages."""
+        """Return the graph of the network's layers, along which the hypernetwork passes messages."""
         return self.graph
 
     def shared(self) -> dict[str, Tensor]:
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
-        """Map each generated array to the hypernetwork's first shared key, since it depends on all keys."""
+        """Map each generated array to one of the hypernetwork's keys, since it depends on all of them."""
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def begin(self, payload: Payload) -> None:
@@ -86,7 +86,7 @@ class PFedHN(ClientSide[PFedHNOptions]):
     reads_starts = True
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the offset and scale for generated arrays, unless they are the usual ones (see `begin_of`)."""
+        """Return offset and scale of the generated arrays for which they are not the default (see `begin_of`)."""
         starts, tensors = {}, self.client.tensors
         for name, key in self.shared_names().items():
             shape = tuple(tensors[name].shape)

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA), client side: a linear layer computes W x + B (A x) + b, and only A and B are trained.
+"""Client side of low-rank adapters (LoRA): a linear layer computes W x + B (A x) + b, and only A and B are trained.
 
 A (rank, in) is initialised uniformly in +-1 / sqrt(in), and B (out, rank) to zero (Hu et al., ICLR 2022).
 """
@@ -150,7 +150,7 @@ def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[Any]:
 
 @torch.no_grad()
 def _start(layer: Any, generator: torch.Generator | None = None) -> None:
-    """Initialise an adapter: draw A at random (by default with torch's global generator), and set B to zero."""
+    """Initialise the adapter of a layer: draw A at random, and set B to zero."""
     a = layer.lora_a
     a.copy_((2 * torch.rand(a.shape, generator=generator) - 1) / math.sqrt(a.shape[1]))
     layer.lora_b.zero_()
@@ -158,7 +158,7 @@ def _start(layer: Any, generator: torch.Generator | None = None) -> None:
 
 @torch.no_grad()
 def _add(layer: Any, name: str, products: Arrays) -> None:
-    """Add the sum of products B A that the server sends, if any, to a layer's weight."""
+    """Add the product B A of the layer `name`, if the server sent one, to the layer's weight."""
     if f"{name}." in products:
         layer.weight += _as_stored(layer, to_tensor(products[f"{name}."]).to(layer.lora_b)).to(layer.weight.dtype)
 

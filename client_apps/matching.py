@@ -1,4 +1,4 @@
-"""PFNM and FedMA, client side.
+"""Client sides of PFNM and FedMA.
 
 PFNM (Yurochkin et al., ICML 2019): train a network and send it. FedMA (Wang et al., ICLR 2020, algorithm 1): in a pass,
 the server matches the layers in order, and matched layers are not trained any more. Between the rounds of a pass, a
@@ -27,10 +27,7 @@ M = TypeVar("M", bound=PFNMOptions)
 
 
 class Matched(ClientSide[M]):
-    """Client side of PFNM and FedMA: a network whose layers take the widths of the global model.
-
-    The server matches units of clients within permutation groups, which are sets of units that can be permuted.
-    """
+    """Base class of PFNM and FedMA: resizes the client's network to the arrays that the server sends."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -38,7 +35,7 @@ class Matched(ClientSide[M]):
 
     @cached_property
     def groups(self) -> PermutationGroups:
-        """The permutation groups of the client's network in its configured widths."""
+        """The permutation groups (sets of units that must be permuted together) of the client's initial network."""
         groups = resizable_groups(self._configured, self.client.transform(self.client.data.train.inputs[:2]))
         if not groups.fixed:
             raise ModelError(f"the head {self.client.head!r} shares its weights with another layer: give it its own")
@@ -144,7 +141,6 @@ class FedMA(Matched[FedMAOptions]):
             self.client.reestimate(lambda name: name in settled_names)
 
     def _settled_names(self) -> set[str]:
-        """Return the names of the arrays of all matched layers, including running statistics."""
         groups = [self.groups[index] for index in self._own]
         names = {slot.parameter for group in groups for slot in group.rows + group.completes}
         layers = {name.rpartition(".")[0] for name in names}

@@ -1,4 +1,4 @@
-"""FedProto, FedTGP, FD, FedGH and FedGen, client side.
+"""Client sides of FedProto, FedTGP, FD, FedGH and FedGen.
 
 Mean vectors of classes are exchanged in FedProto (Tan et al., AAAI 2022), FedTGP (Zhang et al., AAAI 2024), FD (Jeong
 et al., 2018, algorithm 1) and FedGH (Yi et al., ACM MM 2023). In FedGen (Zhu et al., ICML 2021, equation 5), the head h
@@ -94,7 +94,7 @@ class SameWidth(ClientSide[W]):
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """If `width` is set, split a linear head into `projection` (to `width` outputs) and `head`."""
+        """Place a linear layer `projection` with `width` outputs before the head, if the option `width` is set."""
         if not (width := config.options.width):
             return model
         name = head_name(model, config.head)
@@ -117,7 +117,8 @@ class SameWidth(ClientSide[W]):
         head = client.model.get_submodule(client.head)
         if not isinstance(head, nn.Linear) or head.bias is None or head.out_features != client.outputs:
             raise ModelError(
-                f"{method} needs an nn.Linear with a bias and {client.outputs} outputs as head, not a {head}: {why}"
+                f"{method} needs an nn.Linear with a bias and {client.outputs} outputs as head, "
+                f"not a {head}, since {why}: replace the head"
             )
 
 
@@ -125,7 +126,7 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
     """Trains representations (Phi) towards global prototypes of classes; sends the client's mean Phi of each class."""
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the term lambda * mean_d (Phi(x)_d - C_y,d)^2 for examples with a global prototype C_y of label y."""
+        """Return the term with the squared distance of representations to the prototypes of their labels, if any."""
         if not len(self.classes):
             return ()
         phi, rows, weight = {"phi": self.client.representation}, self.rows(), self.options.weight
@@ -133,7 +134,7 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
         return (term,)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return a function to class scores: negative squared distances to prototypes, or the network's outputs."""
+        """Return the network, or a function from inputs to negative squared distances to the prototypes."""
         data, by = self.client.data, self.options.predict
         chosen = torch.full_like(self.classes, by != "head", dtype=torch.bool)
         if by == "prototype":
@@ -156,7 +157,7 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
 
 
 def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> Tensor:
-    """Return the weighted mean squared distance of Phi to the labels' prototypes, in the rows `row_of[label]`."""
+    """Return `weight` times the mean squared distance of Phi to `prototypes[row_of[label]]`, over rows from 0."""
     rows = row_of[step.labels]
     known = (rows >= 0).float()
     apart = step.mean(((step.captured["phi"] - prototypes[rows]) * known[:, None]).square().mean(1))
@@ -206,7 +207,6 @@ class FedGen(SameWidth[FedGenOptions]):
         return Payload({"classes": class_counts(self.client, f"{self.client.head}.weight")})
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return a term with the head's loss on generated representations; no term before the generator is trained."""
         client, weight = self.client, self.options.weight
         if not weight or "generator" not in payload.arrays:
             return ()
@@ -225,5 +225,5 @@ class FedGen(SameWidth[FedGenOptions]):
 
 
 def generated(step: Step, inputs: Tensor, labels: Tensor, head: nn.Linear, weight: float) -> Tensor:
-    """Return the head's loss on generated representations."""
+    """Return `weight` times the head's loss on generated representations `inputs`."""
     return weight * step.task.loss(F.linear(inputs, head.weight, head.bias), labels)

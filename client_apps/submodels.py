@@ -1,4 +1,4 @@
-"""HeteroFL, FjORD, DepthFL and InclusiveFL, client side: train a part of the network.
+"""Client sides of HeteroFL, FjORD, DepthFL and InclusiveFL: clients train a part of the network.
 
 HeteroFL (Diao et al., ICLR 2021) divides a layer's outputs by the width r of the client's part (in deep networks
 without normalisation, by r^.5), and sets outputs for classes without an example on the client to 0 in the loss.
@@ -45,7 +45,6 @@ class Scaled(Submodel):
     """A part of a network whose layers with hidden units divide their outputs by the part's width."""
 
     def cut(self, model: nn.Module) -> nn.Module:
-        """Return the part of a newly built network, whose layers with hidden units divide their outputs."""
         part = super().cut(model)
         slots = [slot for group in self.groups for slot in group.rows + group.completes]
         names = {slot.parameter.rpartition(".")[0]: None for slot in slots if self.width < 1}
@@ -60,7 +59,7 @@ class Scaled(Submodel):
 
 
 class HeteroFL(ClientSide[declared.SizedOptions]):
-    """Trains the client's part of the network with the masked loss."""
+    """Trains the client's part of the network, with outputs for classes without examples set to 0 in the loss."""
 
     parts = Scaled
 
@@ -75,7 +74,7 @@ class HeteroFL(ClientSide[declared.SizedOptions]):
         return absent if bool(absent.any()) and self._by_class(len(absent)) else None
 
     def _by_class(self, classes: int) -> list[str]:
-        """Return the names of the head's arrays with one row per class that are not tied to another layer."""
+        """Return the names of the head's arrays that have one row per class and belong to no other layer."""
         tied = tied_names(self.client.model)
         names = [name for name in self.shared_names() if name.startswith(f"{self.client.head}.") and name not in tied]
         return [name for name in names if self.client.tensors[name].shape[:1] == (classes,)]
@@ -88,7 +87,7 @@ class HeteroFL(ClientSide[declared.SizedOptions]):
         return [replace(phase, task_weight=0.0, terms=(masked, *phase.terms)) for phase in phases]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the shared arrays and, with the masked loss, the row numbers of the client's classes in the head."""
+        """Return the shared arrays and, if classes are missing, the numbers of the head's rows for other classes."""
         reply = super().end(payload)
         if self.absent is not None:
             rows = torch.nonzero(~self.absent).flatten().cpu().numpy()
@@ -143,7 +142,6 @@ class Ordered(nn.Module):
         self.network, self._cuts, self._generator, self._keeps_widest = network, cuts, generator, keeps_widest
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs in the drawn width or, with `keeps_widest`, in the full width."""
         drawn = int(torch.randint(len(self._cuts) + 1, (), generator=self._generator))
         if drawn == len(self._cuts):
             self.narrow: Tensor = self.network(inputs)
@@ -158,7 +156,7 @@ def learnt(step: Step, ordered: Ordered) -> Tensor:
 
 
 class Cut:
-    """A narrower network within another network: it consists of the first units of each hidden layer."""
+    """A narrower network with the first units of each hidden layer of a network, whose parameters it uses."""
 
     def __init__(self, network: nn.Module, size: Submodel, narrow: Submodel) -> None:
         groups = size.groups.with_widths([len(units) for units in size.units.values()])
@@ -190,7 +188,6 @@ class FirstBlocks(Submodel):
         return groups_by_depth(cast(Exits, model), inputs)
 
     def cut(self, model: nn.Module) -> nn.Module:
-        """Return the first blocks of a newly built network, with their exits."""
         cast(Exits, model).add_exits(self.groups)
         part = cast(Exits, super().cut(model))
         part.depth = len(self.units[0])
@@ -198,7 +195,7 @@ class FirstBlocks(Submodel):
 
 
 class ByDepth(ClientSide[D]):
-    """Client side with the first blocks of a network and an exit after each block."""
+    """Base class of DepthFL and InclusiveFL: the client has the first blocks of a network."""
 
     parts = FirstBlocks
     kind: ClassVar[type[Exits]] = Exits

@@ -1,4 +1,4 @@
-"""Helpers that several methods use: arrays by class, rows of the public dataset, networks that the server trains."""
+"""Functions that the server sides of several methods use: means by class, public examples, training at the server."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
@@ -26,29 +26,30 @@ MOST_CLASSES = 2**16
 
 
 def outputs_of(reply: Reply) -> int:
-    """Return the number of values in a prediction of the client's network; raise a ModelError if it is invalid."""
+    """Return the number of outputs of the client's network per example; raise a ModelError if it is not supported."""
     if not 0 < reply.report.outputs <= MOST_CLASSES:
-        raise ModelError(f"the client's network has {reply.report.outputs} outputs: 1 to {MOST_CLASSES} are supported")
+        raise ModelError(f"the client's network has {reply.report.outputs} outputs: give it 1 to {MOST_CLASSES}")
     return reply.report.outputs
 
 
 def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
-    """Return a client's number of training examples of each class, (classes,) int64; raise a WireError if invalid."""
+    """Return a client's number of examples of each class, (classes,) int64; raise a WireError if they are invalid."""
     arrays = reply.arrays.get("classes", {})
     check(arrays, {"counts": ((classes,), "int64")}, "the client's class counts")
     counts = arrays["counts"]
     if counts.min(initial=0) < 0:
-        raise WireError("the client's class counts must not be negative")
+        raise WireError("the client's class counts must not be negative: use the server's version of fedhet")
     if counts.sum(dtype=float) != reply.examples:
-        raise WireError(f"the client has {reply.examples} examples, but class counts of {counts.sum(dtype=float):g}")
+        total = counts.sum(dtype=float)
+        raise WireError(f"the client has {reply.examples} examples, but class counts of {total:g}: keep its data")
     return counts
 
 
 def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
     """Return the mean vector of each class over clients, weighted by the clients' numbers of examples of the class.
 
-    `sent` has the arrays `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64 of each client. A class
-    that no client sent keeps its mean in `known`. The result has ascending `classes`, and `means` (k, d) float32.
+    `sent` has the arrays `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64 of each client, and
+    `known` the previous result, whose means are kept for other classes. Returns ascending `classes`, and `means`.
     """
     classes, rows = np.unique(np.concatenate([group["classes"] for group in sent]), return_inverse=True)
     counts = np.concatenate([group["counts"] for group in sent]).astype(np.float64)
@@ -64,9 +65,9 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
 
 
 def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | None = None) -> Tensor:
-    """Unpack the matrix `name` (n, d) of a reply; raise a WireError if it is missing or `check` refuses its values."""
+    """Unpack the matrix `name` (n, d) of a reply; raise a WireError if it is missing or `check` raises a ValueError."""
     if name not in reply.arrays:
-        raise WireError(f"the client's reply has no array {name!r}")
+        raise WireError(f"the client's reply has no array {name!r}: use the server's version of fedhet")
     try:
         rows = unpack(reply.arrays[name])
         if check:
@@ -77,7 +78,7 @@ def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | Non
 
 
 def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignment"]) -> dict[str, float]:
-    """Return, as the metric `name`, the mean `distance` that clients report, or 1 minus this mean for `alignment`."""
+    """Return the mean of the clients' `distance` values as metric `distance`, or 1 minus the mean as `alignment`."""
     distances = [reply.payload.values["distance"] for reply in replies if "distance" in reply.payload.values]
     if not distances:
         return {}
@@ -89,7 +90,7 @@ def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignme
 
 
 def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> NDArray[np.int32]:
-    """Draw `count` row numbers of a public dataset of `size` examples for a round; all rows if there are fewer."""
+    """Return at most `count` random row numbers of a public dataset of `size` examples, different by `purpose`."""
     return numpy_generator(seed, purpose, round).permutation(size)[:count].astype(np.int32)
 
 
@@ -97,7 +98,6 @@ def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> N
 
 
 def build_at_server(build: Callable[[], N], seed: int) -> N:
-    """Build a network for the server, with initial weights drawn from the seed."""
     with seeded(seed, "initial weights", "server"):
         return build()
 
@@ -113,8 +113,8 @@ def train_at_server(
 ) -> tuple[Arrays, dict[str, float]]:
     """Train a network from `weights` (its current ones if empty), with random numbers derived from seed and round.
 
-    `transform` prepares a batch of raw inputs. Returns the new weights and the metric `server_loss`, the mean loss; or
-    the given weights and no metric if training diverged.
+    `transform` prepares a batch of raw inputs. Returns the new weights and the mean loss as metric `server_loss`; the
+    given weights and no metric if training diverged.
     """
     load_into(network.state_dict(), weights)
     task, generator = Task("classification"), torch_generator(seed, "server", round)

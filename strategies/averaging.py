@@ -1,8 +1,4 @@
-"""FedAvg, methods that average a part of the network as FedAvg does, and Ensemble, server side.
-
-Ensemble is a baseline of the FedMA paper (tables 1 and 2): clients of any architecture train locally, and
-the mean of their networks' predictions is the prediction.
-"""
+"""Server sides of FedAvg, LG-FedAvg, FedRep, and of Ensemble, a baseline of the FedMA paper (tables 1 and 2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,16 +20,13 @@ class FedAvg(FederatedStrategy[Options, State]):
 
 
 class LGFedAvg(FederatedStrategy[Options, State]):
-    """Averages like FedAvg, but only the heads (Liang et al., 2020)."""
+    """Averages the heads of the clients' networks like FedAvg (Liang et al., 2020)."""
 
     method = lg_fedavg
 
 
 class FedRep(FederatedStrategy[FedRepOptions, State]):
-    """Averages like FedAvg, but only the body, all arrays except the head (Collins et al., ICML 2021).
-
-    After the last round, in the closing round, clients train their heads, and nothing is averaged.
-    """
+    """Averages all arrays except the head like FedAvg (Collins et al., ICML 2021); none in the closing round."""
 
     method = fedrep
 
@@ -46,13 +39,13 @@ class FedRep(FederatedStrategy[FedRepOptions, State]):
 
 @dataclass
 class EnsembleState(State):
-    """The ensemble's state: `member` has the latest weights of each client's network."""
+    """The state of Ensemble: `member` has the latest weights of each client's network."""
 
     member: ArraysBy = field(default_factory=dict)
 
 
 class Ensemble(FederatedStrategy[Options, EnsembleState]):
-    """Keeps the clients' networks; the global model predicts the mean of their predictions."""
+    """Collects locally trained networks of any architecture; the global model returns the mean of their predictions."""
 
     method = ensemble
     state_class = EnsembleState
@@ -72,7 +65,6 @@ class Ensemble(FederatedStrategy[Options, EnsembleState]):
         return bool(self.state.member)
 
     def global_arrays(self) -> Arrays:
-        """Return the arrays of all members, with names such as `CLIENT/0.weight`."""
         members = self.state.member
         return {f"{client}/{name}": array for client in in_order(members) for name, array in members[client].items()}
 
@@ -86,7 +78,7 @@ class Ensemble(FederatedStrategy[Options, EnsembleState]):
 
 
 class Mean(nn.Module):
-    """Predicts the mean of several networks' predictions.
+    """A network that returns the mean of its members' predictions.
 
     It returns the log of the mean softmax for classes, the logit of the mean sigmoid for labels or a single output, and
     the mean output for regression.

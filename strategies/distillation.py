@@ -1,9 +1,8 @@
-"""FedMD, FedDF, FedKD and FLHA-distillation, server side: networks learn from each other's outputs.
+"""Server sides of FedMD, FedDF, FedKD and FLHA-distillation: networks learn from each other's outputs.
 
 In round t of FedMD (Li and Wang, 2019, algorithm 1), a client learns the mean scores of the public examples X(t),
-trains on its own examples, and returns its scores of X(t+1). In FedDF (Lin et al., 2020), the server's network w takes
-steps of Adam on KL(softmax(1/m sum_k f_k(x)) || softmax(f_w(x))) for the logits f_k that the clients send after
-training.
+trains on its own examples, and returns its scores of X(t+1). In FedDF (Lin et al., 2020), the server trains a network
+w with Adam on KL(softmax(1/m sum_k f_k(x)) || softmax(f_w(x))), where f_k(x) are the logits of m clients.
 
 FedKD (Wu et al., 2022) averages the changes of a small network, sent as low-rank factors: clients that trained in the
 last round receive the last change, others the whole network. In FLHA-distillation, a teacher is trained by FedAvg, and
@@ -37,7 +36,7 @@ from ._common import build_at_server, distance_metric, outputs_of, packed_rows, 
 
 @dataclass
 class ScoresState(State):
-    """The class scores that clients learn: packed, for the public examples of round `mean_round` (0: no scores)."""
+    """The state of methods that exchange scores: `mean` has packed mean scores for round `mean_round` (0: none)."""
 
     mean: Arrays = field(default_factory=dict)
     mean_round: int = 0
@@ -49,7 +48,7 @@ T = TypeVar("T", bound=ScoresState)
 
 
 class Scores(FederatedStrategy[Q, T]):
-    """Receives each client's class scores on some public examples, and sends scores to learn in the next round."""
+    """Receives the clients' class scores of public examples, and sends scores that clients learn in the next round."""
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
         return {"number of classes": Common(outputs_of(reply), "all clients need the same classes")}
@@ -74,26 +73,29 @@ class Scores(FederatedStrategy[Q, T]):
         scores = packed_rows(reply, "scores")
         expected = (len(self.rows(1)), self.state.classes)
         if scores.shape != expected:
-            raise WireError(f"the client's scores have shape {list(scores.shape)}, expected {list(expected)}")
+            raise WireError(
+                f"the client's scores have shape {list(scores.shape)}, expected {list(expected)}: "
+                "use the server's public dataset and version of fedhet"
+            )
 
     def rows(self, round: int) -> np.ndarray[Any, Any]:
-        """Return the row numbers (L,) of the public examples X(t) of round t, drawn from the seed."""
+        """Return the row numbers of the public examples X(t) of round t = `round`, drawn from the seed."""
         return public_rows(self.config.seed, "subset", round, self.state.public_size, self.options.subset)
 
     def _sent_in(self, round: int) -> bool:
         return True
 
     def mean(self, replies: Mapping[str, Reply]) -> Tensor:
-        """Return the mean of the clients' scores of this round's public examples, (n, C)."""
+        """Return the mean of the scores (n, C) that clients sent for n public examples."""
         return torch.stack([unpack(reply.arrays["scores"]) for reply in replies.values()]).double().mean(0).float()
 
     def teach(self, round: int, scores: Tensor) -> None:
-        """Keep the scores of a round's public examples, so that clients learn them in the next round."""
+        """Store scores of the public examples X(round + 1), which clients learn in the next round."""
         self.state.mean, self.state.mean_round = pack(scores), round + 1
 
 
 class FedMD(Scores[declared.FedMDOptions, ScoresState]):
-    """Sends clients the consensus f~(x) = 1/m sum_k f_k(x), the mean of their class scores."""
+    """Sends clients the mean of their class scores, the paper's consensus."""
 
     method = declared.fedmd
     state_class = ScoresState
@@ -104,13 +106,12 @@ class FedMD(Scores[declared.FedMDOptions, ScoresState]):
         return distance_metric(replies.values(), "distance")
 
     def _sent_in(self, round: int) -> bool:
-        """Return whether clients send scores in a round; not in the last round, whose scores would not be used."""
         return round != self.run.last_round
 
 
 @dataclass
 class FedDFState(ScoresState):
-    """The state of FedDF: the server network's weights (`model`), the shape of an input and whether it has integers."""
+    """The state of FedDF: weights of the server's network (`model`), shape of an input, whether it is integer."""
 
     serves = True
     shape: list[int] = field(default_factory=list)
@@ -128,7 +129,7 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
         """The inputs of the public dataset; raises a FedhetError if only the clients have it."""
         if self.run.public is None:
             raise FedhetError(
-                "feddf's server needs the public dataset, too: set public-samples, or give make_server_app(public=...)"
+                "feddf's server needs the public dataset, too: set public-samples, or pass make_server_app(public=...)"
             )
         return self.run.public.inputs
 
@@ -157,7 +158,6 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
         return self.network() if self.has_global_model else None
 
     def network(self) -> nn.Module:
-        """Return the server's network with its current weights."""
         dtype = torch.int64 if self.state.integers else torch.float32
         name, example = self.options.server_model, torch.zeros(1, *self.state.shape, dtype=dtype)
         build = partial(models.build_auxiliary, name, self.config.architectures, example, self.state.classes)
@@ -183,7 +183,7 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
 
 @dataclass
 class FedKDState(State):
-    """The state of FedKD: the last change of the shared network (packed), and the clients `holding` the network."""
+    """The state of FedKD: the shared network's last change as factors; `holding` are the clients that trained last."""
 
     update: Arrays = field(default_factory=dict)
     holding: list[str] = field(default_factory=list)
@@ -209,7 +209,7 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
             spec, update = self.federation.specs[reply.client], reply.arrays["update"]
             reply.arrays["update"] = from_factors(update, self.state.model, spec, "the client's update")
         elif reply.client not in self.state.holding or reply.report.lost_state < 0:
-            raise WireError("the client's reply has no update of the shared network")
+            raise WireError("the client's reply has no update of the shared network: check the client's mods")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         state = self.state
@@ -238,11 +238,9 @@ class FLHADistillation(FederatedStrategy[declared.FLHADistillationOptions, FLHAD
 
     @property
     def teaching(self) -> bool:
-        """Whether the current round trains the teacher."""
         return self.state.round < self.options.teaching(self.config.rounds)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the teacher; after the teacher's training, only for clients that lack its final weights."""
         taught = () if self.teaching else self.state.taught
         return {client: Payload() if client in taught else self.payload_for(client) for client in clients}
 

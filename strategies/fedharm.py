@@ -1,4 +1,4 @@
-"""FedHARM, server side: the mean of the clients' descriptors of public images (Kastellos et al., 2024, algorithm 1).
+"""Server side of FedHARM: the mean of the clients' descriptors of public images (Kastellos et al., 2024, algorithm 1).
 
 A descriptor of an image has, for each block of a network, the activations that matter most for the image's class.
 Clients send descriptors in their replies, and receive the mean in the next message, with which they train on the public
@@ -27,7 +27,7 @@ class FedHARMState(State):
 
 
 class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
-    """Averages the clients' descriptors, F_E,j = 1/N sum_i F^i_E,j, each activation over the clients that sent it."""
+    """Averages the clients' descriptors, each activation over the clients that sent it."""
 
     method = fedharm
     state_class = FedHARMState
@@ -35,7 +35,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
     # ---- a round
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the same payload for all clients: from round 2 on the target, and whether to send descriptors."""
+        """Return the target (from round 2) and whether to send descriptors, the same for all clients."""
         common = Payload()
         if round > 1:
             common.values["shared"] = True
@@ -55,11 +55,10 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
         return distance_metric(replies.values(), "alignment")
 
     def _sends(self, round: int) -> bool:
-        """Return whether clients send descriptors in a round; not in the last round, since no target follows."""
         return "sent" in self.traits.sends and round != self.run.last_round
 
     def target(self, round: int) -> list[Tensor]:
-        """Return the target by block, computed from the latest descriptors of all clients."""
+        """Return the target of each block, computed from the latest descriptors of all clients."""
         sent = [self._unpacked(self.state.sent[client]) for client in in_order(self.state.sent)]
         if not sent:
             return []

@@ -1,12 +1,11 @@
-"""FedHeNN, server side: clients align their representations (Makhija et al., ICML 2022).
+"""Server side of FedHeNN: clients align their representations (Makhija et al., ICML 2022).
 
-Heterogeneous clients (algorithm 2): the server averages the kernels of the clients' representations of the alignment
-examples X(t) (in the paper: RAD), K-bar(t-1) = sum_j w_j K_j, and each client is pulled towards the mean. Homogeneous
-clients (algorithm 1): weights are averaged as in FedAvg, and each client is pulled towards the representation of the
-global model, which it computes.
+If clients are heterogeneous (algorithm 2), the server averages the kernels of their representations of the alignment
+examples X(t) (in the paper: RAD), and each client aligns its kernel to the mean. If they are homogeneous (algorithm 1),
+weights are averaged as in FedAvg, and each client aligns to the global model's representations, which it computes.
 
-A round takes one exchange: in round t a client receives the target on X(t) and returns its representation of X(t+1).
-With the spectral target, which is not in the paper, it returns its class posteriors instead.
+In round t, a client receives the target on X(t) and returns its representations of X(t+1). With the spectral target,
+which is not in the paper, it returns class posteriors instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ class FedHeNNState(State):
 
 
 class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
-    """Computes the target for the clients' loss F(W_i) + eta(t) d_CKA(K_i, K-bar(t-1)) (equations 5 and 6)."""
+    """Computes the target to which clients align their representations (equations 5 and 6)."""
 
     method = fedhenn
     state_class = FedHeNNState
@@ -60,7 +59,6 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return super().public_dataset()
 
     def admit(self, reply: Reply) -> None:
-        """Check that the public dataset is large enough."""
         if self.options.eta0 and self.state.public_size < LEAST_ROWS:
             raise FedhetError(
                 f"the public dataset has {self.state.public_size} examples, but at least {LEAST_ROWS} are "
@@ -92,10 +90,11 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             name, rows = self.sent_name, len(self.rad(1))
             values = packed_rows(reply, name, check_posteriors if name == "posteriors" else None)
             if len(values) != rows:
-                raise WireError(f"the client's {name} have {len(values)} rows, but {rows} were requested")
+                raise WireError(
+                    f"the client's {name} have {len(values)} rows instead of {rows}: use the server's public dataset"
+                )
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the weights if clients are homogeneous, and compute the target for the next round."""
         if self.options.homogeneous:
             super().aggregate_fit(round, replies)
         name = self.sent_name
@@ -106,7 +105,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return distance_metric(replies.values(), "alignment")
 
     def rad(self, round: int) -> np.ndarray[Any, Any]:
-        """Return the row numbers of the alignment examples X(t) in the public dataset, (L,), drawn from the seed."""
+        """Return the row numbers of the alignment examples X(t) in the public dataset, drawn from the seed."""
         return public_rows(self.config.seed, "rad", round, self.state.public_size, self.options.rad_size)
 
     @property
@@ -115,13 +114,12 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return next((name for name in ("features", "posteriors") if name in self.traits.sends), "")
 
     def _asks_for_next_rad(self, round: int) -> bool:
-        """Return whether clients send arrays in a round; not in the last round, since no target follows."""
         return bool(self.sent_name) and round != self.run.last_round
 
     def next_target(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
         """Return the packed target on the round's alignment examples, from the arrays that clients sent.
 
-        It is a factor of the clients' mean kernel K-bar, with uniform weights, or the spectral target.
+        The target is a factor of the clients' mean kernel, with equal weights, or the spectral target.
         """
         if self.traits.other_arrays:
             bounded = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in sent.items()})

@@ -1,9 +1,9 @@
-"""FLHA-GHN and pFedHN, server side: hypernetworks generate the clients' weights.
+"""Server sides of FLHA-GHN and pFedHN: hypernetworks generate the clients' weights.
 
 FLHA-GHN (Litany et al., 2022, algorithm 1) averages a graph hypernetwork, which clients train. pFedHN (Shamsian et al.,
-ICML 2021, algorithm 1) trains a hypernetwork phi at the server: client i receives the weights theta_i and changes them
-by delta_i in training, so the gradient of phi is -(d theta_i / d phi)^T delta_i. The paper takes a step for each
-client; here, a round is one step with the mean gradient.
+ICML 2021, algorithm 1) trains a hypernetwork at the server, with parameters phi: client i receives the weights theta_i
+and changes them by delta_i in training, so the gradient of phi is -(d theta_i / d phi)^T delta_i. The paper
+takes a step for each client; here, a round is one step with the mean gradient.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
         return {"digest of the hypernetwork's arrays": Common(digest, "all clients need the same version of fedhet")}
 
     def first_arrays(self, missing: Spec) -> Arrays:
-        """Draw the arrays `missing` from the seed; raise a WireError unless they are parameters of the hypernetwork."""
+        """Return initial values of `missing` arrays; raise a WireError if one is no parameter of the hypernetwork."""
         try:
             drawn = partial(start, seed=self.config.seed, normalise=self.options.normalise)
             return to_arrays({key: drawn(key, shape) for key, (shape, _) in missing.items()})
@@ -55,7 +55,7 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0
 class PFedHNState(State):
     """The state of pFedHN: the parameters of the `hypernetwork`, and the `moments` of Adam by parameter and kind.
 
-    Generated arrays are an offset plus a scale times an output. `starts` has both by client, if not the usual ones.
+    A generated array is offset + scale * output. `starts` has both by client, unless they are the default.
     """
 
     hypernetwork: Arrays = field(default_factory=dict)

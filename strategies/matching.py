@@ -1,4 +1,4 @@
-"""PFNM and FedMA, server side: clients' units are matched.
+"""Server sides of PFNM and FedMA, which match hidden units of the clients' networks.
 
 Matching finds, for each hidden unit of a client, the global unit to average it with. A group is a set of hidden units
 that must be permuted together; in a plain network, the units of one layer. PFNM (Yurochkin et al., ICML 2019) matches
@@ -60,12 +60,12 @@ T = TypeVar("T", bound=MatchedState)
 
 
 class MatchedStrategy(FederatedStrategy[M, T]):
-    """The server side of PFNM and FedMA: a global model of matched units, wider than the clients' networks."""
+    """Base class of PFNM and FedMA: builds a global model of matched units, wider than the clients' networks."""
 
     state_class = MatchedState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return what clients must have in common: layers (a digest), widths with `shared-init`, and kind of labels."""
+        """Return what must be equal for all clients: layers, with `shared-init` their widths, and kind of labels."""
         groups, equal = self._groups_of(reply), self.config.shared_init
         digest = sha256(groups_to_json(groups if equal else groups.with_widths([1] * len(groups))).encode()).hexdigest()
         remedy = "all clients need one architecture" + " in equal widths, or shared-init = false" * equal
@@ -90,7 +90,6 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return read_network(self.state.groups)
 
     def widths(self, client: str) -> tuple[int, ...]:
-        """Return the number of units that a client has in each permutation group."""
         return widths_of({name: shape for name, (shape, _) in self.federation.specs[client].items()}, self.groups)
 
     def fits(self, client: str) -> bool:
@@ -102,7 +101,6 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return Matching(**{each.name: getattr(self.options, each.name) for each in fields(PFNMOptions)})
 
     def check_classes(self, reply: Reply) -> None:
-        """Check the client's class counts if labels are classes; raise a WireError if they are wrong."""
         if self.state.classes:
             class_counts(reply, self.federation.specs[reply.client][self.groups.fixed[-1]][0][0])
 
@@ -227,7 +225,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
 
     @property
     def sizes(self) -> list[int]:
-        """Number of global units of each group that is matched in the current pass."""
         return [len(self.state.group[str(index)]["rows"]) for index in range(self.state.step)]
 
     # ---- a round
@@ -260,7 +257,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return {client: self._complete_model(client) for client in clients}
 
     def _complete_model(self, client: str) -> Payload:
-        """Return the output layer for a client that keeps all other layers, and the whole model for others."""
         keeps = client in self.state.holding and not self.state.step
         return Payload({"last": self.state.last}) if keeps else self.payload_for(client)
 
@@ -278,7 +274,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
             self.check_classes(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Match the next group of units, or average the output layer and complete the pass."""
         state = self.state
         there = {client: reply for client, reply in replies.items() if "update" in reply.arrays}
         state.holding = list(there)

@@ -1,4 +1,4 @@
-"""FedProto, FD, FedGH, FedTGP and FedGen, server side.
+"""Server sides of FedProto, FD, FedGH, FedTGP and FedGen.
 
 FedProto (Tan et al., AAAI 2022, equation 6) averages prototypes, the clients' mean representations of each class. In FD
 (Jeong et al., 2018, algorithm 1), each client receives the mean logits of the other clients. FedGH (Yi et al., ACM MM
@@ -41,10 +41,7 @@ from ._common import MOST_CLASSES, build_at_server, class_counts, class_means, o
 
 @dataclass
 class ClassState(State):
-    """The server's state: `prototypes` are the classes' global vectors, as `classes` (k,) and `means` (k, width).
-
-    Classes are below `outputs`, which is the number of the networks' outputs in methods that read it.
-    """
+    """The server's state: `prototypes` has `classes` (k,), at most `outputs`, and their vectors `means` (k, width)."""
 
     width: int = 0
     outputs: int = MOST_CLASSES
@@ -56,7 +53,7 @@ C = TypeVar("C", bound=ClassState)
 
 
 class ByClass(FederatedStrategy[P, C]):
-    """Averages the clients' vectors of each class."""
+    """Averages the vectors that clients send for each class."""
 
     state_class = ClassState
 
@@ -77,12 +74,16 @@ class ByClass(FederatedStrategy[P, C]):
         check(arrays, expected, "the client's prototypes")
         classes, last = arrays["classes"], self.state.outputs - 1
         if k and (classes.min() < 0 or classes.max() > last or len(set(classes)) < k):
-            raise WireError(f"the client's prototypes must belong to distinct classes from 0 to {last}")
+            raise WireError(
+                f"the client's prototypes must belong to distinct classes from 0 to {last}: check its labels"
+            )
         if arrays["counts"].min(initial=1) < 1 or arrays["counts"].sum(dtype=float) > reply.examples:
-            raise WireError(f"the client's prototypes have example counts below 1, or above {reply.examples} in total")
+            raise WireError(
+                f"the client's prototypes count fewer than 1 or over {reply.examples} examples: check its mods"
+            )
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the vectors of class j by numbers of examples n_ij; a class that no client sent keeps its vector."""
+        """Average the vectors of each class, weighted by numbers of examples; other classes keep their vectors."""
         vectors = self.bounded(replies) if self.aggregator.plain else [self.combined(replies)]
         self.state.prototypes = class_means(vectors, self.state.prototypes)
         return {}
@@ -184,7 +185,6 @@ class Learner(ByClass[L, LearnerState]):
             self.state.learner = to_arrays(self.learner().state_dict())
 
     def learner(self) -> nn.Module:
-        """Return the server's network with its current weights."""
         network = build_at_server(self.network, self.config.seed).double()
         load_into(network.state_dict(), self.state.learner)
         return network
@@ -275,12 +275,13 @@ class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
     def admit(self, reply: Reply) -> None:
         shape, _ = reply.report.spec.get("head.weight", ((), ""))
         if len(shape) != 2 or max(shape) > MOST_CLASSES:
-            raise ModelError(f"the client's head.weight has shape {shape}, but the generator needs (classes, width)")
+            raise ModelError(
+                f"the client's head.weight has shape {shape}, but needs (classes, width): use an nn.Linear"
+            )
         self.state.classes[reply.client] = {"counts": class_counts(reply, shape[0])}
 
     @property
     def counts(self) -> Tensor:
-        """Number of training examples of each class over all clients, (classes,) int64."""
         return torch.stack([torch.from_numpy(each["counts"]) for each in self.state.classes.values()]).sum(0)
 
     def payload_for(self, client: str) -> Payload:

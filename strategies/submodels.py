@@ -1,4 +1,4 @@
-"""Methods whose clients have parts of one network, server side: HeteroFL, FedRolex, FjORD, DepthFL, InclusiveFL, LoRA.
+"""Server sides of methods whose clients have parts of one network.
 
 HeteroFL, FedRolex and FjORD: client i of width r_i has ceil(r_i K) of the K units along each axis. Each entry of an
 array is averaged over the clients that have it, weighted by their examples, or keeps its value if no client of the
@@ -59,7 +59,9 @@ class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
             many = spec[key][0][0] if key in spec and spec[key][0] else 0
             ordered = each.ndim == 1 and each.dtype == "int64" and (each[1:] > each[:-1]).all()
             if not ordered or not len(each) or not 0 <= each[0] <= each[-1] < many:
-                raise WireError(f"the client's row numbers of {key[:100]} must be ascending, from 0 to {many - 1}")
+                raise WireError(
+                    f"the client's row numbers of {key[:100]} must ascend from 0 to {many - 1}: check its mods"
+                )
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         models, parts = {}, {}
@@ -141,7 +143,6 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
         return Payload({"model": payload.arrays["model"] | last})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average last blocks within each depth, and the arrays of earlier blocks over all clients that have them."""
         state, share, blocks = self.state, self.options.momentum, blocks_of(self.state.network)
         whole, constants = max(blocks.values()), read_network(self.state.network).kinds
         state.last = dict(state.last)
@@ -183,7 +184,7 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
 
 @lru_cache(maxsize=1)
 def blocks_of(description: str) -> dict[str, int]:
-    """Return the number of each array's block, from 1; `description` has the network's permutation groups as JSON."""
+    """Return the number of each array's block, from 1; `description` is the network's permutation groups as JSON."""
     return {name: block for name, (_, block) in read_network(description).needs.items()}
 
 
@@ -192,13 +193,13 @@ def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
 
 
 def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
-    """Group names of corresponding arrays, which have equal shapes and names that differ in the first number only."""
+    """Group the names of arrays that have equal shapes, and names that differ in their first number only."""
     inside = (name for name in shapes if not name.startswith(f"{EXITS}."))
     return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return, for arrays in `last`, the mean `change` of arrays `alike` that have numbers >= `depth` in `blocks`."""
+    """Return, by name in `last`, the mean `change` of corresponding arrays (`alike`) of the blocks from `depth`."""
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
         if any(blocks[name] > depth for name in names):
@@ -271,7 +272,7 @@ class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
         return {}
 
     def _clipped(self, models: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
-        """Return the clients' arrays with updates clipped; with `stack` not A, whose start the server does not know."""
+        """Return the clients' arrays with clipped updates; with `stack` not of A, which clients initialise."""
         stacked = self.options.aggregate == "stack" and not self.aggregator.plain
         moved = {c: {k: a for k, a in m.items() if not (stacked and k.endswith(A))} for c, m in models.items()}
         starts = {client: cut(self.state.model, self.parts(client)) for client in models}
@@ -299,7 +300,6 @@ def _factors(product: Array, rank: int) -> tuple[Array, Array]:
 
 
 def _placed(part: Array, whole: Array) -> Array:
-    """Return a copy of `whole` with `part` in its first rows and columns."""
     whole = whole.copy()
     whole[tuple(map(slice, part.shape))] = part
     return whole
