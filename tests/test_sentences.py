@@ -203,7 +203,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a sparse matrix": (
         lambda: run(data=reshaped(lambda inputs: scipy.sparse.csr_matrix(inputs.numpy()))),
-        "client 0: train: inputs of type csr_matrix are sparse, nested, masked or on the device meta: give all values",
+        "client 0: train: inputs of type csr_matrix are sparse, nested, masked or on the device meta: give a",
     ),
     "rows of unlike lengths": (
         lambda: run(data=reshaped(lambda inputs: [[1.0] * (3 + (row == 2)) for row in range(len(inputs))])),
@@ -306,7 +306,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a date": (lambda: fedhet.run({"rounds": date(2020, 1, 2)}), "rounds = datetime.date(2020, 1, 2): must be a whole"),
     "a class of a strategy": (
         lambda: fedhet.run({"method": fedhet.FedAvg}),
-        "method: must be text, not the class FedAvg: give a name",
+        "method must be a string, not the class FedAvg",
     ),
     "a file that is not there": (lambda: fedhet.run("my.yaml"), "my.yaml: no such file; to start a run, give a TOML"),
     "a folder": (lambda: fedhet.run(Path(".")), ".: a folder; to continue the run there, use resume"),

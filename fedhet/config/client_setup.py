@@ -24,9 +24,9 @@ from fedhet.utils.randomness import numpy_generator
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """Identity and configuration of a client, the argument of a user's model and data functions.
+    """Identity and configuration of a client, which a user's model and data functions receive.
 
-    `name` is the partition id if the node has one, `config` includes this node's settings, and `node_config` is
+    `name` is the node's partition id, if it has one; `config` includes this node's settings, and `node_config` is
     Flower's node config.
     """
 
@@ -47,10 +47,7 @@ ModelFunction = Callable[[ClientInfo], nn.Module]
 
 
 def dataset_of(config: Config) -> DataSet:
-    """Return the configured data set, with a randomly drawn test set if `test-split = drawn`; cached in a process.
-
-    Raises a ConfigError if `dataset` is `own` and the user has not passed both data and model.
-    """
+    """Return the configured data set, with a randomly drawn test set if `test-split = drawn`; the result is cached."""
     if config.dataset == OWN:
         raise ConfigError(
             f"dataset = {OWN} needs your own data and your own model: pass both, "
@@ -66,14 +63,14 @@ _with_drawn_test_set = lru_cache(maxsize=2)(data.with_drawn_test_set)  # each is
 
 
 def transform_of(dataset: DataSet | None, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
-    """Return the function from raw inputs of `dataset`, or of a user's own data, to a network's inputs in `dtype`."""
+    """Return a function that converts raw inputs to a network's inputs in `dtype`; a user's data have no `dataset`."""
     if dataset is None:
         return partial(as_input, dtype=dtype)
     return lambda inputs: in_precision(dataset.transform(inputs), dtype)
 
 
 def architecture_of(client: ClientInfo) -> str:
-    """Return the name of a client's architecture: `architecture` in its node config, or the configured one."""
+    """Return the name of a client's architecture: `architecture` in its node config, or one of `architectures`."""
     if chosen := client.node_config.get("architecture"):
         return models.expand(str(chosen))[0]
     number, clients = _place(client)
@@ -81,9 +78,9 @@ def architecture_of(client: ClientInfo) -> str:
 
 
 def width_of(client: ClientInfo) -> float:
-    """Return the fraction of hidden units that a client has, for methods that share parts of a network.
+    """Return the fraction of the full network's hidden units that a client trains.
 
-    It is `width` in the node config, or else one of the method's `widths`, which `assign` selects.
+    It is `width` in the node config, or else one of the method's `widths`, selected by the key `assign`.
     """
     options = client.config.options
     if (width := options.width_at(client.node_config)) is not None:
@@ -98,7 +95,7 @@ def architectures(config: Config, clients: int) -> tuple[str, ...]:
 
 
 def owner_of_weights(config: Config, client: str) -> str:
-    """Return the client whose initial weights `client` has: itself, or `all` if all start with equal weights."""
+    """Return the name that seeds a client's initial weights: its own, or `all` if all start with equal weights."""
     return "all" if config.shared_init and registry.traits(config).common_init else client
 
 
@@ -109,7 +106,7 @@ def model_of(client: ClientInfo) -> nn.Module:
 
 
 def data_of(client: ClientInfo) -> ClientData:
-    """Return a client's configured data; cached in a process."""
+    """Return a client's configured data; the result is cached."""
     number, clients = _place(client)
     return _client(_data_keys(client.config), clients, number, client.split_seed)
 
@@ -145,7 +142,7 @@ def training_union(config: Config) -> PublicDataset:
 def check(config: Config, *, own_model: bool = False, own_data: bool = False) -> None:
     """Check before a run that the configured data and models can be used; raise a FedhetError if not.
 
-    A user's own models and data are checked in the handshake.
+    Clients check a user's own models and data before the first round.
     """
     traits = registry.traits(config)
     if traits.public != "none" and not (config.public_samples or config.options.makes_public_dataset or own_data):
@@ -234,7 +231,7 @@ def _place(client: ClientInfo) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def _data_keys(config: Config) -> Config:
-    """Return a configuration with the keys that determine the data and defaults for all others, as a cache key."""
+    """Return the configuration, for use as a cache key, with defaults for all keys that do not affect the data."""
     kept = [key.replace("-", "_") for key in (*keys_about("data"), "seed") if key != "clients"]
     return Config(**{key: getattr(config, key) for key in kept})
 
@@ -251,7 +248,7 @@ class _Split:
 
 @lru_cache(maxsize=4)
 def _split(keys: Config, clients: int, seed: int) -> _Split:
-    """Hold out a public dataset and common validation examples, and assign the rest to clients by the given seed."""
+    """Hold out a public dataset and common validation examples, and divide the other examples among clients."""
     dataset, public, common = dataset_of(keys), None, None
     held_out, available = data.hold_out(dataset, keys.public_samples, keys.seed)
     if keys.public_samples:

@@ -50,18 +50,18 @@ def resolve(
     """Complete and check a user's settings; raises a ConfigError that lists all problems.
 
     Args:
-        chosen: keys and their values. A nested table counts as dotted keys, a value `""` as not chosen.
-        strict: refuse keys that the user set and that have no effect; otherwise reset them and add a remark.
-        over: keys that the user sets in addition to a file; they may leave keys of the file without effect.
+        chosen: keys and their values, also in nested tables; a value `""` means not set.
+        strict: raise an error for keys in `chosen` without effect; otherwise reset them and add a remark.
+        over: keys that the user sets in addition to a file, and that can make keys of the file ineffective.
         trusted: whether a method given as `package.module:name` or `FILE.py:NAME` may be imported; False for settings
             from messages.
-        supplied: names of the user's arguments in Python, such as `data`, which replace keys.
+        supplied: names of the arguments that the user passes in Python, such as `data`, and that replace keys.
     """
     wanted = toml.chosen(chosen)
     for key in ("preset", EXTRA, "method"):
         if not isinstance(wanted.get(key, ""), str):
             kind = f", not the class {wanted[key].__name__}" if isinstance(wanted[key], type) else ""
-            raise ConfigError(f"{key}: must be text{kind}: give a name")
+            raise ConfigError(f"{key} must be a string{kind}: give a name in quotes")
     if extra := wanted.pop(EXTRA, None):
         try:
             wanted |= toml.chosen(tomllib.loads(extra))
@@ -109,9 +109,9 @@ def parse(text: str) -> Config:
 
 @lru_cache(maxsize=256)
 def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Config:
-    """Return a node's configuration: the server's (`text`, from `Config.text`) with the keys in `node` set.
+    """Return a node's configuration: the server's (`text`, see `Config.text`), with the keys in `node` replaced.
 
-    The server's paths are used only if it runs `here`, on the same machine or cluster.
+    Paths of the server are dropped unless it runs on the same machine or cluster (`here`).
     """
     config = parse(text)
     paths = {} if here else {key: "" for key in keys_that("path") if config.flat()[key] != ""}
@@ -169,10 +169,7 @@ def presets() -> list[str]:
 
 
 def preset_settings(name: str) -> dict[str, Any]:
-    """Return the settings of a preset; empty for `own`, which depends on the method, and for `""`.
-
-    Raises a ConfigError that suggests the nearest name if the preset is unknown.
-    """
+    """Return the settings of a preset, empty for `own` and `""`; raises a ConfigError if the preset is unknown."""
     name = name.removesuffix(".toml")
     if name in ("", OWN):
         return {}
@@ -182,17 +179,16 @@ def preset_settings(name: str) -> dict[str, Any]:
 
 
 def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the preset `own`, for the user's own models and data, given the settings in `chosen`."""
+    """Return the settings of the preset `own`, for a user's models and data; `chosen` are the user's settings."""
     sgd = chosen.get("optimizer", "sgd" if {"learning-rate", "momentum"} & chosen.keys() else "adam") == "sgd"
     return {**OWN_SETTINGS, **method.own, **(OWN_SGD if sgd else {})}
 
 
 def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings for a TOML file, a preset or a method; raises a ConfigError for an unknown name.
+    """Return the settings of a TOML file, a preset or a method; raises a ConfigError for an unknown name.
 
-    For a method, the preset is `own` if the user passes (`supplied`) both model and data, else the method's preset for
-    `digits`. If `config` is None, the settings are those for `method`, which the user sets separately, or of the
-    default preset.
+    A method has the preset `own` if `supplied` contains both `model` and `data`, or else its preset for `digits`. If
+    `config` is None, the settings are those of `method` or, if both are None, of the default preset.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):
@@ -214,17 +210,17 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
 
 
 def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return settings, completed by the method's preset unless they name a preset (see `named`)."""
+    """Return settings, with those of the method's preset added unless `config` names a preset (see `named`)."""
     if not isinstance(config, Mapping):
         return named(config, supplied=supplied)
     return {**({} if "preset" in config else named(None, config.get("method"), supplied)), **config}
 
 
 def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings in a configuration file, without the tables of notes that a run adds to it.
+    """Return the settings in a configuration file, without the tables that a run adds, such as `versions`.
 
-    Raises a ConfigError if the file cannot be read, or if it is from a run with the user's own model or data and these
-    are not in `supplied`, the names of the arguments that the user passes.
+    Raises a ConfigError if the file cannot be read, or if its run had a user's own model or data and `supplied`, the
+    names of the arguments that the user passes, lacks them.
     """
     table = toml.load(path)
     notes = [table.pop(noted, {}) for noted in toml.NOTED][-1]
@@ -238,10 +234,9 @@ def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
 def from_file(
     path: Path, supplied: Collection[str] = (), method: object = None, *, of_run: bool = False
 ) -> dict[str, Any]:
-    """Return the settings of a configuration file, with its method replaced by `method` unless None.
+    """Return the settings of a configuration file, with its method replaced by `method` unless that is None.
 
-    If a run wrote the file (`of_run` says that it did), its method is not imported; a ConfigError is raised if that
-    method is unknown and `method` is None.
+    The method of a file that a run wrote (`of_run`, or found in the run's folder) is not imported: it must be known.
     """
     settings = read(path, supplied)
     if of_run or (path.parent / "history.jsonl").exists() or "ran" in toml.load(path):
@@ -256,7 +251,7 @@ def from_file(
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
-    """Yield the keys of `method`, or the common keys and those of all methods (`outside`: also of other packages)."""
+    """Yield the keys of `method`, or of `Config` and all methods, with `outside` also those of other packages."""
     names = ["", *(registry.methods() if outside else registry.own_methods())]
     for name in names if method is None else [registry.method(method).family]:
         try:
@@ -271,8 +266,7 @@ def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]
 def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
     """Return the keys of the configuration, grouped by subject or method.
 
-    `word` is a method, to return its keys only, or part of a key's name or description; a ConfigError is raised if no
-    key matches.
+    `word` selects the keys of a method, or keys that contain it in name or description. Raises a ConfigError for none.
     """
     method = word if word and (":" in word or word in registry.methods()) else None
     about = {key: f"about {field.metadata['about']}" for key, field in fields_of(Config).items()}

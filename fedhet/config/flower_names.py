@@ -26,7 +26,7 @@ TRAINING = (*keys_about("optimiser"), "local-epochs", "batch-size", "precision",
 
 @dataclass(frozen=True)
 class FlowerOptions:
-    """Arguments of fedhet's strategies that Flower's `FedAvg` has, too, and that are not keys of the configuration.
+    """Arguments that fedhet's strategies and Flower's `FedAvg` share, and that are not configuration keys.
 
     Attributes:
         min_train_nodes: minimum number of clients that train in a round, regardless of `fraction_train`.
@@ -65,7 +65,7 @@ class FlowerOptions:
 def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], FlowerOptions]:
     """Convert the keyword arguments of a strategy class to fedhet's settings and Flower's options.
 
-    Raises a ConfigError if the class does not name its method, or if an argument has no counterpart.
+    Raises a ConfigError if the class has no method, or for an aggregation function of metrics.
     """
     method: Method | None = getattr(strategy, "method", None)
     if method is None:
@@ -89,14 +89,14 @@ def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any
 
 
 def to_send(argument: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the entries of `train_config` or `evaluate_config` (`argument`), which are sent to clients unchanged.
+    """Return a copy of `settings`, the value of `train_config` or `evaluate_config` (`argument`), for clients.
 
-    Raises a ConfigError if one would set the method or the number of rounds.
+    Raises a ConfigError if an entry is the method or the number of rounds.
     """
     for name in settings or {}:
         if (key := OURS.get(kebab(name), kebab(name))) in ("method", "rounds"):
             where = "start(num_rounds=...)" if key == "rounds" else "the strategy's class, such as fedhet.FedAvg"
-            raise ConfigError(f"{argument} has the entry {name!r}, which it cannot set: use {where}")
+            raise ConfigError(f"{argument} cannot set {name!r}: use {where}")
     return dict(settings or {})
 
 

@@ -1,4 +1,4 @@
-"""Settings as TOML, JSON and `KEY=VALUE`. A table in a file (`[fedhenn] eta0`) is a dotted key (`fedhenn.eta0`)."""
+"""Read and write settings as TOML, JSON and `KEY=VALUE`; a file's `[fedhenn] eta0` is the key `fedhenn.eta0`."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def load(path: Path) -> dict[str, Any]:
     """Return the nested tables of a TOML file; raises a ConfigError if it is missing or is not TOML."""
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # reading it may never end
-            raise OSError("it is a pipe or a device")
+            raise ConfigError(f"{path} is a pipe or a device: give the path of a TOML file")
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         if _depth(table) > DEEPEST:
             raise ValueError("it is nested too deeply")
@@ -58,7 +58,7 @@ def from_json(text: str, subject: str) -> dict[str, Any]:
 
 
 def chosen(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested tables as dotted kebab-case keys, without keys whose value `""` means not set."""
+    """Flatten nested tables to dotted kebab-case keys, without keys that have the value `""` (not set)."""
     flat: dict[str, Any] = {}
     for key, value in ((as_key(key), value) for key, value in flatten(table).items() if value != ""):
         if key in flat and flat[key] != value:

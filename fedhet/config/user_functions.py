@@ -134,7 +134,7 @@ class UserFunctions:
         return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
 
     def _brings(self, config: Config) -> tuple[bool, int | None, bool]:
-        """Return (has common test set, batch size, has `augment`) of client 0's data."""
+        """Return whether client 0's data have a common test set, their batch size, and whether they have `augment`."""
         if (key := (config.clients, config.batch_size)) not in self._known:
             assert self.data_of is not None
             try:
@@ -150,12 +150,11 @@ def _first(config: Config) -> ClientInfo:
 
 
 class Function:
-    """A function, or a network, that a user passed as the argument `model` or `data`, as a function of a client.
+    """A function of a client that calls `given`, the user's `model`, `data` or `client_settings` (`argument`).
 
-    `accept` receives the client's name and the returned value, and converts it or raises an error. During the call,
-    random generators to which the user's function `given` refers are seeded, and also the global ones (for `model`, by
-    the caller), so that a client's split is the same in every process and run. Raises a `ConfigError` if `given` cannot
-    be called with a client.
+    `accept` converts the returned value, given the client's name. During the call, the global random generators (for
+    `model`, by the caller) and those that `given` refers to are seeded, so that every process splits data in the same
+    way. Raises a `ConfigError` if `given` cannot be called with a client.
     """
 
     def __init__(self, argument: str, given: Any, accept: Callable[[str, Any], Any]) -> None:
@@ -272,7 +271,7 @@ def as_given(model: nn.Module) -> nn.Module:
 
 
 def _copied(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Copy a network's inputs: they can be views of the user's data, and the network can change them in place."""
+    """Copy a network's inputs, since the network could change the user's data in place."""
     if len(args) == 1 and isinstance(args[0], Inputs):
         args, kwargs = args[0].arguments
     args = tuple(each.clone() if isinstance(each, Tensor) else each for each in args)

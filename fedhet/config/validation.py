@@ -53,8 +53,8 @@ def conflicts(common: Mapping[str, Any]) -> list[str]:
 class Reason(NamedTuple):
     """The reason why a key has no effect.
 
-    `of` is the cause: another key, or the user's `data`, `model` or `loader`. `words` describe the cause and its value.
-    `remedy` says how to give the key an effect, if possible.
+    `of` is the cause: another key, or an argument of the user, such as `data`. `words` describe it with its value, and
+    `remedy` says how the key would have an effect.
     """
 
     of: str

@@ -105,7 +105,7 @@ P = TypeVar("P", Examples, PublicDataset)
 
 @lru_cache(maxsize=4)
 def resident(part: P, device: torch.device) -> P:
-    """Return a copy of data, such as `Examples`, on a device; copies are cached until `resident.cache_clear()`."""
+    """Return a copy of examples on a device; copies are cached until `resident.cache_clear()` is called."""
     return part.to(device)
 
 
@@ -202,10 +202,9 @@ def resized(images: Tensor, transform: Callable[[Tensor], Tensor], size: int) ->
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool = True) -> Tensor:
-    """Augment images (n, channels, height, width) as usual for CIFAR: pad by 4 pixels, crop at random, flip half.
+    """Augment images (n, channels, height, width) as usual for CIFAR: pad by 4 pixels, crop and flip at random.
 
-    The padding is the reflected image, or zeros without `reflect`. The generator is on the CPU, even if the images are
-    on another device.
+    The padding is the reflected image, or zeros without `reflect`. The generator must be on the CPU.
     """
     n, channels, height, width = images.shape
     shifts = torch.randint(-4, 5, (2, n, 1), generator=generator)
@@ -220,11 +219,11 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool =
 
 
 def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Augment images (n, channels, height, width) uint8 as FedHARM does; see `crop_and_flip` for the generator.
+    """Augment images (n, channels, height, width) uint8 as FedHARM does (Kastellos et al., 2024).
 
     Images are flipped horizontally and vertically, cropped and blurred, and their brightness changes by up to 20 %.
-    Each flip and the blur (3 x 3, standard deviation of 0.1 to 1 pixel) affect half of the images, since Kastellos et
-    al. (2024) give no probabilities.
+    Each flip and the blur (3 x 3, standard deviation of 0.1 to 1 pixel) affect half of the images, as the paper gives
+    no probabilities. The generator must be on the CPU.
     """
     n = len(images)
     cropped = crop_and_flip(images, generator)

@@ -26,7 +26,7 @@ _downloads = ContextVar("downloads", default=True)
 
 @contextmanager
 def nothing_downloaded(really: bool = True) -> Iterator[None]:
-    """Context manager that forbids downloads of data sets if `really`, so that a server cannot fill a node's disk."""
+    """Context manager that forbids downloads if `really` is True, so that a server cannot fill a node's disk."""
     token = _downloads.set(_downloads.get() and not really)
     try:
         yield
@@ -133,7 +133,7 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise DataError(f"the file refers to {module}.{name}, which is not allowed")
+            raise DataError(f"it contains {module}.{name}, but must contain only arrays")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 

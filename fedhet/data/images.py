@@ -158,8 +158,8 @@ def _with_grey(examples: Examples, shares: np.ndarray, rng: np.random.Generator)
 def cifar10_domains(folder: Path | None) -> DataSet:
     """Load CIFAR-10 with the colour bias of FedMA, section 3 ("Handling data bias").
 
-    In a fixed random half of the classes, 95 % of the training images are grey, in the other half 5 %. Half of the test
-    images are grey. The partition `natural` has two clients, one for each half of the classes.
+    In a fixed random half of the classes, 95 % of the training images are grey, in the other half 5 %; of the test
+    images, half are grey. The partition `natural` has two clients, one for each half of the classes.
     """
     return _domains("cifar10-domains", folder, 0.95)
 
@@ -171,7 +171,7 @@ def cifar10_domains_balanced(folder: Path | None) -> DataSet:
 
 
 def _domains(name: str, folder: Path | None, share: float) -> DataSet:
-    """Return CIFAR-10 with a fraction `share` of grey training images in half of the classes, 1 - `share` in others."""
+    """Return CIFAR-10 with a fraction `share` of grey training images in half of the classes, else 1 - `share`."""
     colourful, rng = load("cifar10", folder), numpy_generator(0, "domains")
     grey_classes = rng.choice(colourful.classes, colourful.classes // 2, replace=False)
     shares = np.where(np.isin(np.arange(colourful.classes), grey_classes), share, 1 - share)

@@ -38,7 +38,7 @@ def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def check_scale(raw: Mapping[str, Tensor]) -> None:
-    """Raise a `DataError` if parts have bytes, which `as_input` scales to [0, 1], and others values beyond [0, 1]."""
+    """Raise a `DataError` if some parts have bytes, which `as_input` scales, and others have values beyond [0, 1]."""
     for name in parts_of(raw["train"]):
         tensors = {part: parts_of(inputs)[name] for part, inputs in raw.items() if name in parts_of(inputs)}
         scaled = [part for part, each in tensors.items() if each.dtype == torch.uint8]
@@ -210,7 +210,7 @@ def _as_augment(augment: Any) -> Augment | None:
             got = f"{batch.dtype} of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else "no tensor"
             raise DataError(
                 f"the augment function returned {got} for a batch of {inputs.dtype} of shape {tuple(inputs.shape)}: it "
-                "must return as many inputs, and bytes if the batch has bytes"
+                "must return a tensor with as many inputs, of bytes (torch.uint8) if and only if the batch has bytes"
             )
         return batch
 
@@ -218,9 +218,9 @@ def _as_augment(augment: Any) -> Augment | None:
 
 
 def open_parameters(function: Callable[..., Any]) -> tuple[list[Parameter], list[Parameter]]:
-    """Return the parameters of a function that `functools.partial` has not set, and the required ones among them.
+    """Return a function's parameters that `functools.partial` has not set, and the required ones among them.
 
-    Both lists are empty for built-in functions, whose parameters are unknown.
+    The lists are empty for built-in functions, whose parameters are unknown.
     """
     try:
         parameters = signature(function).parameters.values()

@@ -1,6 +1,6 @@
 """Partitions: rules that assign the examples of a data set to clients.
 
-A rule assigns training and test examples alike, so a client's test examples are distributed as its training examples.
+A rule assigns training and test examples in the same way, so both have the same distribution at a client.
 """
 
 from collections.abc import Callable, Iterable
@@ -63,7 +63,7 @@ class Job:
         return parts
 
     def deal(self, counts: Iterable[Indices]) -> Dealt:
-        """Assign random examples; `counts` has the numbers (clients, classes) of training and of test examples."""
+        """Assign random examples; `counts` has an array of numbers (clients, classes) for training and one for test."""
         dealt = []
         for indices, labels, numbers in zip(self.examples, self.labels(), counts, strict=True):
             classes = [
@@ -96,7 +96,7 @@ def partition(
 
     `classes_per_client` and the concentration `alpha` are for the partitions `classes` and `dirichlet`. With
     `samples_per_client`, a client keeps at most this number of training examples, stratified by class, and test
-    examples as a fraction `test_share` of its examples; `halved_clients` is the fraction of clients that then keep half
+    examples as a fraction `test_share` of its examples; `halved_clients` is the fraction of clients that then lose half
     of their training examples. `available` are the indices of the training examples to assign. Raises a `DataError` if
     a client gets no training or test examples.
     """
@@ -179,7 +179,7 @@ def by_classes(job: Job) -> Dealt:
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Divide each class among clients by `holds` (clients, classes); those with the fewest examples get remainders."""
+    """Divide each class evenly among the clients that have it in `holds` (clients, classes)."""
     counts = np.zeros(holds.shape, dtype=np.int64)
     for label, size in enumerate(sizes):
         holders = np.flatnonzero(holds[:, label])

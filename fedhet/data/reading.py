@@ -117,7 +117,7 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
     if not len(batch[0]) == len(batch[1]) == len(rows):
         raise DataError(
             f"the collate function returned {len(batch[0])} inputs and {len(batch[1])} labels for {len(rows)} rows: "
-            "leave rows out of the dataset instead"
+            "return every row, and remove unwanted rows from the dataset"
         )
     return batch[0].detach(), batch[1].detach()
 
@@ -179,7 +179,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def _dense(value: Any, what: str, remedy: str) -> Tensor:
-    """Return `value` as a tensor; raise a `DataError` about `what`, with a `remedy`, if it is not one of numbers."""
+    """Return `value` as a dense tensor; the message of its `DataError` starts with `what` and can end with `remedy`."""
     if isinstance(value, Tensor):
         dense = value.layout is torch.strided and not (value.is_meta or value.is_nested)
     else:
@@ -187,7 +187,7 @@ def _dense(value: Any, what: str, remedy: str) -> Tensor:
         dense = not (masked or hasattr(value, "toarray"))  # as SciPy's sparse matrices have
     if not dense:
         kind = type(value).__name__
-        raise DataError(f"{what} of type {kind} are sparse, nested, masked or on the device meta: give all values")
+        raise DataError(f"{what} of type {kind} are sparse, nested, masked or on the device meta: give a dense array")
     if isinstance(value, Tensor):
         return value
     value = value.to_numpy() if hasattr(value, "to_numpy") else value
@@ -208,7 +208,7 @@ def _stacked(values: Sequence[Any]) -> Tensor:
     }
     if len(forms) > 1:
         one, other = sorted(forms)[:2]
-        raise DataError(f"rows differ, such as {one} and {other}: give rows of one form, or pad them in the collate_fn")
+        raise DataError(f"rows differ, such as {one} and {other}: give rows of one shape, or pad them in collate_fn")
     return torch.stack(inputs)
 
 

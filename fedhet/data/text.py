@@ -53,7 +53,7 @@ def encode(text: str) -> Tensor:
 def speeches(text: str) -> Speeches:
     """Return the lines of each `play: role` in Shakespeare's complete works (Project Gutenberg's Etext 100 of 1994).
 
-    LEAF uses the same text. Raises a `DataError` for another text.
+    LEAF uses the same text. Raises a `DataError` if no plays are found.
     """
     # A copyright notice is in every play, in lines that would be read as speeches.
     lines = re.sub("<<.*?>>", "", text, flags=re.DOTALL).splitlines()
@@ -163,7 +163,7 @@ def sentiment140(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSe
 
 @register_dataset("sentiment140-glove")
 def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
-    """Load Sentiment140 as `sentiment140` does, with each tweet as 25 frozen word vectors, (25, width).
+    """Load Sentiment140 (see `sentiment140`) with each tweet as 25 frozen word vectors, (25, width).
 
     The file of word vectors (see `VECTORS`) is in the same folder. Vectors of words that it does not contain are zeros.
     """

@@ -37,7 +37,7 @@ TAKEN_NAMES = frozenset({"beginning", "clients", "models", "nodes", "public", "g
 
 
 def plain_name(text: str) -> bool:
-    """Return whether a text is valid as the name of a file or folder on any file system."""
+    """Return whether a text is valid as the name of a client's file on any file system and not used by fedhet."""
     return (
         text.isprintable()
         and 0 < len(file_name(text).encode()) <= LONGEST_NAME
@@ -206,7 +206,6 @@ def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Mapping[str, str]) -> str:
-    """Return a digest of arrays (names, dtypes, shapes and values) and text, without copying the arrays."""
     import numpy as np
 
     content = hashlib.blake2b(repr(sorted(text.items())).encode(), digest_size=16)
@@ -221,7 +220,7 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
 
 
 def round_folder(round: int) -> str:
-    """Return the folder of a round's models in `models/` (`save-every`), or "" for the last round's models (0)."""
+    """Return the subfolder of `models/` for the models of a round, or "" for those of the last round (`round` = 0)."""
     return f"round-{round}" if round else ""
 
 
@@ -231,5 +230,5 @@ def state_home() -> Path:
 
 
 def state_folder(state_dir: str | Path, run: str) -> Path:
-    """Return the folder in which clients store the state of a run; `run` is empty if `state_dir` is for one run."""
+    """Return the folder in which clients store their state; `run` is empty if `state_dir` belongs to one run."""
     return Path(state_dir or state_home()) / (file_name(run) if run else "")

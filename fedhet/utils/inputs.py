@@ -77,7 +77,7 @@ _pytree.register_pytree_node(  # for torch.export and torch.func
 
 
 def together(parts: Mapping[str, Tensor]) -> Tensor:
-    """Return several tensors of the same examples as `Inputs`, with the static type of one tensor."""
+    """Return tensors of the same examples as one `Inputs`, annotated as a tensor."""
     return cast(Tensor, Inputs(parts))
 
 
@@ -88,12 +88,12 @@ def parts_of(inputs: Tensor, name: str = "inputs") -> dict[str, Tensor]:
 
 
 def from_parts(tensors: Mapping[str, Tensor], name: str = "inputs") -> Tensor:
-    """Return the inputs in a mapping that `parts_of` made; raises a KeyError if there are none."""
+    """Return inputs from a mapping as `parts_of` returns it; raises a KeyError if there are none."""
     parts = {key.removeprefix(f"{name}."): part for key, part in tensors.items() if key.startswith(f"{name}.")}
     return together(parts) if parts else tensors[name]
 
 
 def for_each(inputs: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply the function `change` to every tensor of the inputs."""
+    """Return inputs with the function `change` applied to each of their tensors."""
     parts = inputs.parts if isinstance(inputs, Inputs) else None
     return change(inputs) if parts is None else together({name: change(part) for name, part in parts.items()})

@@ -123,7 +123,7 @@ def room_on(device: "torch.device") -> int:
 
 
 def runs_at_once(device: "torch.device") -> int:
-    """Return the number of runs to execute simultaneously: one for each core or, on a GPU, each 4 GiB of memory."""
+    """Return how many runs to execute at once: one per core and, on a GPU, at most one per 4 GiB of its memory."""
     import torch
 
     if device.type != "cuda":
@@ -155,11 +155,7 @@ def keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def process_restored() -> Iterator[None]:
-    """Context in which clients can be trained, and after which the settings of the process are restored.
-
-    These are torch's number of threads and the global random generators of torch, NumPy and Python. Within the context,
-    torch records gradients.
-    """
+    """Context manager for training, which restores torch's number of threads and the global random generators."""
     import torch
 
     from fedhet.utils.randomness import seeded
@@ -174,7 +170,7 @@ def process_restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Context in which torch uses one thread, so that results of matrix products are equal in every process."""
+    """Context manager that makes torch use one thread, so that matrix products are equal in every process."""
     import torch
 
     threads = torch.get_num_threads()
@@ -206,9 +202,9 @@ def exit_code(stopped: KeyboardInterrupt) -> int:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP raise `Stopped`, as Ctrl-C raises KeyboardInterrupt; main thread only.
+    """Context manager that makes SIGTERM and SIGHUP raise `Stopped`, if it is used in the main thread.
 
-    Further signals are then ignored. An uncaught `Stopped` becomes a SystemExit with the signal's exit code.
+    Further signals are ignored for `QUIET` seconds. An uncaught `Stopped` becomes a SystemExit (see `exit_code`).
     """
     before = {each: handler for each in _WANTED if (handler := signal.getsignal(each)) != signal.SIG_IGN}
     ours = any(getattr(handler, "__module__", "") == __name__ for handler in before.values())

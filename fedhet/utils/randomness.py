@@ -58,10 +58,10 @@ def _seeded_default_rng(seed: Any = None) -> np.random.Generator:
 
 @contextmanager
 def seeded(seed: int, *purpose: object) -> Iterator[None]:
-    """Context in which the global generators are seeded for one purpose (see `derive_seed`) and then restored.
+    """Context manager that seeds the global generators for one purpose (see `derive_seed`) and then restores them.
 
-    Whether torch records gradients is restored, too, since user code may switch it off. Within the context, NumPy draws
-    from a spare generator, since saving the state of its own takes long, and `default_rng()` is seeded, too.
+    It also restores whether torch records gradients, since user code may switch that off. Within the context, NumPy
+    uses a spare generator, since saving the state of its own takes long, and `default_rng()` is seeded, too.
     """
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
     states = [generator.get_state() for generator in generators]
@@ -84,11 +84,11 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
 
 @contextmanager
 def splitting_alike(seed: int, then: int) -> Iterator[None]:
-    """Context for a user's function that loads, splits and trains on data, so that every call splits in the same way.
+    """Context manager in which a user's training function splits its data in the same way at every call.
 
     The global generators are seeded with `seed` and, when a `DataLoader` begins to shuffle or an optimiser takes its
     first step, with `then`. Before, a permutation (`torch.randperm`, `random_split`) depends only on `seed` and its
-    length, and not on whether a network was initialised first. A seed that the function sets itself stays.
+    length, and not on whether a network was initialised first. Seeds that the function sets itself take precedence.
     """
     loading, permutation, batches = True, torch.randperm, DataLoader.__iter__
 
@@ -125,9 +125,9 @@ def splitting_alike(seed: int, then: int) -> Iterator[None]:
 
 @contextmanager
 def reseeded(values: Iterable[object]) -> Iterator[None]:
-    """Context in which the random generators among `values` and their attributes are seeded, and then restored.
+    """Context manager that seeds the random generators among `values` and their attributes, and then restores them.
 
-    Their seeds depend on their states, which a user may have seeded, and on the seed of torch's global generator.
+    A new seed depends on the generator's state, which a user may have seeded, and on torch's initial seed.
     """
     held = ((each, {} if isinstance(each, ModuleType) else getattr(each, "__dict__", {})) for each in values)
     nested = (inner for each, attributes in held for inner in (each, *attributes.values()))

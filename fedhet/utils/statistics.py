@@ -77,7 +77,7 @@ class Work:
 
 
 def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the clients (or nodes, if unnamed) that failed and never trained in these rounds, with the last reason."""
+    """Return the clients that failed and never trained in these records of rounds, with the last reason."""
     rows = list(rows)
     took_part = {client for row in rows for client in row["participants"]}
     failures = [failure for row in rows for failure in row["failures"] if failure.get("client") not in took_part]
@@ -103,7 +103,7 @@ def summarise(values: Mapping[str, tuple[Metric, float, int]]) -> dict[str, Any]
 
 
 def weighted_mean(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return the weighted mean of values in pairs (value, weight); weights are mostly numbers of examples."""
+    """Return the weighted mean of values in pairs (value, weight)."""
     return math.fsum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
 
 

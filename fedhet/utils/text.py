@@ -43,7 +43,7 @@ def cell(value: object) -> object:
 
 
 def console(**options: Any) -> "Console":
-    """Return a `rich` console with these options that prints text literally, without markup and emoji codes."""
+    """Return a `rich` console with the given options that prints text literally, without markup and emoji codes."""
     from rich.console import Console
 
     return Console(**options, highlight=False, markup=False, emoji=False)

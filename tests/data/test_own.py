@@ -195,7 +195,7 @@ def test_random_transforms_stay_random():
         ),
         (Subset(Subset(TensorDataset(INPUTS, LABELS), (LABELS == 0).tolist()), [0]), "the indices of a Subset are"),
         ([(INPUTS, LABELS)] * 3, "the pairs in the list, with 3 inputs and labels each, may be batches or examples"),
-        ((INPUTS.to("meta"), LABELS), "inputs of type Tensor are .*: give all values"),
+        ((INPUTS.to("meta"), LABELS), "inputs of type Tensor are .*: give a dense array"),
         (iter([]), "rows of a list_iterator cannot be read by number"),
     ],
 )

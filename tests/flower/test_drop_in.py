@@ -228,7 +228,7 @@ def test_train_config_sets_fedhets_training_loop_and_evaluate_config_does_not(ti
 @pytest.mark.parametrize("entry", [{"method": "fedprox"}, {"rounds": 9}, {"num-server-rounds": 9}])
 @pytest.mark.parametrize("argument", ["train_config", "evaluate_config"])
 def test_method_and_rounds_are_no_entries(entry, argument):
-    with pytest.raises(ConfigError, match=f"{argument} has the entry '{next(iter(entry))}', which it cannot set"):
+    with pytest.raises(ConfigError, match=f"{argument} cannot set '{next(iter(entry))}'"):
         ours(wrapped(), **{argument: ConfigRecord(entry)})
 
 
