@@ -248,7 +248,6 @@ class _Split:
 
 @lru_cache(maxsize=4)
 def _split(keys: Config, clients: int, seed: int) -> _Split:
-    """Hold out a public dataset and common validation examples, and divide the other examples among clients."""
     dataset, public, common = dataset_of(keys), None, None
     held_out, available = data.hold_out(dataset, keys.public_samples, keys.seed)
     if keys.public_samples:

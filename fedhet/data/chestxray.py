@@ -40,10 +40,9 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
     """Load ChestX-ray14 (Wang et al., CVPR 2017): 112,120 grey images of 30,805 patients with 14 labels.
 
     The folder contains the table of labels (see `LABELS`), directly or in its subfolder `chestxray`, and PNG images in
-    any subfolder. Rows without an image are left out; larger images are shrunk to `size`. The patients of
-    `test_list.txt` are for testing; without that file, every fifth patient is. Decoded images (5.6 GB at 224 x 224) are
-    kept in the user's cache folder. Raises a `DataError` for missing or damaged files, or a list with only some images
-    of a patient.
+    any subfolder. Rows without an image are left out, and larger images are shrunk to `size`. Test patients are those
+    of `test_list.txt`, or else every fifth. Decoded images (5.6 GB at 224 x 224) are stored in the user's cache folder.
+    Raises a `DataError` for missing or damaged files, or if the list has only some images of a patient.
     """
     table = locate_one(folder, "chestxray", LABELS, "chestxray14")
     files = {path.name: path for path in sorted(table.parent.rglob("*.png"), reverse=True)}

@@ -91,7 +91,6 @@ def as_public_dataset(value: Any) -> PublicDataset | None:
 
 
 def _part(name: str, value: Any, *, public: bool) -> Any:
-    """Convert a part of a client's data to `Examples` or `PublicDataset`; check that numbers in memory are finite."""
     try:
         part: Any = _public(value) if public else _examples(value)
         for kind, tensor in (("inputs", part.inputs), ("labels", part.labels)):
@@ -164,7 +163,6 @@ def _sampled(loader: DataLoader[Any]) -> Tensor:
 def _rows(
     value: Any, collate: Callable[[Sequence[Any]], Any] | None, loader: DataLoader[Any] | None = None
 ) -> Examples:
-    """Return the rows of a dataset as examples: all, or those that the sampler of `loader` yields."""
     if isinstance(value, IterableDataset | str) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         kind = "None" if value is None else f"a {type(value).__name__}"
         raise DataError(

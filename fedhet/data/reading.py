@@ -43,7 +43,6 @@ class LazyInputs:
         return len(self.rows)
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        """Read the inputs of the rows `index`."""
         return self.pairs(index)[0]
 
     def pairs(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
@@ -160,7 +159,7 @@ def _is_text(column: Any) -> bool:
 def as_tensor(value: Any) -> Tensor:
     """Convert inputs to a tensor; a PIL image becomes (channels, height, width), uint8, or float32 beyond 8 bits.
 
-    A dict, or a tuple of tensors or arrays, becomes `Inputs` of several tensors, unless it has one entry.
+    A dict, or a tuple of tensors or arrays, with several entries becomes `Inputs`.
     """
     if isinstance(value, tuple) and value and all(isinstance(each, Tensor | np.ndarray) for each in value):
         value = {str(place): each for place, each in enumerate(value)}

@@ -45,9 +45,8 @@ def keys_without_effect(name: str) -> set[str]:
 def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) -> DataSet:
     """Load a data set; the same arguments return the same object.
 
-    The folder is by default the user's cache folder, to which missing files are downloaded. Images are resized to
-    height and width `input_size`, unless that is 0. Raises a `DataError` for unknown names and missing or damaged
-    files.
+    Without `folder`, missing files are downloaded to the user's cache folder. Images are resized to height and width
+    `input_size`, unless that is 0. Raises a `DataError` for unknown names and missing or damaged files.
     """
     key = (name, Path(folder).expanduser() if folder else None, input_size)
     if key not in LOADED:

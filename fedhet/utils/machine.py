@@ -144,8 +144,7 @@ def describe(device: "torch.device") -> str:
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory instead of returning it to the system after every step.
 
-    Otherwise a convolution's activations are allocated by the system in each step, which takes half of the step's time
-    for 128 images of 28 x 28.
+    Allocating a convolution's activations in each step can otherwise take half of the step's time.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)

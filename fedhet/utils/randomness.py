@@ -38,8 +38,7 @@ def numpy_generator(seed: int, *purpose: object) -> np.random.Generator:
 def seed_everything(seed: int) -> None:
     """Seed the global generators of torch, NumPy and Python, from which user code may draw.
 
-    `torch.manual_seed` is avoided before CUDA is used, since it formats a stack trace at every call, which takes half
-    of a small client's training time.
+    `torch.manual_seed` is avoided, since it formats a stack trace at every call if CUDA is not initialised.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():

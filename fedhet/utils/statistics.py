@@ -31,7 +31,7 @@ class Metric:
     def total(metrics: Iterable["Metric"]) -> "Metric":
         """Return the metric of several clients: for each label, the weighted mean and the total weight.
 
-        AUC compares only examples of the same client. Raises a `ValueError` if numbers of labels differ.
+        Raises a `ValueError` if numbers of labels differ.
         """
         values, weights = [], []
         pairs = (zip(each.values, each.weights, strict=True) for each in metrics)
@@ -88,9 +88,8 @@ def summarise(values: Mapping[str, tuple[Metric, float, int]]) -> dict[str, Any]
     """Return the `STATISTICS` over clients of metrics and losses, from each client's (metric, loss, examples).
 
     The result is `{"accuracy": {statistic: value}, "loss": ..., "clients": n}`, or None if no client has examples.
-    Metrics are weighted by their own weights, losses by numbers of examples; sums do not depend on the order of
-    clients (`math.fsum`). Undefined metrics (NaN, such as the AUC of a single class) are left out. If a loss is not
-    finite, the statistics of the loss are None. Raises a ValueError if metrics have different numbers of labels.
+    Metrics are weighted by their own weights, losses by numbers of examples. Undefined metrics (NaN, such as the AUC
+    of a single class) are left out. If a loss is not finite, the statistics of the loss are None.
     """
     evaluated = [value for value in values.values() if value[2] > 0]
     if not evaluated:
