@@ -27,10 +27,7 @@ def names_of(library: str) -> list[str]:
 
 
 def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build an untrained model of a library, such as `torchvision/resnet18`, for images (channels, height, width).
-
-    Raises a `ModelError` if the model cannot take images of this shape.
-    """
+    """Build an untrained `torchvision/NAME` or `timm/NAME`; raise a `ModelError` if it cannot take `input_shape`."""
     if len(input_shape) != 3:
         raise ModelError(f"the model needs images (channels, height, width), got shape {input_shape}")
     library, _, model = name.partition("/")

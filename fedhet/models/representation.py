@@ -136,7 +136,6 @@ class Representation:
 
     @cached_property
     def _pooled(self) -> str:
-        """How the tokens of a text are pooled: `last`, `mean`, or an empty string."""
         named = any(type(each).__name__.endswith("ForSequenceClassification") for each in self.model.modules())
         return self.what if self.what in POOLED else "last" if named else ""
 

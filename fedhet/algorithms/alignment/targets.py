@@ -240,8 +240,8 @@ def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence
     for number, part in enumerate(parts):
         most = slots[number] if kind == "cosine" else part.shape[1]
         if len(part) != images or part.shape[1] > most:
-            shown = f"got shape {tuple(part.shape)}"
-            raise ValueError(f"array {number} must have {images} rows and at most {most} columns, {shown}")
+            size = f"{images} rows and at most {most} columns"
+            raise ValueError(f"array {number} must have {size}, but its shape is {tuple(part.shape)}")
     if kind == "spectral":
         check_posteriors(parts[0])
 
@@ -271,7 +271,7 @@ def unpack(packed: Packed) -> Tensor:
         raise ValueError(f"a packed target must have the arrays {DTYPES}, got {str(dtypes)[:200]}")
     values, exponent, (least, most) = packed["values"], packed["exponent"], EXPONENTS
     if exponent.shape != () or not least <= int(exponent) <= most:
-        raise ValueError(f"a packed target's exponent must be one number from {least} to {most}")
+        raise ValueError(f"a packed target's exponent must be one number from {least} to {most}, as from pack")
     with np.errstate(over="ignore"):  # infinities are refused below
         unpacked = torch.from_numpy(np.asarray(np.ldexp(values.astype(np.float32), int(exponent))))
     check_finite_features(unpacked, "packed values")

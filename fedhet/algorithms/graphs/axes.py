@@ -253,7 +253,6 @@ class Variables:
         return tuple(first), tuple(rest)
 
     def _split(self, axis: Axis, sizes: Sequence[int], place: int) -> list[Axis]:
-        """Reshape an axis to axes of these sizes; the hidden units lie along the one at index `place`."""
         outer, size, inner = prod(sizes[:place]), sizes[place], prod(sizes[place + 1 :])
         first, rest = self._cut(axis, size * inner)
         for _ in range(outer - 1):

@@ -122,7 +122,6 @@ def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
 
 
 def _passed(model: nn.Module, example: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Return the positional and keyword arguments with which to call a network on an example."""
     try:
         signature(model.forward).bind(example)
     except TypeError:
@@ -228,7 +227,6 @@ def _schema(node: fx.Node) -> Any:
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """Return the tensor that the result of `node` is a view of, or None."""
     maker: Any = node.args[0] if node.target is operator.getitem else node
     schema = _schema(maker)
     return maker.args[0] if schema and schema.returns and schema.returns[0].alias_info is not None else None

@@ -91,7 +91,6 @@ def layer_graph(model: nn.Module, example: Tensor, starts: Mapping[str, Start] |
 
 
 def _takes(graph: ArchitectureGraph, layer: Node, parameters: Mapping[str, str], norm: Node) -> bool:
-    """Return whether the operator `norm` is the first BatchNorm of a layer's outputs."""
     if norm.operator != "batch_norm" or not parameters or layer.operator == "batch_norm":
         return False
     units = layer.shape[1 if layer.operator.startswith("conv") else -1]
@@ -171,10 +170,7 @@ def _moved(node: Node, shape: tuple[int, ...], axis: int) -> int | None:
 
 
 def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()) -> int:
-    """Return the axis of the features of a module's output, given the output's shape if it is known.
-
-    Raises an UnsupportedArchitecture error if the axis is unknown.
-    """
+    """Return the features' axis of a module's output (of this `shape`, if known), or raise UnsupportedArchitecture."""
     inside = [node for node in graph if node.shape and f"{node.module}.".startswith(f"{module}.")]
     node = next((node for node in reversed(inside) if node.shape[1:] == tuple(shape or node.shape)[1:]), None)
     if node is None or (known := features(graph).get(node.name)) is None:

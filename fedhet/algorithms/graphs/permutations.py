@@ -129,7 +129,6 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
 
 
 def _walked(graph: ArchitectureGraph, choices: Mapping[str, int], *, partly: bool) -> Variables:
-    """Return the `Variables` of a graph with the constraints from the rules of all operators."""
     variables = Variables(graph, choices)
     values: dict[str, Value | Several] = {}
     for node in graph:

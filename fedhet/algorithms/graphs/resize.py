@@ -244,7 +244,6 @@ class HeadAttention(nn.Module):
 
 
 def _added(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return a mask as numbers to add to attention scores (-inf for masked entries), or None if there is no mask."""
     if mask is None or mask.is_floating_point():
         return mask
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf)

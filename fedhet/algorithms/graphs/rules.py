@@ -86,7 +86,6 @@ def _broadcast(variables: Variables, node: Node, one: Axis, other: Axis) -> Axis
 
 @rule(*_POOLING, "mean", "sum", "amax", "softmax", "log_softmax", "flip", "roll", "select", "slice")
 def _along(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes of the result of an operator that works along axes without hidden units, such as a mean."""
     rank = len(value)
     dims = range(rank - int(node.operator[-2]), rank) if node.operator in _POOLING else dims_of(node, rank)
     if node.operator == "slice" and node.shape == tuple(map(entries, value)):
@@ -100,7 +99,7 @@ def _along(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule(*RESHAPES)
 def _reshape(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes of a reshaped value: an old axis is divided where a new one ends, and the parts are joined."""
+    """Return the axes of a reshaped value. Old axes are divided where new ones end, and the parts are joined."""
     sizes = tuple(map(entries, value))
     refusal = f"{node} reshapes an axis of hidden units apart: {sizes} to {node.shape}"
     ends = sorted({1, *accumulate(sizes, mul), *accumulate(node.shape, mul)})
@@ -196,7 +195,7 @@ def _cat(variables: Variables, node: Node, *values: Value) -> Value:
 
 @rule("chunk", "split", "split_with_sizes", "glu")
 def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
-    """Return the axes of the parts of a divided value. Equal parts have the same hidden units, as in a GLU."""
+    """Return the axes of the parts of a split value. Equal parts have the same hidden units, as in a GLU."""
     dim = node.options["dim"] % len(value)
     count, rest = divmod(entries(value[dim]), node.shape[dim])
     sizes = node.options.get("split_sizes", [node.shape[dim]] * count + [rest] * (rest > 0))
@@ -209,7 +208,6 @@ def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
 
 @rule("unbind")
 def _unbind(variables: Variables, node: Node, value: Value) -> Several:
-    """Return the axes of the results of `unbind`; the axis that it removes must not have hidden units."""
     dim = node.options["dim"] % len(value)
     variables.refuse_moving(node, [value[dim]])
     return Several(((*value[:dim], *value[dim + 1 :]),) * entries(value[dim]))
@@ -260,7 +258,6 @@ def _convolution(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("batch_norm", "prelu")
 def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the input's axes; BatchNorm's or PReLU's parameters belong to the hidden units of their channels."""
     for role, name in node.parameters.items():
         one_for_all = variables.graph.shapes[name] != (entries(value[1]),)  # PReLU with one slope
         variables.bind(node, role, 0, fixed(1) if one_for_all else value[1], writes=True)
@@ -269,7 +266,7 @@ def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("layer_norm", "rms_norm", "group_norm")
 def _norm(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes of the result, with each of several groups of channels in a GroupNorm as one hidden unit."""
+    """Return the axes of the result of a normalisation. In a GroupNorm, each group of channels is one hidden unit."""
     groups = node.options.get("num_groups", 0)
     axes = value[1:2] if groups else value[len(value) - len(node.options["normalized_shape"]) :]
     if not node.parameters:

@@ -143,7 +143,7 @@ def _array(value: Array | Tensor) -> Array:
 
 
 def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
-    """Return the indices of the selected `units` and of all other entries along an axis; None if all are selected."""
+    """Return the indices of selected `units` and of all other groups' entries along an axis; None without selection."""
     if not any(segment.group in units for segment in axis):
         return None
     start, parts = 0, []

@@ -1,8 +1,8 @@
 """The layer types that a graph hypernetwork knows, and the initial values of its parameters.
 
-Initial values depend on name, shape and seed only, so the server draws them without building the hypernetwork. The
-initial standard deviation of generated weights is `std_of`: since E[z^2] = 1 for the latent vector z, a head's weights
-sum_l z_l D_l have the variance of the entries of D times the width of z.
+Initial values depend on name, shape and seed only, so the server draws them without building the hypernetwork. `std_of`
+is the initial standard deviation of generated weights: a head's weights sum_l z_l D_l, with a latent vector z of E[z^2]
+= 1, have the variance of the entries of D times the width of z.
 """
 
 from collections import Counter
@@ -56,7 +56,7 @@ Catalogue = Mapping[str, LayerType]
 
 
 def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
-    """Return the layer types of several networks. A type has the arrays of all of its layers."""
+    """Return the layer types of several networks; each type has the arrays of all its layers."""
     slots: dict[str, dict[str, Slot]] = {}
     most: Counter[str] = Counter()
     for graph in graphs:
@@ -92,7 +92,7 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
     """Return the ratio of an array's standard deviation in a new network (`own`) to the result `rule` of `std_of`.
 
-    The ratio is 1 if they are similar: PyTorch's default, 0.41 of Kaiming's, would let activations vanish.
+    Similar values count as equal (1), because PyTorch's default, 0.41 of Kaiming's, would let activations vanish.
     """
     ratio, margin = (own.std / rule if own else 1.0), prod(shape) ** -0.5
     return 1.0 if (1 - margin) / 3 < ratio < 1.5 * (1 + margin) else ratio

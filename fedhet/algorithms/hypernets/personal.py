@@ -4,9 +4,9 @@
 
 v_i is the embedding of client i, and a is its architecture. In the paper, the head of an architecture is a matrix with
 a row for each weight. Here weights are generated in chunks of c weights: row j of C_a (chunks x width) weights the
-features for chunk j, and W (width x c) is shared by all chunks and architectures. The scale s is fixed: Kaiming's
-sqrt(2 / fan-in) for matrices and filters. Vectors start near b, which is 1 for weights of normalisation layers and 0
-otherwise. Embeddings start close to each other, because clients with distant embeddings hardly learn from one another.
+features for chunk j, and W (width x c) is shared by all architectures. The base b and the scale s are fixed (see
+`begin_of`). Embeddings start close to each other, because clients with distant embeddings hardly learn from one
+another.
 """
 
 import math
@@ -93,9 +93,11 @@ class PersonalHypernetwork:
 
 
 def begin_of(name: str, shape: tuple[int, ...], own: Start | None = None) -> tuple[float, float]:
-    """Return base b and scale s of an array; `own` has mean and standard deviation of the array in a new network.
+    """Return base b and scale s of an array, given its mean and standard deviation `own` in a new network.
 
-    For an array that is initially constant, b is the constant, and s a tenth of it, at least 0.01 of Kaiming's scale.
+    By default, b is 1 for weights of normalisation layers, else 0; s is Kaiming's sqrt(2 / fan-in) or, for vectors,
+    0.1. For an array that is initially constant, b is the constant, and s a tenth of it, at least 0.01 of Kaiming's
+    scale.
     """
     kaiming = math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else 1.0
     usual = float(len(shape) == 1 and name.endswith("weight")), kaiming if len(shape) > 1 else VECTORS

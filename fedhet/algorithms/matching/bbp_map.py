@@ -61,8 +61,6 @@ def match_layer(
 ) -> LayerMatch:
     """Match the neurons of one layer among clients by BBP-MAP (FedMA, algorithm 1).
 
-    Clients are matched from the widest to the narrowest. Each sweep matches every client again, in a random order.
-
         >>> rows = np.random.randn(5, 20)
         >>> match = match_layer([rows, rows[::-1]], gamma=1.0)
         >>> match.assignments
@@ -71,8 +69,9 @@ def match_layer(
     `weights` has an array (L_j, D) for each client; a row has a neuron's weights and its bias. The variances `sigma2`
     and `sigma0_2` are as in `LayerMatch`; a larger mass `gamma` of the beta process leads to more global rows. The
     prior mean is a number or (D,) (FedMA: 0.1 in the bias column), and `average` is `map` for posterior means or
-    `mean`. There are at most `max_rows` global rows, or as many as the widest client has. Raises a ValueError that
-    names a client whose weights are not finite or have a wrong shape.
+    `mean`. Each of the `sweeps` matches every client again, in a random order. There are at most `max_rows` global
+    rows, or as many as the widest client has. Raises a ValueError that names a client whose weights are not finite or
+    have a wrong shape.
     """
     clients = _checked(weights)
     prior = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), clients[0].shape[1:])
@@ -107,8 +106,8 @@ def estimate_variances(
 
     v is the variance of all rows around the prior mean, and e the residual variance of merged rows. Merging two rows of
     correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2); sigma2 places this threshold halfway
-    between the correlations of unrelated rows (0) and of the matches found (1 - e / v). Matching and estimation
-    alternate, from sigma2 = v, until sigma2 converges. If no rows are merged, or if e > v / 2, sigma2 is v.
+    between the correlations of unrelated rows (0) and of the matches (1 - e / v). Starting with sigma2 = v, matching
+    and estimation alternate until sigma2 converges. If no rows are merged, or if e > v / 2, sigma2 is v.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)

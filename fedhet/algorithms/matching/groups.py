@@ -235,7 +235,7 @@ def _present(
 def due(groups: graphs.PermutationGroups, step: int, *, statistics: bool) -> tuple[str, ...]:
     """Return the names of the arrays that a client sends in a step of FedMA.
 
-    They belong to group number `step` or, in the last step, to no group, with BatchNorm's statistics if `statistics`.
+    They belong to the group of index `step` or, in the last step, to none (BatchNorm's statistics if `statistics`).
     """
     running = {name for name, kind in groups.kinds.items() if kind == "statistic"}
     settled = [
