@@ -14,7 +14,7 @@ Value = bool | int | float | str
 About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
 OwnPart = Literal["data", "model", "loader", "augmentation"]
-"""A part that a user passes: data, models, a DataLoader with its own batch size, or an `augment` function."""
+"""What a user can pass: data, models, a DataLoader with its own batch size, or an `augment` function."""
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "at_least": (">=", operator.ge, "at least"),
@@ -62,8 +62,8 @@ def option(
             `{"below": 1}`. An empty tuple stands for all values except 0 and "".
         trait: the name of an attribute of `Traits`; the key has an effect if that is true or, if it is a tuple,
             contains the key's value.
-        replaced_by: parts that the user passes; if all of them are passed, the key has no effect.
-        at_need: value of a method's own key that `fedhet recommend` tries if the method refuses clients without it.
+        replaced_by: the key has no effect if the user passes all of these (see `OwnPart`).
+        at_need: value that `fedhet recommend` tries if the method refuses clients with the default.
     """
     limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
     kind = {"about": about, "at_node": at_node, "resumable": resumable, "path": path, "at_need": at_need}

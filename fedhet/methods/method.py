@@ -32,12 +32,12 @@ class Traits:
     Attributes:
         networks: how networks may differ: not at all (`"equal"`), in their `"widths"`, or in any way (`"any"`).
         shares: which arrays of a client's network are shared, and how.
-        keeps: what a client keeps between rounds: its whole `"model"`, the `"rest"` that is not shared, or `"nothing"`.
+        keeps: what a client keeps between rounds: its whole `"model"`, the unshared `"rest"` of it, or `"nothing"`.
         scored: which network is evaluated for the method's results: the one that clients `"received"`, or the one that
             they `"trained"`, which requires `keeps="model"`.
-        common_init: clients start from the same initialization, if `shared-init` is set; otherwise from their own.
+        common_init: clients start from equal weights if `shared-init` is set.
         public: what the method needs of the public dataset: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
-        public_at_server: the server needs the inputs of the public dataset, too.
+        public_at_server: the server needs the inputs of the public dataset as well.
         communicates: clients exchange arrays or values with the server; False for local training.
         serves_clients: clients use what the server computes; False if the result is a model at the server only, which
             is evaluated on the common test set.
@@ -46,9 +46,8 @@ class Traits:
             `clip-norm` can limit; or `""` if there are none or neither key applies.
         sends: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays and of each value that a
             client sends. Shared arrays are the group `model`, by default of kind `weights`.
-        sums_examples: a kind other than `statistics` and `prototypes` has means or numbers of the client's examples,
-            which differentially private training (`dp-noise`) does not cover.
-        planned: what happens in a round depends on the number of all rounds.
+        sums_examples: clients send means over examples in another kind than `statistics` and `prototypes`, which differentially private training (`dp-noise`) does not cover.
+        planned: a round depends on the total number of rounds.
     """
 
     networks: Literal["equal", "widths", "any"] = "any"
@@ -66,7 +65,6 @@ class Traits:
     planned: bool = False
 
     def __post_init__(self) -> None:
-        """Check that clients keep their model if `scored` is `"trained"`."""
         if self.scored == "trained" and self.keeps != "model":
             raise ConfigError('Traits(scored="trained") also needs keeps="model", so that clients keep the network')
 

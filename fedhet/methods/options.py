@@ -36,13 +36,13 @@ class Options:
     """A method's own keys. Subclasses add fields made with `option`, with the paper's values as defaults."""
 
     uses: ClassVar[Collection[str]] = ()
-    """Common keys with an effect, whatever the method's traits are and the user's data or models replace."""
+    """Common keys that have an effect even if traits or the user's own data or models would rule it out."""
     without: ClassVar[Collection[str]] = ()
     """Common keys without effect on the method."""
 
     @property
     def changes_heads(self) -> bool:
-        """Return whether the method changes heads of networks, so that shared arrays are known after the handshake."""
+        """Return whether the method replaces heads, so that shared arrays are known only after the handshake."""
         return False
 
     @property
@@ -51,7 +51,7 @@ class Options:
         return False
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return, by key, values for a user's own models, each with the reason."""
+        """Return, by key, the values that suit a user's own models, each with the reason."""
         return {}
 
     def check(self, config: "Config") -> None:
@@ -217,12 +217,12 @@ class Config:
         return {**fields_of(Config), **of_method}
 
     def flat(self) -> dict[str, Value]:
-        """Return all keys with their values, in the form that `fedhet.config.configuration.resolve` accepts."""
+        """Return all keys with their values, as `fedhet.config.configuration.resolve` accepts them."""
         return {key: getattr(self.options if "." in key else self, f.name) for key, f in self.specs().items()}
 
     @cached_property
     def text(self) -> str:
-        """Return `flat` as a line of JSON for messages to clients, with the method's name in place of a reference."""
+        """Return `flat` as a line of JSON for messages to clients; `method` is the method's name."""
         return json.dumps(self.flat() | {"method": self.method_name})
 
     @property

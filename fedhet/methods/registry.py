@@ -104,7 +104,7 @@ def traits(config: "Config") -> Traits:
 
 
 def strategy(name: str) -> type[Any]:
-    """Return a method's server side, a `fedhet.server.FederatedStrategy`."""
+    """Return a method's server class, a subclass of `fedhet.server.FederatedStrategy`."""
     found = method(name)
     side = _side(found, "server")
     default = not hasattr(side, "method") and found.family in own_methods()
@@ -112,7 +112,7 @@ def strategy(name: str) -> type[Any]:
 
 
 def client_side(name: str) -> type[Any]:
-    """Return a method's client side, a `fedhet.client.ClientSide`, without importing `package.module:name` or files."""
+    """Return a method's client class, a subclass of `fedhet.client.ClientSide`; imports no reference."""
     return _side(method(name, trusted=False), "client")
 
 
@@ -137,7 +137,7 @@ def strategy_classes() -> dict[str, str]:
 
 @cache
 def _own_sides(which: str) -> dict[str, str]:
-    """Return the class (`module:Class`) of each included method that has one for `which`, `server` or `client`."""
+    """Return `module:Class` by name of each included method with a class for `which` (`server` or `client`)."""
     found, package = {}, SIDES[which][0]
     names = {name.replace("-", ""): name for name in own_methods()}
     for folder in find_spec(package).submodule_search_locations:  # type: ignore[union-attr]

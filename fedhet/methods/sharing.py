@@ -37,8 +37,8 @@ Keys = Callable[[NetworkDescription], Callable[[str], str | None]]
 """A function of a network that returns the shared key for the name of an array; None if it is not shared."""
 
 Units = Callable[[int, int, int], Sequence[int]]
-"""A function of the client's number of units in a hidden layer, the number of all units and the round (from 0): it
-returns the units that the client has, in the client's order."""
+"""A function of the client's number of units in a hidden layer, the number of all units and the round (from 0), which
+returns the numbers of the client's units, in the client's order."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Sharing:
         averaged: whether the server averages the arrays of each key, which must then have the same shape for all
             clients; otherwise a method uses them in another way.
         statistics: whether running statistics are always sent, or only if the key `batch-norm` says so.
-        units: a function that returns which units of a hidden layer a client has, if clients have parts of averaged
-            arrays. The server then averages each entry over the clients that have it.
+        units: a function that returns the client's units of a hidden layer, if clients have parts of one network. Each
+            entry of an array is then averaged over the clients that have it.
     """
 
     keys: Keys | Literal["everything", "nothing"]
@@ -61,7 +61,7 @@ class Sharing:
     units: Units | None = None
 
     def names(self, network: NetworkDescription, arrays: Iterable[str], *, statistics: bool) -> dict[str, str]:
-        """Map names in `arrays` (of a state dict) to the keys under which they are shared, in order.
+        """Map those names of `arrays` of a state dict that are shared to their shared keys, in order.
 
         `statistics` says whether running statistics are aggregated in this run.
         """

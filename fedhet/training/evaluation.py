@@ -1,4 +1,4 @@
-"""Forward passes, and computations in evaluation mode: outputs, metrics and BatchNorm's statistics."""
+"""Forward passes, evaluation of metrics, and re-estimation of BatchNorm's statistics."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -26,7 +26,7 @@ FEW = 64
 """Number of examples that are always evaluated at once."""
 
 MEMORY = 2**29
-"""Bytes that the activations of a batch may need in an evaluation, as far as one example tells."""
+"""Maximum memory of a batch's activations in an evaluation, in bytes, as estimated by `rows_at_once`."""
 
 _measured: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
@@ -79,14 +79,14 @@ def forward(
 
 
 def uses_batch_statistics(model: nn.Module) -> bool:
-    """Return whether a network in its current mode has a BatchNorm layer that normalises by statistics of the batch."""
+    """Return whether a network has a BatchNorm layer that, in its current mode, normalises by the batch's statistics."""
     layers = (each for each in model.modules() if isinstance(each, _BatchNorm))
     return any(each.training or each.running_mean is None for each in layers)
 
 
 @dataclass
 class Prediction:
-    """A function that applies `then` to the model's outputs for its inputs, or to the representation `until`."""
+    """A function that applies `then` to a model's outputs or, if `until` is given, to this representation."""
 
     model: nn.Module
     until: Representation | None = None
@@ -134,14 +134,9 @@ def read(
     until: Representation | None = None,
     rows: int = BATCH,
 ) -> Tensor:
-    """Return a model's outputs (n, ...) for raw inputs, without gradients; leaves the model in evaluation mode.
+    """Return a model's outputs (n, ...), or the representation `until` (n, d), in batches of at most `rows` inputs.
 
-    Args:
-        model: the network.
-        inputs: (n, ...) raw examples.
-        transform: function from raw inputs to the model's inputs.
-        until: if given, return the representation Phi (n, d) instead of outputs.
-        rows: batch size.
+    `transform` maps raw inputs (n, ...) to the model's inputs. The model is left in evaluation mode.
     """
     model.eval()
     rows, values = min(rows, rows_at_once(model, inputs, transform)), []
@@ -153,7 +148,7 @@ def read(
 def rows_at_once(model: object, inputs: Tensor | LazyInputs, transform: Transform) -> int:
     """Return the batch size for an evaluation: `BATCH`, or less if activations would need more than `MEMORY` bytes.
 
-    Memory is estimated from a forward pass of two examples, as three times the largest output of a module.
+    The estimate of memory is three times the largest output of a module in a forward pass of two examples.
     """
     if not isinstance(model, nn.Module) or len(inputs) <= FEW:
         return BATCH

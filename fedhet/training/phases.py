@@ -1,4 +1,4 @@
-"""The phases of a client's training: their optimisers and loss terms, the steps that terms receive, and the result.
+"""The phases of a client's local training, with their optimisers and loss terms.
 
 A method's local training is a list of `Phase`s: FedAvg has one, FedRep trains the head, then the body. A regulariser is
 a loss term: a function of the current `Step` that returns a scalar to add to the task's loss.
@@ -29,7 +29,7 @@ class Optimisation:
     """The optimiser, batch size and learning rate of a training phase.
 
     Attributes:
-        optimizer: sgd, adam, amsgrad (Adam with the largest second moment so far: Reddi et al., 2018) or adamw.
+        optimizer: sgd, adam, amsgrad (Reddi et al., 2018) or adamw.
         learning_rate: the learning rate, constant over the phase unless there is a schedule.
         momentum: momentum of SGD.
         weight_decay: weight decay of matrices and filters; biases and normalisation have none.
@@ -55,7 +55,7 @@ class Optimisation:
         return replace(self, learning_rate=rate, schedule=None) if rate else self
 
     def build(self, parameters: Sequence[Tensor], *, stacked: bool = False) -> torch.optim.Optimizer:
-        """Return a new optimiser for parameters, which can be `stacked` over networks along their first axis."""
+        """Return a new optimiser; if `stacked`, the first axis of each parameter is that of several networks."""
         groups: list[dict[str, object]] = [{"params": parameters}]
         if self.weight_decay:
             groups = [
@@ -88,7 +88,7 @@ def learning_rate(schedule: str, largest: float, done: float) -> float:
 def eager(kind: type[Kind]) -> type[Kind]:
     """Return a subclass of a torch optimiser with the same computation, but without torch's compiler and profiler.
 
-    Importing the compiler takes seconds, and profiling takes a third of the time of a small network's step.
+    Importing the compiler takes seconds, and profiling a third of the time of a small network's step.
     """
     step = torch.no_grad()(_bare(kind.step))
     vars(step)["hooked"] = True  # torch takes its hooks to be there
@@ -119,7 +119,7 @@ def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many
 
 @dataclass(slots=True)
 class Step:
-    """One mini-batch of training, as loss terms receive it.
+    """One mini-batch of training, the argument of each loss term.
 
     Attributes:
         number: number of the step in its phase, from 0.
@@ -129,10 +129,10 @@ class Step:
         labels: (n, ...) labels of the examples.
         rows: (n,) int64, positions of the examples in the phase's examples.
         outputs: the network's outputs for `inputs`.
-        captured: the inner values that loss terms capture, by name; each (n, ...), part of the autograd graph.
+        captured: by name, the values inside the network that loss terms capture, (n, ...), with gradients.
         bf16: whether forward passes are computed in bfloat16.
         task: the task, which defines the loss.
-        further: number of examples that loss terms have passed through the network in addition to the mini-batch.
+        further: number of examples besides the mini-batch that loss terms have passed through the network.
         weights: (n,) weights of the examples in means, 0 for padding; None for equal weights.
     """
 
@@ -150,7 +150,7 @@ class Step:
     weights: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """Return the mean of values (n,), one for each example of the mini-batch."""
+        """Return the mean of `values` (n,) over the examples of the mini-batch, weighted by `weights`."""
         return values.mean() if self.weights is None else (values * self.weights).sum()
 
     def loss(self, outputs: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class Step:
         return self.mean(self.task.outputs.losses(outputs, self.labels))
 
     def divergence(self, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
-        """Return the divergence of `outputs` (n, ...) from the outputs `wanted` (n, ...); see `soft_divergence`."""
+        """Return the KL divergence of `outputs` (n, ...) from `wanted` outputs (n, ...), as `soft_divergence`."""
         kind = self.task.outputs
         scores, wanted = kind.scores(outputs), kind.scores(wanted)
         return soft_divergence(scores, wanted, temperature, many_labels=kind.meaning == "labels")
@@ -187,12 +187,12 @@ class Term:
 
     Args:
         function: a function defined in a module, which reads nothing but the step and `constants`.
-        draw: function from a step's number and number of examples to further keyword arguments of `function`, such as
-            randomly drawn examples, or to None to leave the term out of the step.
-        captures: values to capture inside the network in each step, by their names in `Step.captured`.
+        draw: function of a step's number and number of examples that returns more keyword arguments for `function`, such
+            as randomly drawn examples, or None to leave the term out of the step.
+        captures: by name in `Step.captured`, values to capture inside the network in each step.
         weighted: whether the function averages over examples only by `Step.mean`, so that padding is ignored.
         public: whether the function reads neither the step's examples nor what the network computes from them.
-        constants: tensors and containers of tensors, which can differ between clients, and other values.
+        constants: keyword arguments of `function`; tensors (also in containers) can differ between clients.
     """
 
     def __init__(
@@ -223,9 +223,8 @@ class Phase:
         optimisation: optimiser, batch size and learning rate.
         steps: number of mini-batches, instead of whole epochs, if above 0.
         module: the network to train, if not the client's network.
-        trains: function from an array's name to whether it is trained; None trains all. Other parameters do not change,
-            nor do the buffers of a module in which no array is selected. A parameter that does not require gradients is
-            never trained.
+        trains: function that returns whether the array of a given name is trained; by default all are. Frozen parameters
+            stay frozen, and buffers of a module without trained arrays do not change.
         terms: loss terms to add to the task's loss.
         task_weight: weight of the task's own loss; with 0, labels can be any targets that the terms need.
         examples: the examples to train on, if not the client's training examples.
@@ -246,7 +245,7 @@ class Phase:
 
     @cached_property
     def captures(self) -> dict[str, Capturing]:
-        """Values to capture inside the network in each step for the loss terms, by name."""
+        """By name, the values inside the network that the loss terms capture in each step."""
         return {name: value for term in self.terms if isinstance(term, Term) for name, value in term.captures.items()}
 
 
@@ -256,8 +255,8 @@ class Trained:
 
     Attributes:
         loss: mean loss of the steps, weighted by batch size, times the number of epochs; summed over phases.
-        epochs: number of passes over the examples, fractional for phases that count steps.
-        recorded: sum (a scalar tensor) and number of steps, for each value that a loss term recorded, by name.
+        epochs: number of passes over the examples, a fraction for phases with a number of `steps`.
+        recorded: by name, the sum (a scalar tensor) and number of steps of each value that a loss term recorded.
         optimizer: the optimiser with its state.
         work: numbers of gradient steps and of forward passes.
     """

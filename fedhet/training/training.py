@@ -33,11 +33,11 @@ class Privacy:
     """The settings of a client's differentially private training.
 
     Attributes:
-        noise: standard deviation of the noise, as a multiple of `clip`.
+        noise: standard deviation of the noise that is added to the sum of gradients, as a multiple of `clip`.
         clip: largest Euclidean norm of the gradient of one example.
         spend: function that takes the sampling rate and the number of steps before a phase, and returns epsilon; raises
             an error if the privacy budget does not allow the phase.
-        generator: draws examples and noise, on the CPU.
+        generator: random generator (on the CPU) of examples and noise.
         epsilon: the privacy budget spent so far.
     """
 
@@ -48,9 +48,9 @@ class Privacy:
     epsilon: float = 0.0
 
     def rows(self, count: int, size: int, steps: int) -> Iterator[Tensor]:
-        """Return an iterator over `steps` batches of row numbers; each of `count` rows has probability size / count.
+        """Return an iterator over `steps` batches; each of `count` row numbers has probability size / count.
 
-        The privacy budget of all steps is charged in this call.
+        The call itself spends the privacy budget of all steps.
         """
         rate = min(size / count, 1.0)
         self.epsilon = self.spend(rate, steps)
@@ -121,7 +121,7 @@ def train(
         examples: the client's training examples, on the model's device; not used if the phase has its own.
         task: the task, which defines the loss.
         prepare: function that transforms raw inputs, and augments them if it is given a generator.
-        generator: draws the order of examples and the augmentation. Dropout draws from torch's global generator.
+        generator: random generator of the order of examples and the augmentation; dropout uses torch's global one.
         before: the combined result of the phases before this one.
         privacy: settings of example-level differential privacy, under which all loss terms must be `public`.
 
@@ -184,8 +184,8 @@ def outcome(
 ) -> Trained:
     """Return the combined result of a phase and the phases before it; raise a ModelError if training diverged.
 
-    `examples` is the number of examples, `losses` and `sizes` have the loss and batch size of each step, `norm` is the
-    largest norm of a parameter at the end; see `Step.further` and `Trained.recorded`.
+    `examples` is the number of examples, `losses` and `sizes` have the loss and batch size of each step, and `norm` is
+    the largest norm of a parameter after the phase; for other arguments see `Step.further` and `Trained.recorded`.
     """
     if not before.work.steps and not math.isfinite(losses[0]):
         raise ModelError(
@@ -218,10 +218,7 @@ def _backward(loss: Tensor) -> None:
 
 
 def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], loss: Tensor | None = None) -> Tensor:
-    """Return the sum of the task's `loss` and the loss terms; add the other values of loss terms to `recorded`.
-
-    By default, the task's loss is computed from the step's outputs.
-    """
+    """Return the sum of the task's `loss` (by default that of the step) and the loss terms; update `recorded`."""
     if loss is None:
         loss = step.loss(step.outputs) if phase.task_weight else 0 * step.outputs.sum()
         loss = loss if phase.task_weight == 1 else phase.task_weight * loss
@@ -244,7 +241,7 @@ def record(recorded: dict[str, tuple[Tensor, int]], values: Mapping[str, Tensor]
 
 @contextmanager
 def only_trained(model: nn.Module, trains: Callable[[str], bool] | None) -> Iterator[list[nn.Parameter]]:
-    """Context manager that yields the parameters to train, without gradients, and freezes all other parameters."""
+    """Context manager that clears the gradients of the parameters to train, yields these, and freezes the others."""
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
     if not live:
@@ -272,7 +269,7 @@ def only_trained(model: nn.Module, trains: Callable[[str], bool] | None) -> Iter
 
 
 def forget_gradients(parameters: Sequence[Tensor]) -> None:
-    """Remove gradients, as `Optimizer.zero_grad` without its profiling, a tenth of a small network's step."""
+    """Set gradients to None like `Optimizer.zero_grad`, whose profiling takes a tenth of a small network's step."""
     for parameter in parameters:
         parameter.grad = None
 

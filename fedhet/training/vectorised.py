@@ -43,7 +43,7 @@ MOST = 512
 
 @dataclass(eq=False)
 class Training:
-    """A phase of a client's training, with the arguments of `train`; `seed` seeds dropout, `alone` excludes batches."""
+    """A phase to train, with the arguments of `train`; `seed` seeds dropout, `alone` rules out a batch of networks."""
 
     model: nn.Module
     phase: Phase
@@ -58,7 +58,7 @@ class Training:
     found: Trained | ModelError | None = None
 
     def result(self) -> Trained:
-        """Return the phase's result; train now if no batch did. Raises a ModelError if training diverged."""
+        """Return the phase's result, and train if no batch has; raises a ModelError if training diverged."""
         if self.found is None:
             seed_everything(self.seed)
             own: dict[str, Any] = {"generator": self.generator, "before": self.before, "privacy": self.privacy}
@@ -85,7 +85,7 @@ class Training:
 
 @dataclass(eq=False)
 class Evaluation:
-    """An evaluation of a client's network, with the arguments of `evaluate`; `seed` seeds torch's global generator."""
+    """An evaluation to compute, with the arguments of `evaluate`; `seed` seeds torch's global generator."""
 
     predict: Transform
     examples: Examples
@@ -250,7 +250,6 @@ def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int
 
 
 def _terms(group: Sequence[Training], number: int, weights: Tensor) -> list[Term]:
-    """Return the loss terms of step `number`, with constants stacked over clients; `weights` are (clients, n)."""
     counts, terms = (weights > 0).sum(1).tolist(), []
     for several in zip(*(each.phase.terms for each in group), strict=True):
         first: Any = several[0]
@@ -270,7 +269,7 @@ _places: WeakKeyDictionary[nn.Module, list[tuple[dict[str, Any], str]]] = WeakKe
 
 
 def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Return a pair for each parameter and buffer: the dict of its module that has it, and its key in the dict."""
+    """Return, for each parameter and buffer, the dict of its module that contains it, and its key in the dict."""
     if model not in _places:  # finding them takes as long as a small network's forward pass
         arrays = (arrays for module in model.modules() for arrays in (module._parameters, module._buffers))
         _places[model] = [(each, key) for each in arrays for key, array in each.items() if array is not None]
@@ -280,7 +279,7 @@ def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
 def batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any] = (0,)) -> Callable[..., Any]:
     """Return `function`, which calls `model`, vectorised over networks by `torch.func.vmap`.
 
-    The first argument of the result is a list of the networks' stacked arrays; `dims` are the `in_dims` of the others.
+    The result's first argument is a list of the networks' stacked arrays; `dims` are the `in_dims` of its others.
     """
     places = _places_of(model)
     before = [arrays[key] for arrays, key in places]
@@ -317,7 +316,7 @@ def transposed(arrays: Sequence[Tensor], chosen: Sequence[bool]) -> list[Tensor]
 
 
 def stack(values: Sequence[Any]) -> Any:
-    """Return nested containers like each of `values`, with tensors stacked, and other entries from the first."""
+    """Stack the tensors of equal nested containers `values`; other entries are those of the first container."""
     return tree_map(lambda *each: torch.stack(each) if isinstance(each[0], Tensor) else each[0], *values)
 
 
@@ -330,7 +329,7 @@ def clip(gradients: Sequence[Tensor], most: float) -> None:
 
 
 def first_of(count: int, arrays: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return views of the first `count` clients' arrays, and let the optimizer step these in place of all clients'."""
+    """Return views of the first `count` clients' arrays, and make them the parameters of the optimizer."""
     chosen = {each: each.detach()[:count].requires_grad_(each.requires_grad) for each in arrays}
     for group in optimizer.param_groups:
         for each in group["params"]:

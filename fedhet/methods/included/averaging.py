@@ -47,8 +47,8 @@ lg_fedavg = Method("lg-fedavg", Traits(shares=sharing.HEAD, keeps="model", score
 class LayerAverageOptions(Options):
     """Configuration key of the method `layer-average`.
 
-    The rule of FlexiFed (Wang et al., WWW 2023) averages common first layers. Its authors compare layers by name and
-    position; here, layers match if their class, options and shapes are equal.
+    FlexiFed (Wang et al., WWW 2023) averages common first layers. Its authors compare layers by name and position;
+    here, layers match if class, options and shapes are equal.
     """
 
     by: str = option(

@@ -62,7 +62,7 @@ class FLHADistillationOptions(Options):
     student_learning_rate: float = option(0.0, "learning rate of clients' networks; 0: learning-rate / 10", at_least=0)
 
     def teaching(self, rounds: int) -> int:
-        """Return how many of the first rounds, at least one, train the teacher."""
+        """Return the number of first rounds that train the teacher, at least 1."""
         return max(1, math.floor(self.teacher_rounds * rounds + 0.5))
 
 
@@ -78,7 +78,7 @@ flha_distillation = Method(
 
 
 class ScoresOptions(Options):
-    """Attributes of methods whose clients send class scores for a public dataset; subclasses can make them keys."""
+    """Options of methods whose clients send class scores of public examples; subclasses can make them keys."""
 
     public_batch: int
     subset: ClassVar[int] = 5000

@@ -12,7 +12,7 @@ LEAST_ROWS = 8
 """Smallest number of rows for which similarity is estimated."""
 
 AUGMENTATION = "rad augmentation"
-"""Purpose of a random stream of a round that the server and the clients share."""
+"""Name of a random stream that is equal on the server and all clients."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FedHeNNOptions(Options):
     rad_every: int = option(1, "number of steps between proximal terms, whose weight is multiplied by it", at_least=1)
 
     def __post_init__(self) -> None:
-        """Set `eta0` and `schedule` to the defaults for `target` if they are not set; refuse contradictory keys."""
+        """Set `eta0` and `schedule` by `target` if they have no value; raise a ConfigError if keys contradict."""
         spectral = self.target == "spectral"
         if self.eta0 < 0:
             object.__setattr__(self, "eta0", 3.0 if spectral else 0.001)

@@ -32,7 +32,7 @@ class FLHAGHNOptions(Options):
 
     @property
     def uses(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return the common key `architectures`, unless the head is tiled and needs no list of layer types."""
+        """Return `architectures`, from which layer types are listed, unless the head is tiled."""
         return () if self.head == "tiled" else ("architectures",)
 
     def suited(self) -> dict[str, tuple[Value, str]]:

@@ -29,7 +29,7 @@ class SubmodelOptions(Options):
     uses = ("assign",)
     size_name: ClassVar[str] = "width"
     counted: ClassVar[bool] = False
-    """Whether sizes are whole numbers, of which the largest is that of the whole network, and not fractions."""
+    """Whether sizes are whole numbers, the largest of which is the whole network's, instead of fractions."""
 
     @cached_property
     def all_sizes(self) -> tuple[float, ...]:
