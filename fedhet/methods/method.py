@@ -46,7 +46,8 @@ class Traits:
             `clip-norm` can limit; or `""` if there are none or neither key applies.
         sends: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays and of each value that a
             client sends. Shared arrays are the group `model`, by default of kind `weights`.
-        sums_examples: clients send means over examples in another kind than `statistics` and `prototypes`, which differentially private training (`dp-noise`) does not cover.
+        sums_examples: clients send means over examples, or numbers of examples, in a kind other than `statistics` and
+            `prototypes`; differentially private training (`dp-noise`) does not cover these.
         planned: a round depends on the total number of rounds.
     """
 

@@ -187,8 +187,8 @@ class Term:
 
     Args:
         function: a function defined in a module, which reads nothing but the step and `constants`.
-        draw: function of a step's number and number of examples that returns more keyword arguments for `function`, such
-            as randomly drawn examples, or None to leave the term out of the step.
+        draw: function of a step's number and number of examples that returns more keyword arguments of `function`,
+            such as randomly drawn examples, or None to leave the term out of the step.
         captures: by name in `Step.captured`, values to capture inside the network in each step.
         weighted: whether the function averages over examples only by `Step.mean`, so that padding is ignored.
         public: whether the function reads neither the step's examples nor what the network computes from them.
@@ -223,8 +223,8 @@ class Phase:
         optimisation: optimiser, batch size and learning rate.
         steps: number of mini-batches, instead of whole epochs, if above 0.
         module: the network to train, if not the client's network.
-        trains: function that returns whether the array of a given name is trained; by default all are. Frozen parameters
-            stay frozen, and buffers of a module without trained arrays do not change.
+        trains: function that returns whether the array of a given name is trained; by default, all are. Frozen
+            parameters stay frozen, and buffers of a module without trained arrays do not change.
         terms: loss terms to add to the task's loss.
         task_weight: weight of the task's own loss; with 0, labels can be any targets that the terms need.
         examples: the examples to train on, if not the client's training examples.
