@@ -28,8 +28,8 @@ Write = Callable[[], dict[str, Tensor]]
 
 SEEDS = (0, 1, 2)
 
-GUESSED = ("timm/deit", "gated table")
-"""Networks whose outputs are not those of their last nn.Linear."""
+GUESSED = ("timm/deit", "gated table", "squeezenet")
+"""Networks whose outputs are not those of the layer that is guessed to be the head, or change them in place."""
 
 
 class Network:
