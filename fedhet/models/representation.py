@@ -216,7 +216,7 @@ class Representation:
         got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ModelError(
             f"{title} must be a floating tensor of shape ({'n' if rows is None else rows}, d), one row "
-            f"per example, got {got}; set {key} to a module with such a value"
+            f"per example, but is {got}: set {key} to a module with such a value"
         )
 
 

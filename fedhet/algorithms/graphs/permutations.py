@@ -150,7 +150,7 @@ def _axes(values: Iterable[Value | Several]) -> Iterator[Axis]:
 
 
 def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -> Value | Several:
-    """Return the axes of a node's result, by the rule of its operator."""
+    """Return the axes of the result of a node's operator, given the axes of its `inputs`."""
     first = inputs[0] if inputs else ()
     if node.operator == "output":
         for axis in _axes(inputs[:1]):
@@ -169,8 +169,8 @@ def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -
     main = result.values[0] if isinstance(result, Several) else result
     if several or isinstance(main, Several) or tuple(map(entries, main)) != node.shape:
         raise UnsupportedArchitecture(
-            f"{node} returns shape {node.shape}, which fedhet's rule does not support: use another operator or method "
-            "or, of several results such as the states of an LSTM's layers, a single one (h_n[-1])"
+            f"{node} returns shape {node.shape}, which fedhet's rule does not support: use another operator or "
+            "method, or only one of the operator's results (h_n[-1] of an LSTM)"
         )
     return result
 

@@ -121,7 +121,7 @@ def _failing(model: nn.Module, example: Tensor) -> str:
 
 
 def _replaced(module: nn.Module, name: str) -> nn.Module:
-    """Return `module` with size attributes that fit its parameters, or a module that replaces it at other widths."""
+    """Return `module` after its size attributes are set by its parameters, or a module that replaces it."""
     match module:
         case nn.RNNBase() if len({len(weights[1][0]) for weights in module.all_weights}) > 1:
             return StackedRecurrent(module)
@@ -152,7 +152,7 @@ def _replaced(module: nn.Module, name: str) -> nn.Module:
             module.hidden_dim = token.shape[-1]  # type: ignore[assignment]  # of torchvision's VisionTransformer
         case _ if type(module).__module__.startswith("torch.nn."):
             raise UnsupportedArchitecture(
-                f"{name!r}, of type {type(module).__name__}, cannot change its width: replace it by a supported layer"
+                f"{name!r}, of type {type(module).__name__}, cannot change its width: use another type of layer"
             )
     return module
 

@@ -127,8 +127,8 @@ PARTS: dict[str, Callable[[str, Shape], float]] = {
 def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tensor:
     """Return the initial value of a parameter of a `GraphHypernetwork`; raises a ValueError for unknown parameters.
 
-    Names are `heads.<type>.<role>.<part>`, `latents.<part>.<type>`, `embedding...` and `tiles...`. Without `normalise`,
-    a dense head is drawn from Xavier's normal distribution times (2 inputs / width of z)^.5 (Litany et al., 2022), and
+    `key` is `heads.<type>.<role>.<part>`, `latents.<part>.<type>`, `embedding...` or `tiles...`. Without `normalise`, a
+    dense head is drawn from Xavier's normal distribution times (2 inputs / width of z)^.5 (Litany et al., 2022), and
     the layer that computes the latent vector z is initialised as in PyTorch.
     """
     parts, generator = key.split("."), torch_generator(seed, "hypernetwork", key)
@@ -144,8 +144,8 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
             std = float((2 / (shape[0] + prod(shape[1:])) * 2 * shape[2] / shape[0]) ** 0.5)
     except (LookupError, ValueError, ZeroDivisionError) as error:
         raise ValueError(
-            f"the client's hypernetwork has a parameter {key[:100]} of shape {list(shape)}, which this version of "
-            "fedhet does not know: all clients and the server need the same version"
+            f"the client's hypernetwork has a parameter {key[:100]} of shape {list(shape)}, which is unknown to "
+            "this version of fedhet: install one version on the server and all clients"
         ) from error
     return torch.empty(shape).normal_(std=std, generator=generator) if std else torch.zeros(shape)
 
