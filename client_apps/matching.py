@@ -64,7 +64,7 @@ class PFNM(Matched[PFNMOptions]):
                 self.client.reestimate()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase, on the global units assigned to the client or, without an assignment, on the first ones."""
+        """Return one phase, after cutting the client's units (by default the first ones) out of a global model."""
         if "model" in payload.arrays:
             units = payload.arrays.get("assignments", {})
             assignments = {g.index: units.get(str(g.index), np.arange(g.width)) for g in self.groups}
@@ -78,7 +78,7 @@ class PFNM(Matched[PFNMOptions]):
 
 
 def class_counts(client: Client, output: str) -> Arrays:
-    """Return a client's number of examples of each class, (classes,); `output` is an array with a row per class."""
+    """Return a client's number of examples of each class, (classes,); `output` names an array with a row per class."""
     classes = client.tensors[output].shape[0]
     labels = client.data.train.labels.flatten().cpu().numpy()
     return {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}
@@ -89,7 +89,7 @@ LAST_WEIGHT_DECAY = 1e-4
 
 
 class FedMA(Matched[FedMAOptions]):
-    """Trains all layers at first, then only those not matched yet; a pass matches each layer once."""
+    """Trains all layers at first, then those that are not matched yet; in a pass, each layer is matched once."""
 
     remembers = True
 
@@ -120,7 +120,7 @@ class FedMA(Matched[FedMAOptions]):
         return super().evaluate(when) if there else None
 
     def _go_on(self, arrays: dict[str, Arrays]) -> None:
-        """Put the layers that were matched after the client's last round into the network that the client kept."""
+        """Replace layers of the network that the client kept by the newly matched layers."""
         kept: dict[str, Arrays] = {"assignment": {}, "model": {}}
         for key, array in to_arrays(self.client.memory).items():
             part, _, name = key.partition("/")

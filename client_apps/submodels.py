@@ -42,7 +42,7 @@ from fedhet.training import Loss, Phase, Step, Term
 
 
 class Scaled(Submodel):
-    """A part of a network whose layers with hidden units divide their outputs by the part's width."""
+    """A part of a network that divides the outputs of its hidden layers by its width."""
 
     def cut(self, model: nn.Module) -> nn.Module:
         part = super().cut(model)
@@ -130,7 +130,7 @@ class FjORD(ClientSide[declared.FjORDOptions]):
 class Ordered(nn.Module):
     """A network that runs each batch in its full width or in one of the narrower `cuts`, drawn at random.
 
-    With `keeps_widest`, it also computes the full width. `narrow` are the last outputs in the drawn width.
+    With `keeps_widest`, it also runs the full width. `narrow` has the last batch's outputs in the drawn width.
     """
 
     narrow: Tensor

@@ -95,7 +95,7 @@ class Scores(FederatedStrategy[Q, T]):
 
 
 class FedMD(Scores[declared.FedMDOptions, ScoresState]):
-    """Sends clients the mean of their class scores, the paper's consensus."""
+    """Sends clients the mean of their class scores (Li and Wang, 2019, algorithm 1)."""
 
     method = declared.fedmd
     state_class = ScoresState
@@ -231,7 +231,7 @@ class FLHADistillationState(State):
 
 
 class FLHADistillation(FederatedStrategy[declared.FLHADistillationOptions, FLHADistillationState]):
-    """Averages the teacher in the first rounds; afterwards clients train their own networks without averaging."""
+    """Averages a shared teacher in the first rounds; in later rounds clients distil it into their own networks."""
 
     method = declared.flha_distillation
     state_class = FLHADistillationState

@@ -21,7 +21,7 @@ from ._common import distance_metric
 
 @dataclass
 class FedHARMState(State):
-    """The state of FedHARM: `sent` has the latest packed descriptors or posteriors of each client."""
+    """The state of FedHARM: `sent` has each client's latest descriptors or posteriors, packed."""
 
     sent: ArraysBy = field(default_factory=dict)
 

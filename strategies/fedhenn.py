@@ -36,7 +36,7 @@ class FedHeNNState(State):
 
 
 class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
-    """Computes the target to which clients align their representations (equations 5 and 6)."""
+    """Computes the target to which clients align their representations; averages weights of homogeneous clients."""
 
     method = fedhenn
     state_class = FedHeNNState

@@ -75,11 +75,11 @@ class ByClass(FederatedStrategy[P, C]):
         classes, last = arrays["classes"], self.state.outputs - 1
         if k and (classes.min() < 0 or classes.max() > last or len(set(classes)) < k):
             raise WireError(
-                f"the client's prototypes must belong to distinct classes from 0 to {last}: check its labels"
+                f"the client's prototypes must belong to distinct classes from 0 to {last}: check the client's labels"
             )
         if arrays["counts"].min(initial=1) < 1 or arrays["counts"].sum(dtype=float) > reply.examples:
             raise WireError(
-                f"the client's prototypes count fewer than 1 or over {reply.examples} examples: check its mods"
+                f"the client's prototypes must count 1 to {reply.examples} examples: check the client's mods"
             )
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:

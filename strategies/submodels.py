@@ -60,7 +60,7 @@ class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
             ordered = each.ndim == 1 and each.dtype == "int64" and (each[1:] > each[:-1]).all()
             if not ordered or not len(each) or not 0 <= each[0] <= each[-1] < many:
                 raise WireError(
-                    f"the client's row numbers of {key[:100]} must ascend from 0 to {many - 1}: check its mods"
+                    f"the client's row numbers of {key[:100]} must ascend from 0 to {many - 1}: check the client's mods"
                 )
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
@@ -177,7 +177,6 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
         return {}
 
     def global_model(self) -> nn.Module | None:
-        """Return the whole network without exits, since no client trains all exits."""
         model = super().global_model()
         return model.network if isinstance(model, Exits) else None
 

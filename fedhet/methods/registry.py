@@ -92,9 +92,9 @@ def check_known(reference: str, place: Path) -> None:
     """Raise a ConfigError if the method that a run's file `place` names would have to be imported."""
     if reference not in methods() and not _imported_before(reference):
         raise ConfigError(
-            f"{place} names the method {reference!r}, which is not part of fedhet or of an installed package, and code "
-            "that the files of a run name is not imported: if you trust the method, name it yourself with "
-            "--method MODULE:NAME (in Python, fedhet.registry.register)"
+            f"{place} names the method {reference!r}, which is not part of fedhet or of an installed package; code "
+            "that the files of a run name is not imported: if you trust it, pass --method MODULE:NAME (in Python, "
+            "fedhet.registry.register)"
         )
 
 
@@ -181,7 +181,7 @@ def _imported_before(reference: str) -> Method | None:
 def _method_at(reference: str, subject: str) -> Method:
     method = _object(reference, subject)
     if not isinstance(method, Method):
-        raise ConfigError(f"{subject} is a {type(method).__name__}, not a fedhet.methods.method.Method")
+        raise ConfigError(f"{subject} is a {type(method).__name__}, not a fedhet.methods.method.Method: name one")
     return method
 
 
