@@ -136,10 +136,7 @@ BATCH = 64
 
 
 def strongest(scores: Tensor, k: int) -> Tensor:
-    """Return the indices (n, k) of the k largest scores in each row of non-negative scores (n, units).
-
-    Among equal scores, which are common before global average pooling, the lower index comes first.
-    """
+    """Return the indices (n, k) of the k largest non-negative scores in each row of (n, units); the first if equal."""
     ordered = scores.float().view(torch.int32).long() << 32  # the bits of non-negative floats are ordered as they are
     return (ordered - torch.arange(scores.shape[1], device=scores.device)).topk(k, 1).indices
 

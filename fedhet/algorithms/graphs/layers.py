@@ -54,8 +54,8 @@ class LayerGraph:
 def layer_graph(model: nn.Module, example: Tensor, starts: Mapping[str, Start] | None = None) -> LayerGraph:
     """Return the layers of a network and their data flow; arguments and errors are as in ``architecture_graph``.
 
-    A BatchNorm that follows a layer belongs to it. A module that is called twice is one node, and so are operators with
-    tied parameters. `starts` has the initial values of arrays (see `starts_of`).
+    A module that is called twice is one node, and so are operators with tied parameters, and a layer with a BatchNorm
+    that follows it. `starts` has the initial values of arrays (see `starts_of`).
     """
     graph = architecture_graph(model, example)
     layers: list[tuple[Node, dict[str, str]]] = []  # the operator that a layer is named after, and arrays by role
@@ -134,10 +134,7 @@ _LAYERS = ("linear", "embedding", *GATES)
 
 
 def features(graph: ArchitectureGraph) -> dict[str, int]:
-    """Return the axis of the features of the values in a graph, by the name of the value's node.
-
-    Values without a layer before them, and values whose features lie along several axes, are left out.
-    """
+    """Return the axis of the features of each value in a graph, by its node's name, if there is a single one."""
     found: dict[str, int] = {}
     for node in graph:
         axis = None

@@ -199,10 +199,7 @@ class StackedRecurrent(nn.Module):
 
 
 class HeadAttention(nn.Module):
-    """``nn.MultiheadAttention`` for self-attention, whose width E can differ from the number of heads times their size.
-
-    It returns no attention weights.
-    """
+    """``nn.MultiheadAttention`` for self-attention with any width and size of heads; returns no attention weights."""
 
     def __init__(self, attention: nn.MultiheadAttention) -> None:
         super().__init__()

@@ -63,9 +63,8 @@ def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
         most |= Counter(node.type for node in graph)
         for node in graph:
             known = slots.setdefault(node.type, {})
-            drawn = {
-                role for role, slot in known.items() if slot.std is not None
-            }  # a constant array does not replace it
+            # An array with a constant initial value does not replace one that is drawn.
+            drawn = {role for role, slot in known.items() if slot.std is not None}
             known |= {role: s for role, s in slots_of(node).items() if s.std is not None or role not in drawn}
     return {type: LayerType(slots[type], most[type]) for type in sorted(slots)}
 
