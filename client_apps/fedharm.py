@@ -89,7 +89,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
     # ---- descriptors
 
     def end(self, payload: Payload) -> Payload:
-        """Return descriptors for the next target, and the mean distance to the last target."""
+        """Return packed descriptors or class probabilities of the public images, if the server requests them."""
         client = self.client
         if client.config.batch_norm == "re-estimate":
             inputs = client.public.inputs if client.request.closing else client.data.train.inputs

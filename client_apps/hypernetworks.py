@@ -81,7 +81,7 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
 
 
 class PFedHN(ClientSide[PFedHNOptions]):
-    """Trains the received weights and sends their change."""
+    """Trains the weights that the server's hypernetwork has generated, and sends their change."""
 
     reads_starts = True
 

@@ -53,7 +53,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
     # ---- the handshake
 
     def public_dataset(self) -> PublicDataset | None:
-        """Return the examples from which the alignment examples (RAD) of all rounds are drawn."""
+        """Return the public dataset, from which alignment examples (RAD) are drawn in each round."""
         if self.options.rad_source == "train-union" and self.options.eta0:
             return client_setup.training_union(self.config)
         return super().public_dataset()

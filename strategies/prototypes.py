@@ -169,7 +169,7 @@ class Learner(ByClass[L, LearnerState]):
         """Build the server's network, with weights drawn from torch's global random generator."""
 
     def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
-        """Return loss terms for mean vectors (n, width) and their `classes` (n,); by default only cross entropy."""
+        """Return loss terms that replace cross entropy for mean vectors (n, width) of `classes` (n,), if any."""
         return ()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:

@@ -43,7 +43,7 @@ returns the numbers of the client's units, in the client's order."""
 
 @dataclass(frozen=True)
 class Sharing:
-    """A sharing map, and how the server uses it.
+    """A map from arrays of a client's network to shared keys, and how the server uses their values.
 
     Attributes:
         keys: the map from arrays to shared keys; `"everything"` shares each array under its own name, `"nothing"` none.
