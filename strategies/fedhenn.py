@@ -68,7 +68,10 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
     # ---- a round
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the target on the alignment examples X(t) with eta(t), from round 2 on, and the rows of X(t+1)."""
+        """Return each client's payload: the target for the public examples X(t) and the weight eta(t), and X(t+1).
+
+        The first round has no target and no weight. X(t) are sent as row numbers.
+        """
         payloads, common = super().configure_fit(round, clients), Payload()
         if not self.options.eta0:
             return payloads

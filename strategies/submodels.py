@@ -183,7 +183,7 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
 
 @lru_cache(maxsize=1)
 def blocks_of(description: str) -> dict[str, int]:
-    """Return the number of each array's block, from 1; `description` is the network's permutation groups as JSON."""
+    """Return by array name the smallest depth at which a client has the array; `description` is a network as JSON."""
     return {name: block for name, (_, block) in read_network(description).needs.items()}
 
 

@@ -171,7 +171,9 @@ def by_classes(job: Job) -> Dealt:
     """
     k, classes = job.classes_per_client, job.dataset.classes
     if not 1 <= k <= classes:
-        raise DataError(f"classes-per-client = {k}: must be from 1 to {classes}, the classes of {job.dataset.name}")
+        raise DataError(
+            f"classes-per-client = {k}: must be from 1 to {classes}, the number of classes of {job.dataset.name}"
+        )
     holds = np.zeros((job.clients, classes), dtype=bool)
     for client in range(job.clients):
         holds[client, np.lexsort((job.rng.random(classes), holds.sum(0)))[:k]] = True
@@ -226,7 +228,10 @@ def natural(job: Job) -> Dealt:
     train, test = job.by_owner(groups) if groups is not None else ({}, {})
     owners = np.array(sorted(owner for owner in train.keys() & test.keys() if owner >= 0))
     if not len(owners):
-        raise DataError(f"{job.dataset.name} has no natural clients: set partition to iid, classes or dirichlet")
+        raise DataError(
+            f"{job.dataset.name} has no natural clients, since it does not say who wrote an example: set partition to "
+            "iid, classes or dirichlet"
+        )
     if job.clients > len(owners):
         raise DataError(f"{job.dataset.name} has {len(owners)} natural clients, not {job.clients}: set fewer clients")
     chosen = np.sort(job.rng.choice(owners, job.clients, replace=False)).tolist()

@@ -243,7 +243,9 @@ class TokenBag(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, embeddings: int = 4096, width: int = 32):
         super().__init__()
         if len(input_shape) != 1:
-            raise ModelError(f"the model needs texts (tokens,), got inputs of shape {input_shape}")
+            raise ModelError(
+                f"the model needs each text as token ids of shape (tokens,), got inputs of shape {input_shape}"
+            )
         self.embedding = nn.Embedding(embeddings, width)
         self.head = nn.Linear(width, classes)
 

@@ -78,7 +78,7 @@ def _held(value: Any, title: str) -> Callable[[], object]:
 
     def held() -> object:
         if counted and value._version != version:
-            raise ModelError(f"a later module changes {title} in place: name that module, or set its inplace=False")
+            raise ModelError(f"a later module changes {title} in place: set inplace=False in that module")
         return value
 
     return held
@@ -180,10 +180,10 @@ class Representation:
             yield seen
 
     def pool(self, values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """Return `values` of texts (n, tokens, d) pooled to (n, d), or unchanged if each token has a prediction.
+        """Return the last token or the mean (`what`) of texts' `values` (n, tokens, d) as (n, d).
 
-        `inputs` are the network's inputs by name. Padding, where `attention_mask` is 0 or, without a mask, where a
-        token is the `pad_token_id` of the network's config, is left out.
+        Values are unchanged if each token has a prediction. `inputs` are the network's inputs by name. Padding is left
+        out: tokens with an `attention_mask` of 0 or, without a mask, those equal to the config's `pad_token_id`.
         """
         if values.ndim != 3 or self.places != "one" or not self._pooled:
             return values

@@ -217,7 +217,11 @@ class RunFiles:
         return ["personal"] * personal + ["global"] * self.has_global
 
     def accuracy(self, which: str, statistic: str = "weighted") -> float | None:
-        """Return a statistic of the `personal`, `global`, `received` or `trained` accuracy (`which`) in the summary."""
+        """Return an accuracy of the summary, or None if it was not measured.
+
+        `which` is `personal`, `global`, `received` or `trained`; `statistic` is `weighted` (by numbers of examples),
+        `mean`, `std`, `min` or `max` over clients.
+        """
         return ((self.summary or {}).get(f"{which}_accuracy") or {}).get(statistic)
 
     @property

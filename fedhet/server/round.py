@@ -259,7 +259,7 @@ class Hooks(Generic[P, S]):
             model = average_shared(sent, dict.fromkeys(sent, 1.0), "krum", self.config.byzantine)
         state.model = as_declared(model, specs.values()) | state.model
         if not state.model:
-            raise FedhetError(f"no client sent its initial weights; correct the reasons:\n{self.run.round.reasons()}")
+            raise FedhetError(f"no client sent its initial weights; remove the causes:\n{self.run.round.reasons()}")
 
     def _open(self, round: Round) -> dict[str, Payload]:
         """Begin a round: admit new clients, and return the payloads for the clients that train."""

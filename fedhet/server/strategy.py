@@ -209,7 +209,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         gone = [client for client in self.state.clients if client not in present]
         if gone and self.federation.simulated:
             raise FedhetError(
-                f"the run cannot continue without {named(gone)}, which took part before; correct the reasons:\n"
+                f"the run cannot continue without {named(gone)}, which took part before; remove the causes:\n"
                 f"{self.run.round.reasons('no such node')}"
             )
         if self._directory and self.run.train_config:

@@ -233,7 +233,11 @@ def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Ten
 
 
 def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence[int]) -> None:
-    """Raise a ValueError if a client's tensors `parts` are not posteriors or descriptors of valid shapes."""
+    """Raise a ValueError if the tensors `parts` that a client sent do not have valid shapes.
+
+    They are class posteriors of `images` public images (`kind` spectral), or descriptors of at most `slots` numbers for
+    each block (cosine).
+    """
     for number, part in enumerate(parts):
         most = slots[number] if kind == "cosine" else part.shape[1]
         if len(part) != images or part.shape[1] > most:

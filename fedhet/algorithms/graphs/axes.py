@@ -78,12 +78,12 @@ class _Misfit(Exception):
 
 
 class Variables:
-    """Constraints on the hidden units along the axes of the values in a graph.
+    """Collects which hidden units of a network have to be permuted together, from the operators of its `graph`.
 
-    A variable stands for consecutive hidden units; ``Segment.group`` has its number. Operators add constraints: two
-    variables are equal, several units form one unit, a variable consists of others, or its units are never permuted. If
-    an operator reshapes one axis into several, one of these has the units: by default the largest possible one;
-    `choices` maps the operator's node to the index of another one in order of size.
+    A variable stands for consecutive hidden units along an axis of a tensor; ``Segment.group`` has its number.
+    Operators add constraints: two variables are equal, several units act as one, a variable consists of others, or its
+    units are never permuted. If an operator reshapes one axis into several, the hidden units are assumed to lie along
+    the largest possible one; `choices` maps the operator's node to the index of another one in order of size.
     """
 
     def __init__(self, graph: ArchitectureGraph, choices: Mapping[str, int]) -> None:
@@ -189,7 +189,7 @@ class Variables:
         self.refuse(axes, f"{node} works along hidden units, whose order or number changes its result: leave it out")
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return the axes in `refusals` that have units to permute, with the messages of the errors to raise."""
+        """Return the axes whose hidden units an operator splits or mixes, with the message of the error to raise."""
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis)]
 
     def other_way(self, axis: Axis) -> str | None:
