@@ -120,7 +120,7 @@ class FedMA(Matched[FedMAOptions]):
         return super().evaluate(when) if there else None
 
     def _go_on(self, arrays: dict[str, Arrays]) -> None:
-        """Replace layers of the network that the client kept by the newly matched layers."""
+        """Load the network that the client kept, with the layers that have been matched since."""
         kept: dict[str, Arrays] = {"assignment": {}, "model": {}}
         for key, array in to_arrays(self.client.memory).items():
             part, _, name = key.partition("/")

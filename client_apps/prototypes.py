@@ -157,7 +157,10 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
 
 
 def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> Tensor:
-    """Return `weight` times the mean squared distance of Phi to `prototypes[row_of[label]]`, over rows from 0."""
+    """Return `weight` times the mean squared distance of representations to the prototypes of their classes.
+
+    `row_of` maps a label to its row of `prototypes`; examples of classes without one (-1) are left out.
+    """
     rows = row_of[step.labels]
     known = (rows >= 0).float()
     apart = step.mean(((step.captured["phi"] - prototypes[rows]) * known[:, None]).square().mean(1))

@@ -113,7 +113,7 @@ class Case:
 
     @classmethod
     def of(cls, method: str | Method, settings: Mapping[str, Value], architectures: str = "") -> Self:
-        """Create the case of a method, given by name, by reference (`package.module:name`) or as a Method."""
+        """Create the test case of a method: a name, a reference (`package.module:name`) or a Method."""
         if isinstance(method, Method):
             registry.register(method)
             method = method.name

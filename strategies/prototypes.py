@@ -41,7 +41,10 @@ from ._common import MOST_CLASSES, build_at_server, class_counts, class_means, o
 
 @dataclass
 class ClassState(State):
-    """The server's state: `prototypes` has `classes` (k,), at most `outputs`, and their vectors `means` (k, width)."""
+    """The server's state. `prototypes` has the arrays `classes` (k,), class numbers, and `means` (k, width).
+
+    `outputs` is the number of classes of the task, and `width` that of the representations.
+    """
 
     width: int = 0
     outputs: int = MOST_CLASSES

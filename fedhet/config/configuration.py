@@ -206,7 +206,9 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
     if config is not None and ((path := Path(config)).is_dir() or path.suffix):
         what = "a folder; to continue the run there, use resume" if path.is_dir() else "no such file"
         raise ConfigError(f"{config}: {what}; to start a run, give a TOML file, a preset or a method (fedhet list)")
-    raise ConfigError(nearest("method or preset", str(config), [*known, *registry.methods()]) + " (fedhet list)")
+    raise ConfigError(
+        nearest("method or preset", str(config), [*known, *registry.methods()]) + "; `fedhet list` prints all"
+    )
 
 
 def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
 
 
 def _known_labels(dataset: Any) -> Any:
-    """Return the list of labels of a torchvision or Hugging Face dataset, or None if rows can have other labels."""
+    """Return the labels that a torchvision or Hugging Face dataset stores, or None if reading a row may change them."""
     if type(dataset) is Subset:
         known = _known_labels(dataset.dataset)
         return None if known is None else torch.as_tensor(known)[torch.as_tensor(dataset.indices, dtype=torch.int64)]

@@ -79,7 +79,9 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
         )
     for key, (_, dtype) in specs[0].items():
         if dtype not in ("float32", "float64"):
-            raise ConfigError(f"{name} cannot clip {key}, which is {dtype}: set batch-norm = local for counters")
+            raise ConfigError(
+                f"{name} cannot clip {key}, which is {dtype}: set batch-norm = local if it is a counter of BatchNorm"
+            )
 
 
 def check_wrapper(name: str, method: str, traits: Traits, specs: Sequence[Spec], arrays: ArrayRecord) -> None:

@@ -165,5 +165,5 @@ class Method:
         return self.common.get("rounds") == 0
 
     def traits_of(self, options: options.Options) -> Traits:
-        """Return the method's traits, given the values of its own keys."""
+        """Return what the method needs and supports with these values of its own keys."""
         return self.traits(options) if callable(self.traits) else self.traits

@@ -181,7 +181,7 @@ def _imported_before(reference: str) -> Method | None:
 def _method_at(reference: str, subject: str) -> Method:
     method = _object(reference, subject)
     if not isinstance(method, Method):
-        raise ConfigError(f"{subject} is a {type(method).__name__}, not a fedhet.methods.method.Method: name one")
+        raise ConfigError(f"{subject} is a {type(method).__name__}: name an instance of fedhet.methods.method.Method")
     return method
 
 

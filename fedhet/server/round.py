@@ -285,7 +285,7 @@ class Hooks(Generic[P, S]):
             self.check_reply(reply)
 
     def _aggregate(self, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Aggregate the replies of clients that trained; a round with too few valid replies does not count."""
+        """Aggregate the replies of clients that trained, and return metrics; with too few of them, change no arrays."""
         round, metrics = self.run.round, dict[str, float]()
         trained = {client: reply for client, reply in replies.items() if client in round.training}
         if trained and len(trained) >= min(self.config.min_clients, len(round.training)):

@@ -231,9 +231,10 @@ def _padded(
 
 
 def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int]) -> Callable[..., Any]:
-    """Return a function from the terms' constants and a client's mini-batch to the loss and the recorded values.
+    """Return the function that computes a client's loss, and values to record, in step `number`, for `torch.func.vmap`.
 
-    Each call appends the number of further examples that loss terms passed through the network to `passed`.
+    It takes the constants of the loss terms and a mini-batch, and appends to `passed` the number of examples beyond the
+    mini-batch that terms passed through the network.
     """
 
     def of_one(constants: Sequence[Mapping[str, Any]], inputs: Tensor, labels: Tensor, rows: Tensor, w: Tensor) -> Any:

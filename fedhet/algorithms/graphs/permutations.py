@@ -207,7 +207,7 @@ def _solved(variables: Variables) -> PermutationGroups:
     numbers = {variable: index for index, variable in enumerate(names)}
 
     def numbered(segment: Segment) -> Segment:
-        """Return a segment with the index of its variable's group, or with None if there is no such group."""
+        """Return a segment with the index of its group in place of its variable, or None if it is never permuted."""
         group = None if segment.group is None else numbers.get(segment.group)
         return Segment(None, segment.size) if group is None else replace(segment, group=group)
 

@@ -167,7 +167,7 @@ def _unsqueeze(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("expand")
 def _expand(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes of an expanded value. Entries along an expanded axis are equal, so they can be permuted."""
+    """Return the axes after `Tensor.expand`: a new variable for each expanded axis, whose entries are all equal."""
     value = (fixed(1),) * (len(node.shape) - len(value)) + value
     sizes = zip(value, node.shape, strict=True)
     return tuple(axis if entries(axis) == size else variables.new(size) for axis, size in sizes)

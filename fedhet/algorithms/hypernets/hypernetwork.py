@@ -157,7 +157,7 @@ class GraphHypernetwork(nn.Module):
         return h
 
     def write(self, reading: Reading) -> dict[str, Tensor]:
-        """Return the generated arrays, as differentiable tensors by their names in the network's state dict."""
+        """Generate the arrays of the network `reading`, as differentiable tensors by their names in its state dict."""
         tensors = reading.tensors
         h = self.embeddings(reading)[tensors["order"]]
         if self.tiles is not None:
