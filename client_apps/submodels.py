@@ -87,7 +87,7 @@ class HeteroFL(ClientSide[declared.SizedOptions]):
         return [replace(phase, task_weight=0.0, terms=(masked, *phase.terms)) for phase in phases]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the shared arrays; if the client lacks classes, also the indices of the head's rows for those it has."""
+        """Return the shared arrays; if the client lacks classes, also the head's rows (indices) for those it has."""
         reply = super().end(payload)
         if self.absent is not None:
             rows = torch.nonzero(~self.absent).flatten().cpu().numpy()

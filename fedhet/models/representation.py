@@ -200,7 +200,7 @@ class Representation:
         return values[torch.arange(len(values), device=values.device), last]
 
     def _check(self, inputs: Mapping[str, Any] = MappingProxyType({}), *values: Callable[[], Any]) -> Tensor:
-        """Check the value that a hook captured, returned by the first of `values`, and pool it over pixels and tokens."""
+        """Check the captured value, which the first of `values` returns, and pool it over pixels and tokens."""
         title, key = self._title, "representation" if self._by_output else "head"
         if not values:
             raise ModelError(f"the forward pass did not compute {title}; set {key} to a module that it calls")

@@ -150,7 +150,7 @@ WRONG = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
             "validation needs fedhet's training loop",
         ),
         (lambda: fedhet.wrap("app", network), r"app must be a flwr\.clientapp\.ClientApp .*, not str"),
-        (lambda: fedhet.wrap(hospital(), None), "needs the model whose arrays"),
+        (lambda: fedhet.wrap(hospital(), None), "needs the model that the app"),
     ],
 )
 def test_it_is_told_what_is_wrong(do, why):

@@ -174,7 +174,7 @@ class TestConnections:
         settings = {"clients": 3, "engine": "ray", "client-resources": "2,0.25"}
         given = "num-supernodes=3 client-resources-num-cpus=2 client-resources-num-gpus=0.25"
         assert flower._federation(configuration.resolve(settings))[1] == given
-        for changed, told in (({"device": "cpu"}, "on no GPU here"), ({"client-resources": "3,0"}, "needs 3 CPUs")):
+        for changed, told in (({"device": "cpu"}, "on no GPU: set"), ({"client-resources": "3,0"}, "needs 3 CPUs")):
             with pytest.raises(ConfigError, match=told):
                 flower._federation(configuration.resolve(settings | changed))
 

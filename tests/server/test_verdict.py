@@ -53,7 +53,7 @@ def test_warning_about_refused_clients(tmp_path: Path, caplog: pytest.LogCapture
     result = ran_by("fedavg")
     (line,) = [line for line in caplog.messages if "took no part" in line]
     assert line.startswith("4 of 6 clients took no part: 2 clients (2, 3): fedavg needs equal architectures, and this")
-    assert line.endswith("; layer-average, or fedproto with fedproto.width, accepts different networks")
+    assert line.endswith("; use layer-average, or fedproto with fedproto.width, for different networks")
     assert "; 4 of 6 clients took no part; failures: 4" in headline(read_run(result.folder))
     assert (result.summary["status"], len(result.summary["never_took_part"])) == ("completed", 4)
     for method in ("layer-average", "fedproto"):

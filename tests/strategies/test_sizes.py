@@ -293,7 +293,7 @@ def test_class_name_with_exits(federate):
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
-        (lambda: Small(three=7), "need one architecture, of which each may have a part"),
+        (lambda: Small(three=7), "must train parts of one architecture"),
         (lambda: Small().double(), "shared arrays must have equal dtypes"),
     ],
 )
