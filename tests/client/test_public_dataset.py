@@ -85,15 +85,10 @@ def test_missing_public_dataset(tiny, watch):
 @pytest.mark.parametrize(
     ("method", "odd", "other", "why"),
     [
-        ("inputs", "0", PUBLIC.inputs + 1, "give all clients the same examples in the same order"),
-        ("inputs", "1", PUBLIC.inputs + 1, "give all clients the same examples in the same order"),
+        ("inputs", "0", PUBLIC.inputs + 1, "the same examples in the same order"),
+        ("inputs", "1", PUBLIC.inputs + 1, "the same examples in the same order"),
         ("inputs", "1", None, "there is no public dataset to align on"),
-        (
-            "labelled",
-            "1",
-            (PUBLIC.inputs, PUBLIC.labels.roll(1)),
-            "give all clients the same examples in the same order",
-        ),
+        ("labelled", "1", (PUBLIC.inputs, PUBLIC.labels.roll(1)), "the same examples in the same order"),
     ],
 )
 def test_one_client_with_another_public_dataset_is_refused(method, odd, other, why, tiny, watch):
