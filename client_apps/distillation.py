@@ -233,7 +233,10 @@ ALPHA, TEMPERATURE = 0.7, 20.0
 
 
 class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
-    """Trains and sends the teacher; the client's own network and the final teacher stay on the client."""
+    """Trains and sends the teacher in the first rounds; later trains the client's own network to imitate it.
+
+    The client keeps the final teacher, and sends neither it nor its own network.
+    """
 
     remembers = True
     key, reason = "teacher", "which students learn from a teacher"

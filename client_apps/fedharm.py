@@ -23,7 +23,10 @@ from fedhet.training import Phase, Step, Term, reestimate
 
 
 class FedHARM(ClientSide[FedHARMOptions]):
-    """Trains on private examples, and on public images with alpha * cross entropy + (1 - alpha) * cosine distance."""
+    """Trains on private examples, then on public images.
+
+    The loss of public images is alpha * cross entropy + (1 - alpha) * distance of their descriptors to the target.
+    """
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:

@@ -178,9 +178,10 @@ def shared_settings(
 
 
 def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """Return the value of each shared key in the first variant for which the key has an effect.
+    """Return the value of each common key from the first variant of the comparison in which the key has an effect.
 
-    Values are those `adapted` to the user's model and data, except for optimiser and learning rate.
+    `alike` has the configuration of each variant, and `adapted` its values for the user's model and data, which are
+    returned except for the optimiser's keys.
     """
 
     def first(key: str) -> str:

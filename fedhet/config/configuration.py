@@ -268,7 +268,8 @@ def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]
 def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
     """Return the keys of the configuration, grouped by subject or method.
 
-    `word` selects the keys of a method, or keys that contain it in name or description. Raises a ConfigError for none.
+    `word` selects the keys of a method, or keys that contain it in name or description. Raises a
+    ConfigError if it selects no key.
     """
     method = word if word and (":" in word or word in registry.methods()) else None
     about = {key: f"about {field.metadata['about']}" for key, field in fields_of(Config).items()}

@@ -33,7 +33,7 @@ Dealt = list[list[Indices]]
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The arguments of a partition, with the indices of the training and test examples to assign."""
+    """What a partition function receives: its settings, and the indices of the training and test examples to divide."""
 
     dataset: DataSet
     examples: tuple[Indices, Indices]

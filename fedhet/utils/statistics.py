@@ -23,7 +23,7 @@ class Metric:
 
     @property
     def value(self) -> float:
-        """The unweighted mean over labels with a weight above 0, or nan if there is none."""
+        """The mean over labels, which count equally; labels with weight 0 are left out. nan if none is left."""
         defined = [value for value, weight in zip(self.values, self.weights, strict=True) if weight > 0]
         return math.fsum(defined) / len(defined) if defined else math.nan
 

@@ -55,8 +55,8 @@ class PersonalHypernetwork:
     ) -> dict[str, Tensor]:
         """Generate the weights of a client's network, by name, as differentiable float32 tensors.
 
-        Networks with equal names and `shapes` of arrays have one architecture. `starts` has the base b and scale s of
-        arrays by name, where they differ from the result of `begin_of`.
+        Each array is b + s times a generated value; `starts` has b and s by name where they differ from `begin_of`.
+        Clients whose arrays have equal names and `shapes` count as having one architecture.
         """
         features = self._features(client)
         first = replace(self, tensors={})._features(client).detach() if starts else features

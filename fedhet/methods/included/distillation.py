@@ -78,7 +78,7 @@ flha_distillation = Method(
 
 
 class ScoresOptions(Options):
-    """Options of methods whose clients send class scores of public examples; subclasses can make them keys."""
+    """Options of methods whose clients send class scores of public examples; a subclass can declare them as keys."""
 
     public_batch: int
     subset: ClassVar[int] = 5000
