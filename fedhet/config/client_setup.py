@@ -63,7 +63,7 @@ _with_drawn_test_set = lru_cache(maxsize=2)(data.with_drawn_test_set)  # each is
 
 
 def transform_of(dataset: DataSet | None, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
-    """Return a function that converts raw inputs to a network's inputs in `dtype`; a user's data have no `dataset`."""
+    """Return a function that converts raw inputs to a network's inputs; `dataset` is None for a user's data."""
     if dataset is None:
         return partial(as_input, dtype=dtype)
     return lambda inputs: in_precision(dataset.transform(inputs), dtype)
@@ -80,7 +80,7 @@ def architecture_of(client: ClientInfo) -> str:
 def width_of(client: ClientInfo) -> float:
     """Return the fraction of the full network's hidden units that a client trains.
 
-    It is `width` in the node config, or else one of the method's `widths`, selected by the key `assign`.
+    It is `width` in the node config or, by default, the width that the keys `widths` and `assign` give this client.
     """
     options = client.config.options
     if (width := options.width_at(client.node_config)) is not None:
@@ -90,12 +90,12 @@ def width_of(client: ClientInfo) -> float:
 
 
 def architectures(config: Config, clients: int) -> tuple[str, ...]:
-    """Return the names of the architectures of clients 0 to `clients` - 1; see `fedhet.models.deal`."""
+    """Return the name of each client's architecture, given the number of clients; see `fedhet.models.deal`."""
     return models.deal(config.architectures, config.assign, clients, config.seed)
 
 
 def owner_of_weights(config: Config, client: str) -> str:
-    """Return the name that seeds a client's initial weights: its own, or `all` if all start with equal weights."""
+    """Return the name that, with the seed, determines a client's initial weights: its own, or `all` for equal ones."""
     return "all" if config.shared_init and registry.traits(config).common_init else client
 
 
@@ -117,7 +117,7 @@ def public_dataset(config: Config) -> PublicDataset | None:
 
 
 def public_dataset_for(method: str, need: str, public: PublicDataset | None) -> PublicDataset | None:
-    """Return `public` with labels, without labels or as None, according to the `need` of a method (`Traits.public`)."""
+    """Return what a method needs (`Traits.public`) of the public dataset: with labels, without labels, or None."""
     if public is None or need == "none":
         return None
     if need == "labelled" and public.labels is None:
@@ -126,7 +126,7 @@ def public_dataset_for(method: str, need: str, public: PublicDataset | None) -> 
 
 
 def common_validation(config: Config) -> Examples | None:
-    """Return the common validation examples on which the server evaluates the global model, or None."""
+    """Return the server's validation examples for the global model, or None if the keys do not ask for them."""
     if not config.validation or (config.test_on, config.validation_on) != ("global", "common"):
         return None
     return _split(_data_keys(config), config.clients, config.seed).validation
@@ -200,7 +200,7 @@ def _check_models(config: Config, traits: Traits) -> None:
 
 
 def must_be_equal(config: Config) -> bool:
-    """Return whether the configured architectures differ although the method needs equal ones."""
+    """Return True if clients have different architectures, but the method needs equal ones."""
     networks = registry.traits(config).networks
     dealt = sorted(set(architectures(config, config.clients)))
     if networks == "any" or len(dealt) == 1:
@@ -231,7 +231,7 @@ def _place(client: ClientInfo) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def _data_keys(config: Config) -> Config:
-    """Return the configuration, for use as a cache key, with defaults for all keys that do not affect the data."""
+    """Return a configuration that is equal for equal data: keys that do not affect the data have their defaults."""
     kept = [key.replace("-", "_") for key in (*keys_about("data"), "seed") if key != "clients"]
     return Config(**{key: getattr(config, key) for key in kept})
 

@@ -103,15 +103,15 @@ def resolve(
 
 @cache
 def parse(text: str) -> Config:
-    """Return the configuration from the text in a message (`Config.text`); cached, since every message contains it."""
+    """Return the configuration that a message contains as JSON (`Config.text`); the result is cached."""
     return resolve(toml.from_json(text, "the request's settings"), strict=False, trusted=False)
 
 
 @lru_cache(maxsize=256)
 def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Config:
-    """Return a node's configuration: the server's (`text`, see `Config.text`), with the keys in `node` replaced.
+    """Return a node's configuration: the server's as JSON (`Config.text`), with the node's own settings on top.
 
-    Paths of the server are dropped unless it runs on the same machine or cluster (`here`).
+    Keys that are paths at the server are reset, unless the server runs on the same machine or cluster (`here`).
     """
     config = parse(text)
     paths = {} if here else {key: "" for key in keys_that("path") if config.flat()[key] != ""}
@@ -121,9 +121,9 @@ def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Conf
 def _values_of(
     method: Method | None, layers: Mapping[str, Any], problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values of the fields of `Config` and of the method's `Options`; append messages to `problems`.
+    """Return the fields of `Config` and those of the method's `Options`, as dicts; append messages to `problems`.
 
-    `layers` has the settings of the user and the preset, and takes precedence over the method's values.
+    `layers` has the settings of the user and the preset, which override the method's values for common keys.
     """
     values: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, value in {**(method.common if method else {}), **layers}.items():
@@ -169,7 +169,7 @@ def presets() -> list[str]:
 
 
 def preset_settings(name: str) -> dict[str, Any]:
-    """Return the settings of a preset, empty for `own` and `""`; raises a ConfigError if the preset is unknown."""
+    """Return a preset's settings; they are empty for `own` and `""`. Raises a ConfigError for an unknown name."""
     name = name.removesuffix(".toml")
     if name in ("", OWN):
         return {}
@@ -179,16 +179,16 @@ def preset_settings(name: str) -> dict[str, Any]:
 
 
 def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the preset `own`, for a user's models and data; `chosen` are the user's settings."""
+    """Return a method's default settings for a user's models and data, given the settings that the user chose."""
     sgd = chosen.get("optimizer", "sgd" if {"learning-rate", "momentum"} & chosen.keys() else "adam") == "sgd"
     return {**OWN_SETTINGS, **method.own, **(OWN_SGD if sgd else {})}
 
 
 def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings of a TOML file, a preset or a method; raises a ConfigError for an unknown name.
+    """Return the settings for the name of a TOML file, a preset or a method; a ConfigError if there is none.
 
-    A method has the preset `own` if `supplied` contains both `model` and `data`, or else its preset for `digits`. If
-    `config` is None, the settings are those of `method` or, if both are None, of the default preset.
+    For a method, they select its preset `digits`, or `own` if the user passes both `model` and `data` (`supplied`).
+    With `config` None, `method` is that method, and the default preset is selected if both are None.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):
@@ -212,7 +212,7 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
 
 
 def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return settings, with those of the method's preset added unless `config` names a preset (see `named`)."""
+    """Return settings given in any form (see `named`); a mapping without a preset gets that of its method."""
     if not isinstance(config, Mapping):
         return named(config, supplied=supplied)
     return {**({} if "preset" in config else named(None, config.get("method"), supplied)), **config}
@@ -221,8 +221,8 @@ def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collectio
 def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings in a configuration file, without the tables that a run adds, such as `versions`.
 
-    Raises a ConfigError if the file cannot be read, or if its run had a user's own model or data and `supplied`, the
-    names of the arguments that the user passes, lacks them.
+    Raises a ConfigError if the file cannot be read, or if it is from a run with a user's own model or data and the
+    user does not pass these arguments again (names in `supplied`).
     """
     table = toml.load(path)
     notes = [table.pop(noted, {}) for noted in toml.NOTED][-1]
@@ -236,9 +236,9 @@ def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
 def from_file(
     path: Path, supplied: Collection[str] = (), method: object = None, *, of_run: bool = False
 ) -> dict[str, Any]:
-    """Return the settings of a configuration file, with its method replaced by `method` unless that is None.
+    """Return the settings in a configuration file; `method`, unless None, replaces the method in the file.
 
-    The method of a file that a run wrote (`of_run`, or found in the run's folder) is not imported: it must be known.
+    If a run wrote the file (always with `of_run`), its method must be installed or imported already, for safety.
     """
     settings = read(path, supplied)
     if of_run or (path.parent / "history.jsonl").exists() or "ran" in toml.load(path):
@@ -253,7 +253,7 @@ def from_file(
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
-    """Yield the keys of `method`, or of `Config` and all methods, with `outside` also those of other packages."""
+    """Yield the keys of `method`, or by default all keys; `outside` includes methods from other packages."""
     names = ["", *(registry.methods() if outside else registry.own_methods())]
     for name in names if method is None else [registry.method(method).family]:
         try:

@@ -57,7 +57,7 @@ class FlowerOptions:
 
     @property
     def names(self) -> dict[str, str]:
-        """Values of the options that end in `_key`, if they differ from Flower's defaults."""
+        """The names that were set to other values than Flower's defaults, by option: those ending in `_key`."""
         named = ("weighted_by_key", "arrayrecord_key", "configrecord_key")
         return {name: value for name in named if (value := getattr(self, name)) != getattr(FlowerOptions, name)}
 
@@ -65,7 +65,7 @@ class FlowerOptions:
 def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], FlowerOptions]:
     """Convert the keyword arguments of a strategy class to fedhet's settings and Flower's options.
 
-    Raises a ConfigError if the class has no method, or for an aggregation function of metrics.
+    Raises a ConfigError if the class has no attribute `method`, or for arguments such as `train_metrics_aggr_fn`.
     """
     method: Method | None = getattr(strategy, "method", None)
     if method is None:
@@ -89,9 +89,9 @@ def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any
 
 
 def to_send(argument: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a copy of `settings`, the value of `train_config` or `evaluate_config` (`argument`), for clients.
+    """Check and copy the settings for clients that are passed as `train_config` or `evaluate_config` (`argument`).
 
-    Raises a ConfigError if an entry is the method or the number of rounds.
+    Raises a ConfigError if they contain the method or the number of rounds, which clients cannot change.
     """
     for name in settings or {}:
         if (key := OURS.get(kebab(name), kebab(name))) in ("method", "rounds"):
@@ -103,7 +103,7 @@ def to_send(argument: str, settings: Mapping[str, Any] | None) -> dict[str, Any]
 def for_training(train_config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Return the entries of `train_config` that set keys of fedhet's training loop; `known` are all keys.
 
-    Raises a ConfigError for other keys of fedhet, and for entries that resemble a key.
+    Raises a ConfigError for keys that are not about training, and for names that look like a misspelt key.
     """
     ours: dict[str, Any] = {}
     for name, value in train_config.items():

@@ -85,12 +85,12 @@ class UserFunctions:
 
     @property
     def words(self) -> dict[str, str]:
-        """Names of the user's functions and task, for the files of a run."""
+        """Descriptions of the arguments that were passed, such as `package.make_model`, by name, for a run's files."""
         said = {name: described(each) for name, each in self.arguments.items() if each is not None}
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def replacing(self, config: Config) -> frozenset[OwnPart]:
-        """Return the names of the user's arguments, such as `data`, that replace configuration keys."""
+        """Return what the user passes in place of configuration keys: `model`, `data`, `loader`, `augmentation`."""
         own: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
             own.add("data")
@@ -104,9 +104,9 @@ class UserFunctions:
     def adapted(self, config: Config, *, strict: bool = True) -> Config:
         """Return the configuration with defaults that suit the user's models and data.
 
-        With the user's models and data, `dataset` becomes `own`. Without a common test set, `test-on` becomes `local`
-        unless the user set it. The method adapts keys to the user's models (`Options.suited`). With `strict`, keys
-        without effect are refused.
+        With models and data, `dataset` becomes `own`. If the data have no common test set, `test-on` becomes `local`
+        unless the user set it. The method can change further defaults (`Options.suited`). With `strict`, raises a
+        ConfigError if the user set a key that has no effect.
         """
         if not self:
             return config
@@ -128,13 +128,13 @@ class UserFunctions:
         return None if self.data_of is None else self.data_of(_first(config)).common
 
     def public_dataset(self, config: Config) -> PublicDataset | None:
-        """Return the server's public dataset: the configured one, or the first client's if the server needs one."""
+        """Return the configured public dataset or, for a user's data, client 0's, but None if the server needs none."""
         if self.data_of is None:
             return public_dataset(config)
         return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
 
     def _brings(self, config: Config) -> tuple[bool, int | None, bool]:
-        """Return whether client 0's data have a common test set, their batch size, and whether they have `augment`."""
+        """Return of client 0's data: whether there is a common test set, the batch size, whether `augment` is given."""
         if (key := (config.clients, config.batch_size)) not in self._known:
             assert self.data_of is not None
             try:
@@ -152,9 +152,9 @@ def _first(config: Config) -> ClientInfo:
 class Function:
     """A function of a client that calls `given`, the user's `model`, `data` or `client_settings` (`argument`).
 
-    `accept` converts the returned value, given the client's name. During the call, the global random generators (for
-    `model`, by the caller) and those that `given` refers to are seeded, so that every process splits data in the same
-    way. Raises a `ConfigError` if `given` cannot be called with a client.
+    `accept` checks and converts the returned value, given the client's name. During the call, random generators that
+    `given` refers to are seeded and, except for `model`, the global ones, so that every process splits data in the
+    same way. Raises a `ConfigError` if `given` cannot be called with a client.
     """
 
     def __init__(self, argument: str, given: Any, accept: Callable[[str, Any], Any]) -> None:
@@ -173,7 +173,7 @@ class Function:
             self.call = _taking_client(given, argument)
 
     def __call__(self, client: ClientInfo) -> Any:
-        """Return the function's converted value for a client; raise a `UserCodeError` if it raised an exception."""
+        """Call the user's function and return the converted value; raises a `UserCodeError` if the function fails."""
         seeds = nullcontext() if self.argument == "model" else seeded(client.split_seed, self.argument, client.name)
         doing = f"client {client.name}: the {self.argument} function"
         try:
@@ -190,12 +190,12 @@ class Function:
 
 
 def model_function(model: Any) -> ModelFunction | None:
-    """Return the user's `model` (see `fedhet.make_client_app`) as a function of a client, or None if it is None."""
+    """Convert `model` of `fedhet.make_client_app`, unless None, to a function that returns a client's network."""
     return None if model is None else Function("model", model, _as_network)
 
 
 def data_function(data: Any) -> DataFunction | None:
-    """Return the user's `data` (see `fedhet.make_client_app`) as a function of a client, or None if it is None."""
+    """Convert `data` of `fedhet.make_client_app`, unless None, to a function that returns a client's data."""
     return None if data is None else Function("data", data, as_client_data)
 
 
@@ -263,7 +263,7 @@ def _as_network(client: str, model: Any) -> nn.Module:
 
 
 def as_given(model: nn.Module) -> nn.Module:
-    """Return a network as the user's class defines it, without the hooks that `_as_network` added."""
+    """Remove the forward hooks that `_as_network` added to a user's network, in place, and return the network."""
     for hooks in (model._forward_pre_hooks, model._forward_hooks):
         for key in [key for key, hook in hooks.items() if hook in (_copied, _plain)]:
             del hooks[key]
@@ -271,7 +271,7 @@ def as_given(model: nn.Module) -> nn.Module:
 
 
 def _copied(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Copy a network's inputs, since the network could change the user's data in place."""
+    """Forward pre-hook that copies the inputs, since a network could change the user's data in place."""
     if len(args) == 1 and isinstance(args[0], Inputs):
         args, kwargs = args[0].arguments
     args = tuple(each.clone() if isinstance(each, Tensor) else each for each in args)
@@ -279,7 +279,7 @@ def _copied(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:
-    """Return the logits of outputs such as those of Hugging Face's networks; raises a ModelError for other objects."""
+    """Forward hook that returns `outputs.logits`, or None for a tensor; raises a ModelError for other outputs."""
     if isinstance(outputs, Tensor):
         return None
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)

@@ -23,7 +23,7 @@ SUPPLIED: dict[OwnPart, str] = {
 
 
 def conflicts(common: Mapping[str, Any]) -> list[str]:
-    """Return a message for each unknown name, such as of a data set or model, and for each contradiction."""
+    """Return a message for each unknown name in common keys, such as of a data set, and for each contradiction."""
     from fedhet import data, models
 
     config = Config(**common)
@@ -53,8 +53,8 @@ def conflicts(common: Mapping[str, Any]) -> list[str]:
 class Reason(NamedTuple):
     """The reason why a key has no effect.
 
-    `of` is the cause: another key, or an argument of the user, such as `data`. `words` describe it with its value, and
-    `remedy` says how the key would have an effect.
+    `of` is the cause: another key, or what the user passes, such as `data`. `words` describes the cause, such as
+    `method = fedavg`, and `remedy` what to change so that the key has an effect.
     """
 
     of: str
@@ -68,7 +68,7 @@ class Reason(NamedTuple):
 
 
 def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset()) -> dict[str, Reason]:
-    """Return the reason for each key without effect; `own` names what the user passes in Python, such as `data`."""
+    """Return why a key has no effect, for each such key; `own` names what the user passes in Python."""
     from fedhet import data  # which imports torch
 
     own = own | {"data", "model"} if config.dataset == OWN else own
@@ -97,7 +97,7 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
 
 
 def is_complete(chosen: Collection[str]) -> bool:
-    """Return whether all common keys were set, as in the configuration that a run writes."""
+    """Return whether `chosen` has every common key, as in a file that a run wrote, and not only a user's choices."""
     written = {key for key, spec in fields_of(Config).items() if default_of(spec) != ""}
     return written - {"clients", "resume"} <= {*chosen}
 
@@ -113,8 +113,8 @@ def effective(
 ) -> Config:
     """Return the configuration with ineffective keys reset, and `dataset = own` for the user's data and models.
 
-    If the user set an ineffective key (`chosen`), a ConfigError is raised or, unless `strict`, a remark is added. Keys
-    in `over` override other keys in `chosen`, which may then have no effect.
+    If the user set such a key (`chosen`), raises a ConfigError, or adds a remark if not `strict`. Keys in `over` take
+    precedence over others: keys in `chosen` without effect because of them raise no error.
     """
     specs, flat, found = config.specs(), config.flat(), ineffective(config, traits, own)
     reset = {key: OWN if key == "dataset" else default_of(specs[key]) for key in found}

@@ -39,7 +39,7 @@ class Examples:
         return len(self.labels)
 
     def at(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Return the inputs and labels of some rows, read together since a collate function can reorder rows."""
+        """Return the inputs and labels of examples, selected by their indices or a slice; the order may change."""
         if isinstance(self.inputs, LazyInputs):
             return self.inputs.pairs(rows)
         if isinstance(rows, slice):
@@ -92,7 +92,7 @@ class PublicDataset:
 
     @cached_property
     def unlabelled(self) -> "PublicDataset":
-        """The public dataset without labels (a cached object)."""
+        """The public dataset without its labels, or the object itself if it has none."""
         return self if self.labels is None else PublicDataset(self.inputs)
 
     def to(self, device: torch.device) -> "PublicDataset":
@@ -110,7 +110,7 @@ def resident(part: P, device: torch.device) -> P:
 
 
 def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
-    """Return examples with labels converted by `change`, or `part` itself if its labels stay the same."""
+    """Apply `change` to the labels of examples; returns `part` itself if no label changes."""
     labels = part.labels if part.labels is None else change(part.labels)
     if labels is part.labels:
         return part
@@ -141,7 +141,7 @@ class ClientData:
         return replace(self, **{name: part.to(device) for name, part in parts.items()})
 
     def relabelled(self, change: Callable[[Tensor], Tensor]) -> "ClientData":
-        """Return the data with labels converted by `change`, or the object itself if all labels stay the same."""
+        """Apply `change` to the labels of all parts; returns the object itself if no label changes."""
         parts: dict[str, Any] = {name: p for name, p in vars(self).items() if isinstance(p, Examples | PublicDataset)}
         changed = {name: relabelled(part, change) for name, part in parts.items()}
         return self if all(changed[name] is part for name, part in parts.items()) else replace(self, **changed)
@@ -241,5 +241,5 @@ def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tenso
 
 
 def _reflected(positions: Tensor, size: int) -> Tensor:
-    """Reflect positions outside 0 to size - 1 at the first and the last pixel."""
+    """Map indices of pixels outside 0 to `size` - 1 to indices inside, by reflection at the first or last pixel."""
     return (size - 1) - ((size - 1) - positions.abs()).abs()

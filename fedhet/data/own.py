@@ -38,7 +38,7 @@ def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def check_scale(raw: Mapping[str, Tensor]) -> None:
-    """Raise a `DataError` if some parts have bytes, which `as_input` scales, and others have values beyond [0, 1]."""
+    """Raise a `DataError` if some inputs, by part, are bytes, scaled by `as_input`, and others are beyond [0, 1]."""
     for name in parts_of(raw["train"]):
         tensors = {part: parts_of(inputs)[name] for part, inputs in raw.items() if name in parts_of(inputs)}
         scaled = [part for part, each in tensors.items() if each.dtype == torch.uint8]
@@ -141,7 +141,7 @@ def _examples(value: Any) -> Examples:
 
 
 def _sampled(loader: DataLoader[Any]) -> Tensor:
-    """Return the rows that a loader's sampler yields, ascending; raise a `DataError` if they differ between epochs."""
+    """Return the sorted indices that a loader's sampler yields; raises a `DataError` if they differ between epochs."""
     if type(loader).__iter__ is not DataLoader.__iter__ or loader.batch_sampler is None:
         raise DataError(
             "the examples of a DataLoader that has its own __iter__ or batch_size = None are unknown: give the dataset"

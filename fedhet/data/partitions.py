@@ -33,7 +33,7 @@ Dealt = list[list[Indices]]
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What a partition function receives: its settings, and the indices of the training and test examples to divide."""
+    """The input of a partition function: settings, and the indices of the training and test examples to assign."""
 
     dataset: DataSet
     examples: tuple[Indices, Indices]
@@ -54,7 +54,7 @@ class Job:
         return [np.bincount(labels, minlength=self.dataset.classes) for labels in self.labels()]
 
     def by_owner(self, owners: Owners) -> list[dict[int, Indices]]:
-        """Return the indices of each owner's examples by the owner's number, for training and for test."""
+        """Return a dict for training and one for test examples, which map each owner's number to example indices."""
         parts = []
         for indices, owner in zip(self.examples, owners, strict=True):
             numbers, starts = np.unique(np.sort(owner[indices]), return_index=True)
@@ -63,7 +63,7 @@ class Job:
         return parts
 
     def deal(self, counts: Iterable[Indices]) -> Dealt:
-        """Assign random examples; `counts` has an array of numbers (clients, classes) for training and one for test."""
+        """Assign random examples: client i gets `n[i, k]` of class k; `counts` has n for training and for test."""
         dealt = []
         for indices, labels, numbers in zip(self.examples, self.labels(), counts, strict=True):
             classes = [
@@ -95,10 +95,10 @@ def partition(
     """Assign the examples of a data set to clients; each example belongs to one client at most.
 
     `classes_per_client` and the concentration `alpha` are for the partitions `classes` and `dirichlet`. With
-    `samples_per_client`, a client keeps at most this number of training examples, stratified by class, and test
-    examples as a fraction `test_share` of its examples; `halved_clients` is the fraction of clients that then lose half
-    of their training examples. `available` are the indices of the training examples to assign. Raises a `DataError` if
-    a client gets no training or test examples.
+    `samples_per_client`, a client keeps at most this number of training examples, stratified by class; `test_share`,
+    unless 0, is then the share of test examples among all of its examples. `halved_clients` is the fraction of clients
+    that lose half of their training examples. `available` are the indices of the training examples to assign. Raises a
+    `DataError` if a client gets no training or test examples.
     """
     if name not in _PARTITIONS:
         raise DataError(nearest("partition", name, _PARTITIONS))
@@ -154,7 +154,7 @@ def iid(job: Job) -> Dealt:
 
 
 def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
-    """Assign groups of examples (`units`), the largest first, each to the client with the fewest examples."""
+    """Return each client's examples: each group in `units`, the largest first, goes to the client with the fewest."""
     shares: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in range(job.clients)]
     sizes = np.zeros(job.clients, dtype=np.int64)
     for unit in sorted((units[place] for place in job.rng.permutation(len(units))), key=len, reverse=True):
@@ -181,7 +181,7 @@ def by_classes(job: Job) -> Dealt:
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Divide each class evenly among the clients that have it in `holds` (clients, classes)."""
+    """Return numbers of examples (clients, classes): the size of each class, split evenly where `holds` is True."""
     counts = np.zeros(holds.shape, dtype=np.int64)
     for label, size in enumerate(sizes):
         holders = np.flatnonzero(holds[:, label])
@@ -195,7 +195,7 @@ def dirichlet(job: Job) -> Dealt:
     """Divide each class among clients in proportions p ~ Dir(alpha), which are the same in training and test.
 
     As in the code of FedMA's authors, a client that has 1 / clients of all examples receives no further classes, and
-    the draw is repeated (`DIRICHLET_TRIES`) while a client has fewer than `DIRICHLET_LEAST` examples.
+    all is drawn anew, at most `DIRICHLET_TRIES` times, until each client has `DIRICHLET_LEAST` training examples.
     """
     sizes = job.class_sizes()
     fair_share = len(job.examples[0]) / job.clients
@@ -217,7 +217,7 @@ def dirichlet(job: Job) -> Dealt:
 
 
 def _rounded(shares: NDArray[np.float64], size: int) -> Indices:
-    """Return whole numbers (clients,) that sum to `size`, in proportion to shares that sum to 1."""
+    """Divide `size` into whole numbers (clients,) in proportion to `shares`, which sum to 1."""
     ends: Indices = np.rint(np.minimum(np.cumsum(shares), 1) * size).astype(np.int64)
     return np.diff(ends, prepend=np.int64(0))
 

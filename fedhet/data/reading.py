@@ -46,7 +46,7 @@ class LazyInputs:
         return self.pairs(index)[0]
 
     def pairs(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Read inputs and labels of some rows, in the order in which the collate function returns them.
+        """Read the inputs and labels of some rows; if there is a collate function, in the order that it returns.
 
         Raises a `DataError` if inputs are not finite or rows cannot be used.
         """
@@ -122,7 +122,7 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
 
 
 def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> None:
-    """Raise a `DataError` that names the row if a tensor of inputs or labels has NaN or infinity."""
+    """Raise a `DataError` if a tensor has NaN or infinity; its message has `kind` and the row's number in `rows`."""
     for part in parts_of(tensor).values():
         if (part.is_floating_point() or part.is_complex()) and not bool(part.isfinite().all()):
             row = next(row for row, each in enumerate(part) if not each.isfinite().all())
@@ -132,9 +132,9 @@ def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> Non
 
 
 def pair_of(row: Any) -> tuple[Any, Any]:
-    """Return inputs and labels, given as a pair or as a mapping with columns by name.
+    """Return the input and the label of a row, which is a pair or a mapping from column names to values.
 
-    If a column is `input_ids`, all columns but labels and texts are inputs, such as those of a tokenizer.
+    If a column is `input_ids`, as from a tokenizer, the input has all columns except for labels and texts.
     """
     if not isinstance(row, Mapping):
         if isinstance(row, tuple | list) and len(row) == 2:
@@ -178,7 +178,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def _dense(value: Any, what: str, remedy: str) -> Tensor:
-    """Return `value` as a dense tensor; the message of its `DataError` starts with `what` and can end with `remedy`."""
+    """Convert an array to a dense tensor; a `DataError` calls the array `what` and gives the advice `remedy`."""
     if isinstance(value, Tensor):
         dense = value.layout is torch.strided and not (value.is_meta or value.is_nested)
     else:

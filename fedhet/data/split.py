@@ -49,8 +49,8 @@ def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str =
     """Return a data set, or a client's own data, with a test part that is drawn by the seed from all its examples.
 
     The test part keeps its size or, if `share` is not 0, has this fraction of the examples. It is stratified by class,
-    or consists of all examples of some owners. Raises a `DataError` if natural clients have fixed test examples, or if
-    the parts are not in memory or differ in shape or dtype.
+    or has all examples of some owners, such as patients. Raises a `DataError` if the data set divides the examples of
+    each owner into training and test itself, or if the parts are not in memory or differ in shape or dtype.
     """
     if not len(data.test):
         return data
@@ -77,7 +77,7 @@ def _size(labels: Tensor, share: float) -> int:
 
 
 def _drawn(labels: Tensor, size: int, rng: np.random.Generator, owners: Indices | None) -> tuple[Indices, Indices]:
-    """Draw about `size` examples, all of an owner or none; return the remaining and the drawn indices, ascending."""
+    """Draw about `size` examples, all of an owner or none; return the sorted indices of the others and of the drawn."""
     if owners is None:
         drawn = np.isin(np.arange(len(labels)), proportional_sample(labels, size, rng))
     else:

@@ -51,9 +51,9 @@ def encode(text: str) -> Tensor:
 
 
 def speeches(text: str) -> Speeches:
-    """Return the lines of each `play: role` in Shakespeare's complete works (Project Gutenberg's Etext 100 of 1994).
+    """Return a dict that maps each role in Shakespeare's plays, as `PLAY: ROLE`, to the lines that it speaks.
 
-    LEAF uses the same text. Raises a `DataError` if no plays are found.
+    The text must be Project Gutenberg's Etext 100 of 1994, as in LEAF; raises a `DataError` if it has no plays.
     """
     # A copyright notice is in every play, in lines that would be read as speeches.
     lines = re.sub("<<.*?>>", "", text, flags=re.DOTALL).splitlines()
@@ -203,7 +203,7 @@ def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
 
 
 def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
-    """Return the data set and the words of its vocabulary; the index of the first word is 2."""
+    """Return Sentiment140 as indices into a vocabulary, and the vocabulary's words, the first with index 2."""
     path = locate_one(folder, "sentiment140", TWEETS, "sentiment140")
     known: dict[str, str] = {}  # one object for each word
     labels, users, texts = [], [], []

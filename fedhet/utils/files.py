@@ -37,7 +37,7 @@ TAKEN_NAMES = frozenset({"beginning", "clients", "models", "nodes", "public", "g
 
 
 def plain_name(text: str) -> bool:
-    """Return whether a text is valid as the name of a client's file on any file system and not used by fedhet."""
+    """Return whether a text can name a client's file on any file system and is not a name that fedhet uses itself."""
     return (
         text.isprintable()
         and 0 < len(file_name(text).encode()) <= LONGEST_NAME
@@ -89,7 +89,7 @@ def check_place(folder: Path) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file atomically by renaming a temporary file; a missing folder is created."""
+    """Write a file atomically: call `write` with a temporary path, then rename that file; creates a missing folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -230,5 +230,5 @@ def state_home() -> Path:
 
 
 def state_folder(state_dir: str | Path, run: str) -> Path:
-    """Return the folder in which clients store their state; `run` is empty if `state_dir` belongs to one run."""
+    """Return the folder in which a run's clients store their state: `state_dir`, or its subfolder named by `run`."""
     return Path(state_dir or state_home()) / (file_name(run) if run else "")

@@ -77,18 +77,18 @@ _pytree.register_pytree_node(  # for torch.export and torch.func
 
 
 def together(parts: Mapping[str, Tensor]) -> Tensor:
-    """Return tensors of the same examples as one `Inputs`, annotated as a tensor."""
+    """Combine tensors of the same examples, by name, to an `Inputs`, which type checkers take for a tensor."""
     return cast(Tensor, Inputs(parts))
 
 
 def parts_of(inputs: Tensor, name: str = "inputs") -> dict[str, Tensor]:
-    """Return inputs as plain tensors by name: `inputs`, or `inputs.NAME` for each of several tensors."""
+    """Return inputs as a dict of plain tensors, with the key `inputs` or, for several, keys as `inputs.mask`."""
     parts = inputs.parts if isinstance(inputs, Inputs) else None
     return {name: inputs} if parts is None else {f"{name}.{key}": part for key, part in parts.items()}
 
 
 def from_parts(tensors: Mapping[str, Tensor], name: str = "inputs") -> Tensor:
-    """Return inputs from a mapping as `parts_of` returns it; raises a KeyError if there are none."""
+    """Return the inputs that `parts_of` converted to this mapping; raises a KeyError if there are none."""
     parts = {key.removeprefix(f"{name}."): part for key, part in tensors.items() if key.startswith(f"{name}.")}
     return together(parts) if parts else tensors[name]
 

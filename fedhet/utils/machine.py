@@ -32,9 +32,9 @@ _RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process whose needs are unknown
 
 
 def proof(text: str) -> str:
-    """Return a keyed digest of a text, which proves that server and client belong to one user on one machine.
+    """Return a digest of a text with the user's secret key, equal for processes of one user on one machine.
 
-    The key is in `~/.fedhet/key`; if it cannot be read or written, the digest is empty.
+    The key is in `~/.fedhet/key`; the digest is empty if that file cannot be read or created.
     """
     key = _key(os.path.expanduser("~/.fedhet/key"))
     return hmac.new(key, text.encode(), "sha256").hexdigest() if key else ""

@@ -85,9 +85,9 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
 def splitting_alike(seed: int, then: int) -> Iterator[None]:
     """Context manager in which a user's training function splits its data in the same way at every call.
 
-    The global generators are seeded with `seed` and, when a `DataLoader` begins to shuffle or an optimiser takes its
-    first step, with `then`. Before, a permutation (`torch.randperm`, `random_split`) depends only on `seed` and its
-    length, and not on whether a network was initialised first. Seeds that the function sets itself take precedence.
+    `seed` seeds the global generators at first, and `then` when a `DataLoader` begins to shuffle or an optimiser takes
+    its first step. Until then, a permutation (`torch.randperm`, `random_split`) depends only on `seed` and its length,
+    not on other draws such as initial weights. Seeds that the function sets itself take precedence.
     """
     loading, permutation, batches = True, torch.randperm, DataLoader.__iter__
 

@@ -77,7 +77,7 @@ class Work:
 
 
 def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the clients that failed and never trained in these records of rounds, with the last reason."""
+    """Return each client that failed in some round and trained in none, with its last error; a row is a round."""
     rows = list(rows)
     took_part = {client for row in rows for client in row["participants"]}
     failures = [failure for row in rows for failure in row["failures"] if failure.get("client") not in took_part]
@@ -85,7 +85,7 @@ def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def summarise(values: Mapping[str, tuple[Metric, float, int]]) -> dict[str, Any] | None:
-    """Return the `STATISTICS` over clients of metrics and losses, from each client's (metric, loss, examples).
+    """Return statistics (see `STATISTICS`) over clients, given each client's metric, loss and number of examples.
 
     The result is `{"accuracy": {statistic: value}, "loss": ..., "clients": n}`, or None if no client has examples.
     Metrics are weighted by their own weights, losses by numbers of examples. Undefined metrics (NaN, such as the AUC

@@ -70,12 +70,12 @@ log.addFilter(PrintableLog())
 
 @lru_cache(maxsize=8)
 def log_once(app: object, reason: str) -> None:
-    """Log an error the first time that it occurs in a ClientApp or ServerApp."""
+    """Log the error message `reason`, unless it was logged for this ClientApp or ServerApp before."""
     log.error("%s", reason)
 
 
 def traceback_in_file(error: BaseException, doing: str) -> str:
-    """Append an exception's traceback to `~/.fedhet/clients.log`; return the exception in a line, with the file."""
+    """Append a traceback, under a line with `doing`, to `~/.fedhet/clients.log`; return a one-line error message."""
     path = Path.home() / ".fedhet" / "clients.log"
     line = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
     try:
