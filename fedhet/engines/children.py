@@ -61,7 +61,7 @@ class Child:
             send(self.connection, content)
 
     def receive(self, timeout: float | None = None) -> Any:
-        """Return the next message; raises a ChildError if the process ends or exceeds the timeout, which kills it."""
+        """Return the next message; if the process fails or exceeds the timeout, kill it and raise a ChildError."""
         if timeout is not None and not self.connection.poll(timeout):
             self.end()
             raise ChildError(f"no reply within {timeout:g} s: increase timeout")
@@ -165,10 +165,10 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler that also pickles cached functions of a script, which a child does not import."""
+    """Also pickles cached functions of the user's script, since a child process does not import it."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Pickle a function of functools.cache or functools.lru_cache without its values."""
+        """Pickle a function of functools.cache or functools.lru_cache without its cached results."""
         if type(obj) is type(_server) and obj.__module__ == "__main__":
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)

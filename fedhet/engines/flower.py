@@ -169,7 +169,7 @@ class _Watch:
         self._seen = len(rows)
 
     def check(self, otherwise: str, *, completed: bool) -> None:
-        """Raise a FedhetError if the run failed, with the reason from its summary or, without one, `otherwise`."""
+        """Raise a FedhetError if the run failed or is not `completed`; it has the summary's reason, or `otherwise`."""
         found = self._summary.read_bytes() if self._summary.is_file() else self._earlier_summary
         summary = {} if found == self._earlier_summary else json.loads(found)
         if summary.get("status", "completed") != "completed" or not completed:
@@ -239,7 +239,7 @@ def client_resources(config: Config, cores: int, memory: int, gpus: int, on_gpu:
 
 
 def app_table() -> str:
-    """Return the `[tool.flwr.app.config]` table: the default preset, and `""` (not set) for other keys."""
+    """Return a Flower app's table of keys as TOML: `preset` has its default value, and other keys `""` (not set)."""
     keys = [*(key for key, *_ in configuration.keys(outside=False)), configuration.EXTRA]
     keys.sort(key=lambda key: key if "." in key else "")
     declared = {"preset": configuration.DEFAULT_PRESET, **dict.fromkeys(keys, "")}
@@ -247,7 +247,7 @@ def app_table() -> str:
 
 
 def make_app(app: Path) -> Path:
-    """Write a Flower app with a copy of the installed fedhet, and return its folder."""
+    """Write a Flower app with a copy of the installed fedhet into the folder `app`, and return the folder."""
     package = Path(__file__).resolve().parents[1]
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, app / "fedhet", ignore=ignored)

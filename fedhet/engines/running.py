@@ -259,7 +259,7 @@ def run_locally(
 
 
 def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
-    """Return each client's architecture, by which clients are batched (empty: not batched), and the batch size."""
+    """Return each client's architecture, "" if it trains alone (or no names if all do), and how many train together."""
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
         raise ConfigError(f"client-batching must be auto, off, or a number of at least 2, not {chosen!r}")

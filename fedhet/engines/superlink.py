@@ -35,7 +35,7 @@ def flwr_home() -> Path:
 
 
 def environment_of_commands() -> dict[str, str]:
-    """Return environment variables for Flower's commands, which need no active virtual environment."""
+    """Return the environment variables with which Flower's commands run, also without an active virtual environment."""
     path = os.pathsep.join(filter(None, [sysconfig.get_path("scripts"), os.environ.get("PATH")]))
     return {**os.environ, **_QUIET, "PATH": path}
 
@@ -50,7 +50,7 @@ def command(name: str) -> str:
 
 @contextlib.contextmanager
 def superlink(home: Path, place: Path, environment: Mapping[str, str], output: Path) -> Iterator[None]:
-    """Context with a running SuperLink for one simulation; the SuperLink and its children end with the context."""
+    """Context in which a SuperLink runs, with config folder `home`, working folder `place` and log file `output`."""
     port = _free_port()
     place.mkdir()
     home.mkdir()
@@ -75,7 +75,7 @@ def superlink(home: Path, place: Path, environment: Mapping[str, str], output: P
 
 
 def begin(words: Sequence[str], place: Path, environment: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """Start one of Flower's commands in a new session, so that Ctrl-C does not reach it; return the process."""
+    """Start a Flower command in the folder `place`, with output to a file, safe from Ctrl-C; return its process."""
     with output.open("wb") as sink:
         return subprocess.Popen(
             [command(words[0]), *words[1:]],

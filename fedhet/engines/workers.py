@@ -151,7 +151,7 @@ class WorkerGrid(LocalGrid):
         log.warning("clients run one after the other: %s", reason)
 
     def _serve(self, child: Child, *arguments: Any) -> None:
-        """Pass messages to a worker until the grid is closed; if it ends, start another one."""
+        """Pass messages to a worker until the grid is closed; if it ends, start another one with these `arguments`."""
         try:
             while not self._closed:
                 child.receive()  # that it is ready
@@ -199,7 +199,7 @@ class WorkerGrid(LocalGrid):
         return lives
 
     def _next(self, child: Child) -> list[Message]:
-        """Wait for messages that a worker should handle together, and return them; empty if the grid is closed."""
+        """Wait for the next batch of messages for a worker, and return it; empty if the grid is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._candidates())
             if self._closed:
@@ -210,7 +210,7 @@ class WorkerGrid(LocalGrid):
             return batch
 
     def _candidates(self) -> list[str]:
-        """Return ids of messages to handle: those that are awaited or, if there are none and few replies wait, all."""
+        """Return ids of messages that a worker may take: those with awaited replies, else all (if few replies wait)."""
         room = 2 * self._number - len(self._done) - len(self._under_way)  # replies that wait may be large
         return [key for key in self._wanted if key in self._waiting] or (list(self._waiting) if room > 0 else [])
 

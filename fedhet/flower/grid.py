@@ -125,7 +125,7 @@ class LocalGrid(Grid):
 
 
 def answer(app: ClientApp, messages: Sequence[tuple[Message, Context]], logged: set[str]) -> list[Message]:
-    """Return a ClientApp's replies, with an error reply for each exception, which is logged unless in `logged`."""
+    """Return a ClientApp's replies; an exception becomes an error reply, and is logged unless `logged` contains it."""
     answer_all = getattr(app, ANSWER_ALL, {}).get(messages[0][0].metadata.message_type) if len(messages) > 1 else None
     replies: list[Any] = answer_all(messages) if answer_all else [_reply(app, *each) for each in messages]
     for place, (message, context) in enumerate(messages):

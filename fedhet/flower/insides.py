@@ -39,7 +39,7 @@ PrivateWrapper = DifferentialPrivacyAdaptiveBase | DifferentialPrivacyFixedClipp
 
 
 def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Array:
-    """Create a Flower `Array` without its constructor, which takes ten times as long."""
+    """Create a Flower `Array` of `data` in format `stype`, without its constructor, which takes ten times as long."""
     array = Array.__new__(Array)
     array.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
     return array
@@ -52,7 +52,7 @@ def filled(record: R, values: Mapping[str, object]) -> R:
 
 
 def identify(message: Message, ids: Iterator[int]) -> str:
-    """Set a message's id, as a SuperLink does, and return the id."""
+    """Set a message's id to the next of `ids`, as a SuperLink does, and return it."""
     key = str(next(ids))
     message.metadata.__dict__["_message_id"] = key
     return key

@@ -58,7 +58,7 @@ def noise_multiplier(mods: Sequence[object]) -> float:
 
 
 def in_flowers_format(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Convert a message's arrays to Flower's format, for the mods that follow this one."""
+    """Mod that converts a message's arrays to Flower's format for the mods after it, and returns the reply."""
     for name, group in message.content.array_records.items():
         message.content[name] = encode_arrays(decode_arrays(group), flower=True)
     return call_next(message, context)

@@ -59,7 +59,7 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def check(arrays: Arrays, expected: Spec, group: str) -> None:
-    """Raise a WireError unless arrays (`group` in words) have the expected names, shapes, dtypes and finite values."""
+    """Raise a WireError, which names the `group`, unless arrays are finite, of expected names, shapes and dtypes."""
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
         raise WireError(
@@ -103,7 +103,7 @@ def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
 
 
 def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
-    """Cast arrays to the dtypes in clients' `specs`, and round them for integer dtypes; raise a ValueError for text."""
+    """Return arrays cast to the dtypes in `specs`, rounded for integer dtypes; raise a ValueError if one is text."""
     dtypes = {name: DTYPES[dtype] for spec in specs for name, (_, dtype) in spec.items()}
     declared = {}
     for name, each in arrays.items():
@@ -187,7 +187,7 @@ def from_factors(packed: Arrays, before: Arrays, spec: Spec, group: str) -> Arra
 
 
 def add_factors(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
-    """Add checked changes (see `to_factors`) to the arrays `before`; a machine always computes the same bits."""
+    """Add valid changes (see `to_factors`) to the arrays `before`; on one machine, results are always identical."""
     after: Arrays = {}
     for name, (shape, dtype) in spec.items():
         if (change := packed.get(name)) is None:
@@ -220,7 +220,7 @@ class Fields:
         self._fields, self._where = fields, where
 
     def plain(self, dataclass: Any) -> dict[str, Any]:
-        """Read the text, number and boolean fields of `dataclass`, and check the limits in their metadata."""
+        """Return the text, number and boolean fields of `dataclass`, checked against the limits in its metadata."""
         values = {}
         for each, key in named_fields(dataclass):
             if key in self._fields or each.default is MISSING:

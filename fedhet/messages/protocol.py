@@ -113,7 +113,7 @@ class Report:
         note: a remark for the server's log, which may be shortened.
         outputs: number of values in a prediction.
         noise: noise multiplier of Flower's `LocalDpMod` on the client; 0 without it.
-        groups: if clients train parts of one network, its permutation groups (`fedhet.algorithms.matching`).
+        groups: if clients train parts of one network, the description of the whole network, as JSON.
         wrapped: whether the user's own functions train (`fedhet.wrap`), whose numbers of examples may change.
     """
 
@@ -184,7 +184,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
 
 
 def check_room(size: int, needed: str) -> None:
-    """Raise a WireError if `size` exceeds a quarter of the server's memory; the message starts with `needed`."""
+    """Raise a WireError, which begins with `needed`, if `size` bytes exceed a quarter of the server's memory."""
     if size > (most := memory() / 4):
         raise WireError(f"{needed} {size / 1e9:.3g} GB, but has {most / 1e9:.3g} GB per client: choose a smaller model")
 

@@ -58,12 +58,12 @@ class Aggregator:
         starts: Mapping[str, Arrays] = {},
         scales: Mapping[str, Mapping[str, float]] = {},
     ) -> Mapping[str, Arrays]:
-        """Return clients' arrays (`groups`), with changes since `starts` clipped to `clip-norm` times the median norm.
+        """Return clients' arrays (`groups`), after scaling down too large changes from the arrays in `starts`.
 
         A client's norm is the root mean square over the floating-point entries of its change, after each array is
-        multiplied by its factor in `scales`. `starts` defaults to zeros, `scales` to ones. Without `clip-norm`, a norm
-        is clipped to the median if it exceeds 30 times the median of three or more clients and 10 times the norm of the
-        client's start; a warning is logged.
+        multiplied by its factor in `scales` (1 by default). It is limited to `clip-norm` times the median of all norms.
+        Without `clip-norm`, a norm is limited to the median, with a warning, if it exceeds 30 times the median of three
+        or more clients and 10 times the norm of the client's arrays in `starts` (zeros by default).
         """
         bound = self.bound
         if not groups or (not bound and len(groups) < 3):
@@ -152,7 +152,7 @@ def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = {}) -> f
 
 
 def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
-    """Return, for each client, the sum of its arrays' distances to the nearest array of that name of another client."""
+    """Return, by client, the sum over its arrays of the distance to the closest other client's array of that name."""
     total = dict.fromkeys(sent, 0.0)
     for client, arrays in sent.items():
         for name, array in arrays.items():

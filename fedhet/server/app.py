@@ -47,8 +47,8 @@ def serve(
 ) -> None:
     """Run the server side of a method on a grid, and record the run in a folder; with `resume`, continue the run there.
 
-    `model` is the clients' model function, needed if the server builds networks other than the configured ones. Without
-    `evaluate_fn`, the server evaluates the global model on the common test set, if `test-on` includes it.
+    `model`, by default that in the user's `functions`, is needed if the server builds networks that are not configured.
+    Without `evaluate_fn`, the server evaluates the global model on the common test set, if `test-on` includes it.
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)

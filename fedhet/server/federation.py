@@ -50,7 +50,7 @@ class Federation:
         return simulated(self.grid) or isinstance(self.grid, LocalGrid)
 
     def earlier_name(self, node: int, claimed: str) -> str:
-        """Return the name that a node's client, which claims this name, has had in the run; empty for a new node."""
+        """Return the name that a node's client has had in the run, if it replies as `claimed`; empty for a new node."""
         known = () if self.simulated else self.run.state.clients.items()
         return next((n for n, c in known if c.node == node and (n == claimed or n.startswith(f"{claimed} ("))), "")
 
@@ -112,7 +112,7 @@ class Federation:
     def query(
         self, nodes: Iterable[int], question: str, payload: Payload, **asked: Any
     ) -> Iterable[tuple[int, Message]]:
-        """Send a question to nodes that are not admitted as clients, and yield pairs of node and reply."""
+        """Send a question, with fields `asked` of its `Request`, to nodes that are not clients; yield (node, reply)."""
         encoder = Encoder()
         messages = [
             self._message(MessageType.QUERY, node, encoder(payload), question=question, **asked) for node in nodes
@@ -120,7 +120,7 @@ class Federation:
         return self.by_node(self.send(messages)) if messages else ()
 
     def exchange(self, messages: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
-        """Send messages, and return the valid replies by client (see `receive`)."""
+        """Send messages, and return the valid replies by client; `check` raises an exception to refuse a reply."""
         return self.receive(self.send(messages), check)
 
     def send(self, messages: Iterable[Message]) -> Iterable[Message]:
@@ -129,7 +129,7 @@ class Federation:
         return self.grid.send_and_receive(messages, timeout=self.run.config.timeout)
 
     def by_node(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
-        """Yield pairs of node and reply, in the order of the messages sent; record missing replies as failures."""
+        """Yield (node, reply) in the order in which messages were sent; record nodes without a reply as failed."""
         round = self.run.round
         sent, round.sent = round.sent, {}
         # For a node that is gone the SuperLink answers, so only the id of the message says which node it was.
@@ -148,7 +148,7 @@ class Federation:
                 round.fail(names.get(node, f"at node {node}"), f"no reply within {self.run.config.timeout:g} s{hook}")
 
     def receive(self, replies: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
-        """Return the valid replies by client, in order of name; record clients without a valid reply as failed."""
+        """Return replies by client that are valid and pass `check`, in order of name; record the others as failed."""
         run, round = self.run, self.run.round
         names = {node: client for client, node in self.nodes.items()}
         valid: dict[str, Reply] = {}

@@ -113,7 +113,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
             contexts.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
     def _interrupted(self) -> None:
-        """End a run if Flower's loop stopped before its last round."""
+        """Log an error and end the run as failed, if Flower's loop stopped before its last round."""
         if self._flowers_loop is not None:
             error = FedhetError(f"Flower's loop ended after round {self.state.round}: {self._same_rounds}")
             log.error("%s", error)
@@ -136,7 +136,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages that ask clients to train in a round."""
+        """Begin a round from the shared model `arrays`, and return the messages that ask clients to train."""
         self._trained = None
         if server_round == 1 and (self._flowers_loop is None or self.run.round.number):  # `start` has begun no run
             self._interrupted()  # an earlier run
@@ -174,7 +174,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check the replies of a round of training and aggregate them."""
+        """Aggregate the valid replies of a round of training, and return the new global arrays and the metrics."""
         with self._in_flowers_loop():
             if self.run.round.number != server_round:
                 raise ConfigError(
@@ -202,7 +202,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
             return self._evaluation(list(self.federation.nodes)) if self.run.evaluates(server_round) else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Record the evaluations of all clients, and complete the round; after the last round, complete the run."""
+        """Record the round and return the mean metrics of clients' evaluations; after the last round, end the run."""
         with self._in_flowers_loop():
             valid, round = self.federation.receive(replies), self.run.round
             if self._trained is None:

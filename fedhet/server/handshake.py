@@ -66,7 +66,7 @@ class Handshake:
             )
 
     def _check_settings(self) -> None:
-        """Apply `train_config`; raise a ConfigError if keys have no effect because clients have their own data."""
+        """Set keys from `train_config`; raise a ConfigError if chosen keys have no effect on the admitted clients."""
         known = [reply.report for reply in self.federation.known.values()]
         if not all(report.wrapped for report in known):
             self.run.apply_train_config()
@@ -110,7 +110,7 @@ class Handshake:
         federation.nodes = {client: federation.nodes[client] for client in in_order(federation.nodes)}
 
     def _opened(self, nodes: Iterable[int], payload: Payload, *, unseen: bool) -> dict[int, tuple[Claims, Reply]]:
-        """Ask nodes for a `Report`; return the claims and the reply of each node whose reply is valid."""
+        """Ask nodes for a `Report`; return, by node, the values that clients must have in common and the reply."""
         opened: dict[int, tuple[Claims, Reply]] = {}
         for node, message in self.federation.query(nodes, HANDSHAKE, payload, begun=bool(self.run.state.clients)):
             try:
@@ -160,7 +160,7 @@ class Handshake:
         return self.run.config.test_on != "local" and not reply.report.common_test
 
     def _check_size(self, node: int, reply: Reply) -> None:
-        """Check that the server has memory for a client's network; if it is large, the client must send it as proof."""
+        """Raise a FedhetError if the server lacks memory for a client's network, or if a large one is not sent."""
         spec, copies = reply.report.spec, self.strategy.copies
         check_room(copies * bytes_of(spec), "the server needs memory for the client's network:")
         if not copies or bytes_of(spec) <= UNSEEN:
@@ -225,7 +225,7 @@ class Handshake:
                 )
 
     def _agree(self, reply: Reply, *, joining: bool) -> None:
-        """Check that a client fits the others, let the method admit it, and create initial arrays unless `joining`."""
+        """Check that a client fits the others and call the method's `admit`; create missing arrays unless `joining`."""
         state, traits, common = self.run.state, self.run.traits, self._common(reply)
         for name, (value, remedy) in common.items():
             if (other := state.common.get(name, value)) != value:
@@ -257,7 +257,7 @@ class Handshake:
         )
 
     def _test_on_own_parts(self) -> None:
-        """Use clients' own test parts; raise a FedhetError if `test-on` was chosen or other clients are admitted."""
+        """Set `test-on` to clients' own test parts; raise a FedhetError if it was chosen or a client is admitted."""
         run = self.run
         if "test-on" in run.config.chosen or self.federation.known:
             raise FedhetError(
@@ -281,7 +281,7 @@ def _comes_last(reply: Reply, count: int) -> bool:
 
 
 def most_alike_first(claims: Mapping[int, Claims]) -> list[int]:
-    """Return nodes sorted by how many of their claims differ from the most frequent value, fewest first."""
+    """Return nodes sorted by how many of their values (`claims`) differ from the most frequent ones, fewest first."""
     votes = Counter(claim for each in claims.values() for claim in each)
     most = {name: count for (name, _), count in reversed(votes.most_common())}
     return sorted(claims, key=lambda node: sum(votes[claim] < most[claim[0]] for claim in claims[node]))

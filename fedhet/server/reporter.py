@@ -76,7 +76,7 @@ class Reporter:
     def record(
         self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
     ) -> MetricRecord:
-        """Report a round to observers and return its metrics; `more` are further entries of its record."""
+        """Report a round, with the method's metrics and entries `more`, to observers; return the record's numbers."""
         round = self.run.round
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
@@ -91,7 +91,7 @@ class Reporter:
         return metric_record(row)
 
     def row(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> dict[str, Any]:
-        """Return the record of the current round for `history.jsonl`."""
+        """Return the current round's record for `history.jsonl`, from clients' replies and the method's metrics."""
         round = self.run.round
         losses = [(r.train_loss, r.weight) for r in replies.values() if r.train_loss is not None]
         finite = bool(losses) and all(math.isfinite(loss) for loss, _ in losses)
@@ -126,7 +126,7 @@ class Reporter:
 
 
 def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluated"]) -> dict[str, float]:
-    """Return the clients' weighted mean of each metric of their own train (`further`) or evaluate functions."""
+    """Return the weighted mean of each metric from users' train (`further`) or evaluate functions (`evaluated`)."""
 
     def weight(reply: Reply) -> float:
         tested = [sum(each.metric.weights) for each in reply.measured.values()] or [reply.test_examples]
@@ -178,8 +178,8 @@ def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | N
 def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
     """Return the results of unseen clients, which join after the last round and train locally.
 
-    Statistics before the first epoch and after each epoch are given by test set (`own`, `common`) and start: from the
-    weights that the server sends (`received`) or from new ones (`scratch`). `clients` has each client's metrics.
+    Statistics before the first and after each of the `epochs` are given by test set (`own`, `common`) and start: from
+    the weights that the server sends (`received`) or new ones (`scratch`). An entry `clients` has those of each client.
     """
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
     measured = {name for reply in replies.values() for name in reply.measured}

@@ -78,7 +78,7 @@ class Hooks(Generic[P, S]):
 
     @property
     def traits(self) -> Traits:
-        """The method's traits, such as what clients share, under the configured options."""
+        """What the method needs and what clients share, with the configured values of the method's own keys."""
         return self.run.traits
 
     @property
@@ -285,7 +285,7 @@ class Hooks(Generic[P, S]):
             self.check_reply(reply)
 
     def _aggregate(self, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Aggregate the replies of clients that trained, and return metrics; with too few of them, change no arrays."""
+        """Let the method aggregate the replies of clients that trained; return its metrics, {} for too few replies."""
         round, metrics = self.run.round, dict[str, float]()
         trained = {client: reply for client, reply in replies.items() if client in round.training}
         if trained and len(trained) >= min(self.config.min_clients, len(round.training)):

@@ -33,7 +33,7 @@ GIVE_MODELS = "give the server the clients' models: make_server_app(model=...), 
 
 @dataclass
 class Round:
-    """The current round: the clients that train, messages sent, traffic, failures and lost client states."""
+    """The current round: the clients in `training`, failures, bytes sent (`down`) and received (`up`), and so on."""
 
     number: int = 0
     final: bool = False
@@ -97,7 +97,7 @@ class Run:
 
     @property
     def traits(self) -> Traits:
-        """The method's traits, such as what clients share, under the configured options."""
+        """What the method needs and what clients share, with the configured values of the method's own keys."""
         return self.method.traits_of(self.config.options)
 
     @property
@@ -121,7 +121,7 @@ class Run:
             self.config = changed.replace(chosen=self.config.chosen, remarks=self.config.remarks)
 
     def apply_train_config(self) -> None:
-        """Set the keys of fedhet's training loop that `train_config` has, for clients that train with this loop."""
+        """Replace the configured values of keys of fedhet's training loop by those in `train_config`."""
         flat = self.config.flat()
         ours = flower_names.for_training(self.train_config, flat)
         self.override({key: value for key, value in ours.items() if flat[key] != value})

@@ -220,7 +220,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             self.reporter.record({}, {})
 
     def _account(self) -> None:
-        """Start the accounting of this run's privacy budget, in addition to the strategy's earlier runs."""
+        """Set up the ledger of the privacy budget that this run spends in addition to the strategy's earlier runs."""
         run, earlier = self.run, self.run.privacy
         if wrapper := self.private_wrapper:
             run.privacy = wrapper_ledger(wrapper, run.traits, mean=self.aggregator.plain, earlier=earlier)
@@ -283,7 +283,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     @contextmanager
     def _recording(self, grid: Grid, lines: bool) -> Iterator[None]:
-        """Context that writes a run directory if `out` is set, and prints rounds if `lines`; no-op with observers."""
+        """Context that writes a run directory if `out` is set and prints rounds if `lines`; neither with observers."""
         if self.reporter.observers:
             yield
             return

@@ -36,7 +36,7 @@ Parts = Mapping[str, Part]
 
 @dataclass
 class SubmodelState(State):
-    """The state of a submodel method; `network` has the permutation groups of the whole network, as JSON."""
+    """The state of a method whose clients train parts of one network, which `network` describes as JSON."""
 
     network: str = ""
 
@@ -146,7 +146,7 @@ read_network = lru_cache(maxsize=8)(groups_from_json)
 
 
 def described(description: str, spec: Spec, *, complete: bool = False) -> PermutationGroups:
-    """Read a network's permutation groups (JSON); raise a WireError if arrays of shapes `spec` are not parts of it.
+    """Read the description (JSON) of a network; raise a WireError if arrays of shapes `spec` are not parts of it.
 
     With `complete`, all arrays of the network are needed; otherwise, arrays of the last layers may be missing.
     """
@@ -171,7 +171,7 @@ def described(description: str, spec: Spec, *, complete: bool = False) -> Permut
 def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) -> Parts:
     """Return the indices along each axis of the arrays that a client trains in a round (from 1).
 
-    `widths` are the client's numbers of hidden units, `network` is as in `SubmodelState`, and `units` as in `Sharing`.
+    `network` is as in `SubmodelState`, `widths` has the client's units per hidden layer, and `units` selects them.
     """
     groups = read_network(network)
     sizes = enumerate(zip(widths, groups.widths, strict=True))
@@ -182,7 +182,7 @@ def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) ->
 
 
 def cut(arrays: Arrays, parts: Parts) -> Arrays:
-    """Return the given parts of arrays; an array that has no entry in `parts` is returned whole, without a copy."""
+    """Return the `parts` of arrays; an array without an entry is returned whole, one with the entry () left out."""
     had = {key: array for key, array in arrays.items() if parts.get(key) != ()}
     return {key: array[_index(array.shape, parts[key])] if key in parts else array for key, array in had.items()}
 
