@@ -185,10 +185,10 @@ def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings for the name of a TOML file, a preset or a method; a ConfigError if there is none.
+    """Return the settings of the TOML file, preset or method with this name; raises a ConfigError if there is none.
 
-    For a method, they select its preset `digits`, or `own` if the user passes both `model` and `data` (`supplied`).
-    With `config` None, `method` is that method, and the default preset is selected if both are None.
+    A method stands for its preset `digits`, or for `own` if the user passes both `model` and `data` (`supplied`). If
+    `config` is None, the settings are those of `method` or, if both are None, of the default preset.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):

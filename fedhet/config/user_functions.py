@@ -210,7 +210,7 @@ def _as_settings(client: str, value: Any) -> dict[str, Any]:
 
 
 def origin(function: Callable[..., Any] | None) -> str:
-    """Return ` (model = NAME)` for an error message about a user's function, or an empty string."""
+    """Return the end of an error message about a `Function`, such as ` (model = NAME)`; empty for other functions."""
     return f" ({function.argument} = {described(function.given)})" if isinstance(function, Function) else ""
 
 

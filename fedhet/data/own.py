@@ -38,7 +38,7 @@ def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def check_scale(raw: Mapping[str, Tensor]) -> None:
-    """Raise a `DataError` if some inputs, by part, are bytes, scaled by `as_input`, and others are beyond [0, 1]."""
+    """Raise a `DataError` if one part has bytes, which `as_input` scales, and another values beyond [0, 1]."""
     for name in parts_of(raw["train"]):
         tensors = {part: parts_of(inputs)[name] for part, inputs in raw.items() if name in parts_of(inputs)}
         scaled = [part for part, each in tensors.items() if each.dtype == torch.uint8]

@@ -82,7 +82,7 @@ def together(parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def parts_of(inputs: Tensor, name: str = "inputs") -> dict[str, Tensor]:
-    """Return inputs as a dict of plain tensors, with the key `inputs` or, for several, keys as `inputs.mask`."""
+    """Return inputs as a dict of plain tensors, named `inputs` or, if there are several, such as `inputs.mask`."""
     parts = inputs.parts if isinstance(inputs, Inputs) else None
     return {name: inputs} if parts is None else {f"{name}.{key}": part for key, part in parts.items()}
 
