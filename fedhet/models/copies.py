@@ -27,7 +27,7 @@ _used: WeakSet[nn.Module] = WeakSet()
 
 
 class _ComputedTensors(TorchFunctionMode):
-    """A mode in which `copy.deepcopy` also copies computed tensors, such as caches and the weights of `weight_norm`."""
+    """Context manager under which `copy.deepcopy` also copies non-leaf tensors, such as weights of `weight_norm`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__deepcopy__ and not args[0].is_leaf:
@@ -74,12 +74,12 @@ def separated(model: nn.Module) -> nn.Module:
 
 
 def in_use(model: nn.Module) -> None:
-    """Register a network as in use, so that no other client can use its modules without a copy."""
+    """Register a network's modules as in use, so that `separated` rejects other networks that share them uncopied."""
     _used.update(model.modules())
 
 
 def _bound(model: nn.Module) -> tuple[str, bool]:
-    """Return why a copy would refer to modules of `model` (or ""), and whether it would by a global variable."""
+    """Return why a copy would still call modules of `model` ("" if not), and whether through a global variable."""
     modules = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
         for each in (each for held in vars(module).values() for each in _entries(held)):
@@ -94,7 +94,7 @@ def _entries(held: Any) -> Iterable[Any]:
 
 
 def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
-    """Yield (is_global, value) for each global or nonlocal variable to which a function refers."""
+    """Yield (is_global, value) for each global or nonlocal variable that a function reads, unless it is in `seen`."""
     if not isinstance(function, FunctionType) or function in seen:
         return
     seen.add(function)
@@ -107,7 +107,7 @@ def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
 
 
 def held_by(function: Any) -> Iterator[Any]:
-    """Yield the values to which a function refers: variables, defaults, bound arguments, attributes of its object."""
+    """Yield the values a function can read: outer variables, defaults, bound arguments, attributes of its object."""
     function = unwrap(function)
     if isinstance(function, partial):
         yield from (*function.args, *function.keywords.values())
@@ -186,7 +186,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def multiplies(model: nn.Module) -> bool:
-    """Return whether the layers' scales multiply: a network has more than `DEEP` layers and no normalisation."""
+    """Return whether a factor per layer grows exponentially with depth: over `DEEP` layers and no normalisation."""
     deep = sum(isinstance(module, nn.Linear | _ConvNd) for module in model.modules()) > DEEP
     return deep and not any(isinstance(module, _NORMS) for module in model.modules())
 
@@ -199,9 +199,9 @@ class Start(NamedTuple):
 
 
 def starts_of(model: nn.Module) -> dict[str, Start]:
-    """Return mean and standard deviation of each trained array of a newly built network, by name.
+    """Return mean and standard deviation of the entries of each trainable parameter of a newly built network, by name.
 
-    Biases of normalisation layers, and single entries in linear layers and convolutions, are left out.
+    Biases of normalisation layers, and parameters with one entry in linear layers and convolutions, are left out.
     """
     arrays = {name: value.detach().double() for name, value in model.named_parameters() if value.requires_grad}
     layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | _ConvNd)}
@@ -215,7 +215,7 @@ def starts_of(model: nn.Module) -> dict[str, Start]:
 
 
 def load_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load arrays by name into a network, as if saved by the current versions of its modules."""
+    """Load a state dict without version numbers of modules into a network; the current versions are assumed."""
     state = OrderedDict(tensors)
     state._metadata = getattr(model.state_dict(), "_metadata", {})  # type: ignore[attr-defined]
     model.load_state_dict(state)
@@ -227,7 +227,7 @@ def storage_place(value: Tensor) -> Hashable:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Return a dict that maps each further name of a tied parameter in the state dict to its first name."""
+    """Return the first name in the state dict of each parameter that is shared by modules, by its further names."""
     first: dict[Hashable, str] = {}
     named = {name: storage_place(value) for name, value in model.state_dict(keep_vars=True).items()}
     return {name: known for name, place in named.items() if (known := first.setdefault(place, name)) != name}

@@ -104,12 +104,12 @@ class SqueezeExcitation(nn.Module):
         self.scale = nn.Sequential(nn.AdaptiveAvgPool2d(1), *layers)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Scale feature maps (n, channels, height, width)."""
+        """Return feature maps (n, channels, height, width), each scaled by its factor."""
         return maps * self.scale(maps)
 
 
 class InvertedResidual(nn.Module):
-    """Expanding 1 x 1, depthwise and projecting 1 x 1 convolutions, with optional squeeze and excitation.
+    """Expanding 1 x 1, depthwise and projecting 1 x 1 convolutions; `gate` builds the squeeze and excitation, if any.
 
     There is a shortcut if input and output have the same shape (Sandler et al., CVPR 2018). `widths` are the channels
     of input, depthwise convolution and output; `stride` and `kernel` are the depthwise convolution's.
@@ -136,7 +136,7 @@ class StagedNetwork(nn.Module):
     """A network of a stem, four stages, an expanding 1 x 1 convolution, global average pooling, and `head`.
 
     Images must be at least 8 x 8. `widths` and `depths` are the numbers of channels and blocks of stages; the stem has
-    the width of the first stage. `family` is one of `_FAMILIES`.
+    the width of the first stage. `family` is `resnet`, `efficientnet` or `mobilenet`.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
 
 
 def _mobile(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-    """Build a MobileNetV3 block: ReLU in two stages, then hard-swish; no squeeze and excitation in the second."""
+    """Build a MobileNetV3 block: ReLU in stages 0 and 1, then hard-swish; no squeeze and excitation in stage 1."""
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (6, 5))[stage]
     expanded, activation = expansion * fan_in, nn.ReLU if stage < 2 else nn.Hardswish
     gate = None if stage == 1 else partial(SqueezeExcitation, expanded, expanded // 4, nn.ReLU, nn.Hardsigmoid)

@@ -264,7 +264,7 @@ NOISE, HIDDEN = 32, 256
 
 
 class Generator(nn.Module):
-    """A network that generates representations of `width` features, with one hidden layer and BatchNorm."""
+    """A network that generates representations of `width` features from noise and a class, with one hidden layer."""
 
     def __init__(self, classes: int, width: int) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ class Generator(nn.Module):
 
 
 def draw(counts: Tensor, rows: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Draw inputs (rows, NOISE + 1) of a `Generator`: uniform noise, and a class drawn in proportion to `counts`."""
+    """Draw inputs (rows, NOISE + 1) of a `Generator`: noise, and classes drawn with the weights `counts` (classes,)."""
     classes = torch.multinomial(counts.double(), rows, replacement=True, generator=generator)
     noise = torch.rand(rows, NOISE, generator=generator, dtype=torch.float64)
     return torch.cat([noise, classes[:, None].double()], 1).to(dtype)

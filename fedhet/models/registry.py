@@ -119,10 +119,10 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
-    """Build the model `name`, or the first of `architectures` if `name` is empty.
+    """Build the model `name` for examples `inputs` (n, ...); if empty, the first of the list `architectures`.
 
-    If the first of `architectures` cannot take inputs that are vectors, a small model is built. Raises a `ModelError`
-    if the model cannot take `inputs`.
+    If the first of `architectures` cannot take vectors, an MLP is built for floats, and a bag of tokens for integers.
+    Raises a `ModelError` if the model cannot take `inputs`.
     """
     shape = tuple(inputs.shape[1:])
     try:
@@ -183,7 +183,7 @@ def _check_library(name: str) -> None:
 
 
 class HeadRead(ModelError, AttributeError):
-    """Error of a network that reads an attribute of its head after layers were inserted before the head."""
+    """Raised if a network's forward reads an attribute of its head, such as `weight`, instead of calling the head."""
 
 
 class Placed(nn.Sequential):

@@ -51,14 +51,14 @@ Captured = Callable[[], Tensor]
 
 
 class Output:
-    """The output of a module in a network; raises a ModelError if the network has no module with this name."""
+    """Reads a named module's output in a network's forward passes; raises a ModelError if no module has this name."""
 
     def __init__(self, model: nn.Module, module: str) -> None:
         self._module, self._title = _submodule(model, module), f"{module!r} of {model._get_name()}"
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Context manager that captures the module's output in forward passes of the whole network."""
+        """Context manager that yields a function to get the module's output in the network's last forward pass."""
         values: list[Callable[[], object]] = []
 
         def read() -> Tensor:
@@ -72,7 +72,7 @@ class Output:
 
 
 def _held(value: Any, title: str) -> Callable[[], object]:
-    """Return a function that returns `value`, or raises a ModelError if `value` has been changed in place since."""
+    """Return a function that returns `value`, or raises a ModelError with its `title` if it was changed in place."""
     counted = isinstance(value, Tensor) and not value.is_inference()
     version = value._version if counted else 0
 
@@ -85,7 +85,7 @@ def _held(value: Any, title: str) -> Callable[[], object]:
 
 
 class _HeadReached(Exception):
-    """Raised with the head's input to end a forward pass at the head."""
+    """Raised when a forward pass has computed the representation, to skip the rest of the pass."""
 
 
 class Representation:
@@ -117,12 +117,12 @@ class Representation:
 
     @cached_property
     def precision(self) -> torch.dtype | None:
-        """Floating dtype of the network's parameters, or None without parameters."""
+        """The dtype of the network's first floating parameter, or None if there is none."""
         return precision(self.model)
 
     @property
     def site(self) -> tuple[str, ...]:
-        """Key of the value that `capture` captures, which is equal in all networks of one architecture."""
+        """Key that is equal for networks of one architecture if they have their representations in the same place."""
         return "input", self.head, self.places, self.what
 
     @property
@@ -140,7 +140,7 @@ class Representation:
         return self.what if self.what in POOLED else "last" if named else ""
 
     def head_output(self) -> AbstractContextManager["Captured | None"]:
-        """Return a context manager that captures the head's output in forward passes, or None without a head."""
+        """Return a context manager like `capture`, but for the head's output; it yields None if there is no head."""
         try:
             return Output(self.model, self.head).capture()
         except ModelError:
@@ -157,13 +157,13 @@ class Representation:
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Context manager that captures the representation in forward passes of the whole network."""
+        """Context manager that yields a function to get the representation in the network's last forward pass."""
         with self._watched() as seen:
             yield lambda: self._check(*seen[:2])
 
     @contextmanager
     def _watched(self, *, stop: bool = False) -> Iterator[list[Any]]:
-        """Yield a list that receives a forward pass's inputs by name, and then the captured value (see `_held`)."""
+        """Yield a list that a forward pass fills with its inputs by name and `_held(value)`; `stop` ends it there."""
         seen: list[Any] = []
 
         def start(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -180,10 +180,10 @@ class Representation:
             yield seen
 
     def pool(self, values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """Return the last token or the mean (`what`) of texts' `values` (n, tokens, d) as (n, d).
+        """Return the last token of texts' `values` (n, tokens, d), or the mean over tokens, as (n, d).
 
-        Values are unchanged if each token has a prediction. `inputs` are the network's inputs by name. Padding is left
-        out: tokens with an `attention_mask` of 0 or, without a mask, those equal to the config's `pad_token_id`.
+        Other values, and values if each token has a prediction, are unchanged. `inputs` are the network's, by name.
+        Tokens with an `attention_mask` of 0 or, without a mask, equal to the config's `pad_token_id` are left out.
         """
         if values.ndim != 3 or self.places != "one" or not self._pooled:
             return values
@@ -200,7 +200,7 @@ class Representation:
         return values[torch.arange(len(values), device=values.device), last]
 
     def _check(self, inputs: Mapping[str, Any] = MappingProxyType({}), *values: Callable[[], Any]) -> Tensor:
-        """Check the captured value, which the first of `values` returns, and pool it over pixels and tokens."""
+        """Return `values[0]()` averaged over pixels or tokens; raise a ModelError unless it is floating, (n, d)."""
         title, key = self._title, "representation" if self._by_output else "head"
         if not values:
             raise ModelError(f"the forward pass did not compute {title}; set {key} to a module that it calls")
@@ -225,7 +225,7 @@ Capturing = Output | Representation
 
 
 def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return a network's arguments by name or position; `Inputs` are replaced by the tensors that they contain."""
+    """Return a network's arguments by name or position ("0", ...); for an `Inputs`, return the tensors it contains."""
     if len(args) == 1 and isinstance(args[0], Inputs):
         return args[0].parts
     return {**{str(place): value for place, value in enumerate(args)}, **kwargs}

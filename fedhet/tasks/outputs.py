@@ -41,11 +41,11 @@ class Outputs:
     meaning: ClassVar[Literal["classes", "labels", "numbers"]] = "classes"
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Return outputs with the axis of class scores or predicted values moved to the end."""
+        """Return outputs as (n, ..., k), with the scores of k classes or labels, or k predicted numbers."""
         return outputs
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Convert labels to the form that methods use, such as int64 classes; other labels stay unchanged."""
+        """Return labels in the form that methods use, such as int64 classes; labels that do not fit stay unchanged."""
         return labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:
@@ -65,13 +65,13 @@ class Outputs:
         return F.cross_entropy(self.scores(outputs), labels, reduction="none")
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of a batch's losses, the number of predictions, and the values that `measure` needs."""
+        """Return the sum of a batch's losses, the number of predictions, and tensors from which `measure` computes."""
         scores = self.scores(outputs)
         loss = F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum")
         return loss, labels.numel(), ((scores.argmax(-1) == labels).sum(),)
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Compute the metric of `count` predictions from the values that `evaluate` returned for their batches."""
+        """Compute the metric of `count` predictions; each of `columns` has one tensor of `evaluate` for each batch."""
         return Metric((int(torch.stack(columns[0]).sum()) / count if count else math.nan,), (count,))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
@@ -221,7 +221,7 @@ def _outside(labels: Tensor, classes: int) -> str:
 
 
 class Vectors(Outputs):
-    """Base class of tasks with one output per label or target; `entries` is the loss function of PyTorch."""
+    """Base class of tasks with one output per label or target; `entries` is PyTorch's loss function for these."""
 
     entries: ClassVar[Callable[..., Tensor]]
 

@@ -40,10 +40,10 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """The result of evaluating `count` predictions, from which loss and metric are computed; scores can be added.
+    """Loss and metric of `count` predictions; the sum of two scores is the score of all their predictions.
 
     An example has a prediction for each of its characters, tokens or pixels. `batches` has the values of each batch
-    that the metric needs. Values are copied from the device when `loss` or `metric` is read.
+    that the metric needs. They stay on the device until `loss` or `metric` is read.
     """
 
     task: "Task"
@@ -58,7 +58,7 @@ class Score:
 
     @property
     def metric(self) -> Metric:
-        """Values of the task's metric, such as one for each class, with their weights."""
+        """The task's metric: one or more values, such as the IoU of each class, with weights (see `Metric`)."""
         return self.task.outputs.measure(self.count, *zip(*self.batches, strict=True))
 
     @property
@@ -186,7 +186,7 @@ class Task:
                 module.training = True
 
     def _left_out(self, labels: Tensor) -> Tensor:
-        """Return a mask of the labels that the user's loss ignores, which can only be classes."""
+        """Return a mask of the labels that the user's loss ignores; it is False where labels are not classes."""
         ignored = self.ignored if self.outputs.meaning == "classes" else ()
         return torch.isin(labels.long(), torch.tensor(ignored, dtype=torch.int64, device=labels.device))
 
@@ -205,7 +205,7 @@ class Task:
         return problem
 
     def check_loss(self, outputs: Tensor, labels: Tensor) -> None:
-        """Check a user's loss on a few examples; raise a `ConfigError` if it cannot be used."""
+        """Raise a `ConfigError` unless a user's loss returns a finite, differentiable mean for a few examples."""
         if self.own_loss is None:
             return
         words, module = f"the task's loss {_name(self.own_loss)}", _module(self.own_loss)

@@ -47,7 +47,7 @@ def forward(
         model: the network.
         inputs: (n, ...) transformed examples.
         captures: values to capture inside the network, such as a layer's output, by name.
-        until: if given, stop at the head and return the representation Phi (n, d) instead of outputs.
+        until: if given, stop at the head and return this representation (n, d) instead of outputs.
         learns: whether to build an autograd graph.
         stream: the random stream for dropout, in a pass that leaves the network's buffers unchanged.
         bf16: whether to compute in bfloat16 where `torch.autocast` does so; results are float32.
@@ -86,7 +86,7 @@ def uses_batch_statistics(model: nn.Module) -> bool:
 
 @dataclass
 class Prediction:
-    """A function that applies `then` to a model's outputs or, if `until` is given, to this representation."""
+    """Predicts with a network: `then` is applied to its outputs or, if `until` is given, to this representation."""
 
     model: nn.Module
     until: Representation | None = None

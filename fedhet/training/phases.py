@@ -51,11 +51,11 @@ class Optimisation:
     clip_gradients: float = 0.0
 
     def at(self, rate: float) -> "Optimisation":
-        """Return a copy with the constant learning rate `rate`, or this object if `rate` is 0."""
+        """Return a copy with the constant learning rate `rate` and no schedule, or this object if `rate` is 0."""
         return replace(self, learning_rate=rate, schedule=None) if rate else self
 
     def build(self, parameters: Sequence[Tensor], *, stacked: bool = False) -> torch.optim.Optimizer:
-        """Return a new optimiser; if `stacked`, the first axis of each parameter is that of several networks."""
+        """Return a new optimiser; `stacked` parameters hold those of several networks along their first axis."""
         groups: list[dict[str, object]] = [{"params": parameters}]
         if self.weight_decay:
             groups = [
@@ -161,13 +161,13 @@ class Step:
         return self.mean(self.task.outputs.losses(outputs, self.labels))
 
     def divergence(self, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
-        """Return the KL divergence of `outputs` (n, ...) from `wanted` outputs (n, ...), as `soft_divergence`."""
+        """Return the `soft_divergence` of the network's `outputs` (n, ...) from `wanted` outputs of the same shape."""
         kind = self.task.outputs
         scores, wanted = kind.scores(outputs), kind.scores(wanted)
         return soft_divergence(scores, wanted, temperature, many_labels=kind.meaning == "labels")
 
     def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
-        """Return representations Phi (m, d) of transformed examples (m, ...), as part of the autograd graph.
+        """Return representations (m, d) of transformed examples (m, ...), as part of the autograd graph.
 
         Dropout draws from `stream`. The forward pass changes neither buffers nor torch's global random state.
         """
@@ -256,7 +256,7 @@ class Trained:
     Attributes:
         loss: mean loss of the steps, weighted by batch size, times the number of epochs; summed over phases.
         epochs: number of passes over the examples, a fraction for phases with a number of `steps`.
-        recorded: by name, the sum (a scalar tensor) and number of steps of each value that a loss term recorded.
+        recorded: by name, the sum (a scalar tensor) and number of steps of each scalar that loss terms report.
         optimizer: the optimiser with its state.
         work: numbers of gradient steps and of forward passes.
     """
@@ -274,5 +274,5 @@ class Trained:
 
     @property
     def means(self) -> dict[str, float]:
-        """Mean of each recorded value over the steps that recorded it."""
+        """Mean over steps of each scalar that loss terms report, by name."""
         return {name: float(total) / count for name, (total, count) in self.recorded.items()}

@@ -35,9 +35,9 @@ class Privacy:
     Attributes:
         noise: standard deviation of the noise that is added to the sum of gradients, as a multiple of `clip`.
         clip: largest Euclidean norm of the gradient of one example.
-        spend: function that takes the sampling rate and the number of steps before a phase, and returns epsilon; raises
-            an error if the privacy budget does not allow the phase.
-        generator: random generator (on the CPU) of examples and noise.
+        spend: function that is called before a phase with its sampling rate and number of steps; returns `epsilon`
+            after the phase, or raises an error if this exceeds the client's budget.
+        generator: random generator (on the CPU) that draws examples and noise.
         epsilon: the privacy budget spent so far.
     """
 
@@ -48,7 +48,7 @@ class Privacy:
     epsilon: float = 0.0
 
     def rows(self, count: int, size: int, steps: int) -> Iterator[Tensor]:
-        """Return an iterator over `steps` batches; each of `count` row numbers has probability size / count.
+        """Return an iterator over `steps` batches, with each of the indices below `count` at probability size / count.
 
         The call itself spends the privacy budget of all steps.
         """
@@ -218,7 +218,7 @@ def _backward(loss: Tensor) -> None:
 
 
 def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], loss: Tensor | None = None) -> Tensor:
-    """Return the sum of the task's `loss` (by default that of the step) and the loss terms; update `recorded`."""
+    """Return the task's `loss` (by default that of `step`) plus the loss terms; add their scalars to `recorded`."""
     if loss is None:
         loss = step.loss(step.outputs) if phase.task_weight else 0 * step.outputs.sum()
         loss = loss if phase.task_weight == 1 else phase.task_weight * loss
@@ -233,7 +233,7 @@ def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], l
 
 
 def record(recorded: dict[str, tuple[Tensor, int]], values: Mapping[str, Tensor]) -> None:
-    """Add a step's values to `recorded`, which has the sum and the number of steps of each value by name."""
+    """Add a step's scalars, by name, to `recorded`, which has the sum and the number of steps of each."""
     for name, each in values.items():
         total, steps = recorded.get(name) or (torch.zeros((), device=each.device), 0)
         recorded[name] = (total + each.detach(), steps + 1)
@@ -241,7 +241,7 @@ def record(recorded: dict[str, tuple[Tensor, int]], values: Mapping[str, Tensor]
 
 @contextmanager
 def only_trained(model: nn.Module, trains: Callable[[str], bool] | None) -> Iterator[list[nn.Parameter]]:
-    """Context manager that clears the gradients of the parameters to train, yields these, and freezes the others."""
+    """Context manager that yields the parameters `trains` selects, with gradients cleared, and freezes the others."""
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
     if not live:
@@ -315,7 +315,7 @@ def batches(
 def grouped_batches(
     groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield index tensors for one shuffled epoch, each with whole `groups` of rows and at least `least` examples."""
+    """Yield a shuffled epoch's batches of about `size` and at least `least` rows; `groups` of indices stay together."""
     order = torch.randperm(len(groups), generator=generator).tolist()
     together = max(1, round(size * len(groups) / sum(map(len, groups))))
     start = 0

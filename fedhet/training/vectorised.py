@@ -43,7 +43,7 @@ MOST = 512
 
 @dataclass(eq=False)
 class Training:
-    """A phase to train, with the arguments of `train`; `seed` seeds dropout, `alone` rules out a batch of networks."""
+    """The arguments of a call of `train`, to compute later; `seed` seeds dropout, `alone` rules out a joint batch."""
 
     model: nn.Module
     phase: Phase
@@ -58,7 +58,7 @@ class Training:
     found: Trained | ModelError | None = None
 
     def result(self) -> Trained:
-        """Return the phase's result, and train if no batch has; raises a ModelError if training diverged."""
+        """Return the phase's result, training now if no batch has done so; raises a ModelError if training diverged."""
         if self.found is None:
             seed_everything(self.seed)
             own: dict[str, Any] = {"generator": self.generator, "before": self.before, "privacy": self.privacy}
@@ -73,7 +73,7 @@ class Training:
         return self.phase.examples or self.examples
 
     def kind(self) -> tuple[Any, ...] | None:
-        """Return a key that is equal for phases that can share a batch; None if the phase cannot be batched."""
+        """Return a key that is equal for phases that one batch can train; None if this must be trained alone."""
         phase, own = self.phase, self.phase.optimisation
         terms = [term for term in phase.terms if isinstance(term, Term) and term.weighted]
         alone = self.alone or self.privacy or phase.module or own.bf16 or own.schedule
@@ -85,7 +85,7 @@ class Training:
 
 @dataclass(eq=False)
 class Evaluation:
-    """An evaluation to compute, with the arguments of `evaluate`; `seed` seeds torch's global generator."""
+    """The arguments of a call of `evaluate`, to compute later; `seed` seeds torch's global generator."""
 
     predict: Transform
     examples: Examples
@@ -96,14 +96,14 @@ class Evaluation:
     found: Score | None = None
 
     def result(self) -> Score | None:
-        """Return the score, and compute it if no batch has; None if there are no examples."""
+        """Return the score, evaluating now if no batch has done so; None if there are no examples."""
         if self.found is None:
             seed_everything(self.seed)
             self.found = evaluate(self.predict, self.examples, self.task, self.transform, self.model)
         return self.found
 
     def kind(self) -> tuple[Any, ...] | None:
-        """Return a key that is equal for evaluations that can share a batch; None if this one cannot be batched."""
+        """Return a key that is equal for evaluations that one batch can compute; None if this must run alone."""
         count, prediction = len(self.examples), self.prediction
         if not prediction or not 0 < count <= MOST:
             return None
@@ -129,9 +129,9 @@ def _kind_of(model: nn.Module, examples: Examples, task: Task) -> tuple[Any, ...
 
 
 def compute_in_batches(computations: Sequence[Computation]) -> None:
-    """Compute phases and evaluations in batches of networks with equal architectures and settings.
+    """Train or evaluate networks in batches of equal architectures and settings; `result` then returns each result.
 
-    Computations in no batch, or whose batch raises an exception, are performed by their `result` instead.
+    Computations in no batch, or whose batch raises an exception, are performed when `result` is called.
     """
     groups: dict[Any, list[Any]] = {}
     for each in computations if len(computations) > 1 else ():
@@ -215,9 +215,9 @@ def _train(group: Sequence[Training]) -> None:
 def _padded(
     group: Sequence[Training], drawn: Sequence[Sequence[Tensor]], dtype: torch.dtype
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield inputs, labels, rows and weights (clients, n, ...) of each step, for the clients that have this step.
+    """Yield inputs, labels, indices and weights (clients, n, ...) of each step, for the clients that have this step.
 
-    `drawn` has the index tensors of each client's mini-batches, which are padded by examples of weight 0.
+    `drawn` has the index tensors of each client's mini-batches, which are padded by examples of weight 0 in `dtype`.
     """
     inputs = torch.cat([each.prepare(each.rows.inputs[:], None) for each in group])
     labels = torch.cat([each.rows.labels for each in group])
@@ -231,10 +231,10 @@ def _padded(
 
 
 def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int]) -> Callable[..., Any]:
-    """Return the function that computes a client's loss, and values to record, in step `number`, for `torch.func.vmap`.
+    """Return a function for `torch.func.vmap` that computes a client's loss in a step, and the scalars of loss terms.
 
-    It takes the constants of the loss terms and a mini-batch, and appends to `passed` the number of examples beyond the
-    mini-batch that terms passed through the network.
+    It takes a dict of arguments for each of `terms`, and a mini-batch. `number` is that of the step; the number of
+    examples beyond the mini-batch that terms pass through the network is appended to `passed`.
     """
 
     def of_one(constants: Sequence[Mapping[str, Any]], inputs: Tensor, labels: Tensor, rows: Tensor, w: Tensor) -> Any:
@@ -280,7 +280,7 @@ def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
 def batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any] = (0,)) -> Callable[..., Any]:
     """Return `function`, which calls `model`, vectorised over networks by `torch.func.vmap`.
 
-    The result's first argument is a list of the networks' stacked arrays; `dims` are the `in_dims` of its others.
+    Its new first argument is the list of `arrays_of` each network, stacked; `dims` are the `in_dims` of the others.
     """
     places = _places_of(model)
     before = [arrays[key] for arrays, key in places]
@@ -312,12 +312,12 @@ def linear_weights(model: nn.Module) -> list[bool]:
 
 
 def transposed(arrays: Sequence[Tensor], chosen: Sequence[bool]) -> list[Tensor]:
-    """Return `arrays` with the last two axes exchanged where `chosen` is True."""
+    """Return `arrays`, with the last two axes exchanged in those for which `chosen` is True."""
     return [each.mT if its else each for each, its in zip(arrays, chosen, strict=True)]
 
 
 def stack(values: Sequence[Any]) -> Any:
-    """Stack the tensors of equal nested containers `values`; other entries are those of the first container."""
+    """Stack the tensors at each place of nested containers of equal structure; take other entries from the first."""
     return tree_map(lambda *each: torch.stack(each) if isinstance(each[0], Tensor) else each[0], *values)
 
 
@@ -330,7 +330,7 @@ def clip(gradients: Sequence[Tensor], most: float) -> None:
 
 
 def first_of(count: int, arrays: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return views of the first `count` clients' arrays, and make them the parameters of the optimizer."""
+    """Return views of the first `count` clients' stacked arrays, and make the optimizer train these from now on."""
     chosen = {each: each.detach()[:count].requires_grad_(each.requires_grad) for each in arrays}
     for group in optimizer.param_groups:
         for each in group["params"]:
