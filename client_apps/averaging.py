@@ -29,7 +29,7 @@ class FedProx(ClientSide[FedProxOptions]):
 
 
 def proximal(step: Step, mu: float, start: Sequence[Tensor]) -> Tensor:
-    """Return mu/2 times the squared distance of the step's parameters to `start`."""
+    """Return mu/2 times the squared distance of the parameters to `start`, their values before training."""
     distances = [(now - then).square().sum() for now, then in zip(step.parameters.values(), start, strict=True)]
     return mu / 2 * torch.stack(distances).sum()
 

@@ -166,7 +166,7 @@ class FML(Mutual[FMLOptions]):
 
 
 def mutual(step: Step, alpha: float, beta: float) -> Tensor:
-    """Return the sum L_own + L_shared of FML, except alpha CE(own, y), which is the task's loss."""
+    """Return FML's loss of both networks, without the own network's cross entropy, which is the task's loss."""
     shared = step.captured[SMALL].to(step.outputs.dtype)
     learnt = (1 - alpha) * step.divergence(step.outputs, shared)
     taught = (1 - beta) * step.divergence(shared, step.outputs)
@@ -282,7 +282,7 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
 
 
 def distance(step: Step, teacher: nn.Module) -> Tensor:
-    """Return the weighted KL divergence of the network's outputs from the teacher's."""
+    """Return alpha 2 T^2 times the KL divergence, at temperature T, of the network's outputs from the teacher's."""
     with torch.no_grad():
         wanted = teacher(step.inputs)
     return ALPHA * 2 * TEMPERATURE**2 * step.divergence(step.outputs, wanted, TEMPERATURE)

@@ -38,7 +38,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
             raise ModelError(f"fedharm.blocks = {settings.blocks!r}: {error}") from error
 
     def handshake(self, payload: Payload) -> Payload:
-        """Raise a ModelError if descriptors of the network's blocks cannot be computed; the payload is empty."""
+        """Check that labels are classes, and that the network has the blocks to describe; the payload is empty."""
         self.client.check_classes(outputs=True)
         if self.options.alpha < 1 and self.options.align == "cosine":
             self._described(self.client.data.train.inputs[:1], None)
@@ -47,14 +47,14 @@ class FedHARM(ClientSide[FedHARMOptions]):
     # ---- training
 
     def phases(self, payload: Payload) -> list[Phase]:
-        """Return the previous round's shared phase and this round's private phase, with one Adam optimiser for both."""
+        """Return the previous round's phase on public images and this round's private phase, with one Adam for both."""
         phases = self._on_shared(payload) if "shared" in payload.values else []
         if not self.client.request.closing:
             phases.append(Phase(self.client.request.epochs, self.client.optimisation(0, 2), continues=True))
         return phases
 
     def _on_shared(self, payload: Payload) -> list[Phase]:
-        """Return the phase on public images; an empty list if there is neither a target nor a task loss."""
+        """Return the phase that trains on public images; an empty list if there is no target and alpha is 0."""
         client, settings, request = self.client, self.options, self.client.request
         target = self.target(payload) if settings.alpha < 1 else None
         if target is None and not settings.alpha:
@@ -110,14 +110,14 @@ class FedHARM(ClientSide[FedHARMOptions]):
         return self._described(public.inputs, public.labels)[0]
 
     def _described(self, inputs: Tensor, labels: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
-        """Return descriptors of images, and the positions of their activations, for each block."""
+        """Return, by block, descriptors of images and the positions of their activations in the block's output."""
         return describe(self.client.model, self.blocks, inputs, labels, self.options.lengths, self.client.transform)
 
 
 def distance(
     step: Step, kind: Kind, weight: float, target: Sequence[Tensor], places: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the distance of activations (at positions `places`, if given) to `target`, weighted and unweighted."""
+    """Return `weight` times the distance of activations (only at `places`, if given) to `target`, and the distance."""
     features = [*step.captured.values()]
     if places is not None:
         features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]

@@ -118,6 +118,6 @@ def on_rad(
     stream: RandomStream,
     kind: tuple[Kernel, bool],
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the distance between representations of `inputs` and their `target`, times `weight` and unweighted."""
+    """Return `weight` times the distance of the `representation` of inputs to `target`, and the distance itself."""
     distance = distance_to(step.represent(inputs, representation, stream), target, kind=kind)
     return weight * distance, {"distance": distance}

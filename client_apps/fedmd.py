@@ -38,7 +38,7 @@ class Scores(ClientSide[Q]):
         return reply
 
     def in_turn(self, phases: Sequence[Phase]) -> list[Phase]:
-        """Return the phases, with learning rates along the round's schedule and the method's public batch size."""
+        """Return the phases, each with its part of the learning rate schedule, and `public-batch` if it is public."""
         stepped = []
         for part, phase in enumerate(phases):
             optimisation = self.client.optimisation(part, len(phases))

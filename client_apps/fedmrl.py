@@ -26,8 +26,8 @@ from .distillation import SMALL, Pair, Projected
 class Fused(Pair):
     """Two networks whose heads use the first entries of one fused representation; returns the outputs of `network`.
 
-    `heads` are the names of the heads of `network` and `small`, and `widths` the widths of their inputs; `pool` pools
-    the fused representations of a text's tokens.
+    `heads` are the names of the heads of `network` and `small`, and `widths` the widths of their inputs; `pool` makes
+    one of the fused representations of a text's tokens.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
-        """Map each generated array to one of the hypernetwork's keys, since it depends on all of them."""
+        """Map each generated array to the shared key of the hypernetwork's first array, since it depends on all."""
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def begin(self, payload: Payload) -> None:
@@ -86,7 +86,7 @@ class PFedHN(ClientSide[PFedHNOptions]):
     reads_starts = True
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return offset and scale of the generated arrays for which they are not the default (see `begin_of`)."""
+        """Return offset and scale of generated arrays, where the server cannot derive them from name and shape."""
         starts, tensors = {}, self.client.tensors
         for name, key in self.shared_names().items():
             shape = tuple(tensors[name].shape)

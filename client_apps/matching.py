@@ -64,7 +64,7 @@ class PFNM(Matched[PFNMOptions]):
                 self.client.reestimate()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase, after cutting the client's units (by default the first ones) out of a global model."""
+        """Reduce a received global model to the client's units (by default the first ones), and return one phase."""
         if "model" in payload.arrays:
             units = payload.arrays.get("assignments", {})
             assignments = {g.index: units.get(str(g.index), np.arange(g.width)) for g in self.groups}

@@ -134,7 +134,7 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
         return (term,)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the network, or a function from inputs to negative squared distances to the prototypes."""
+        """Return the network or, if it predicts by prototypes, a function to negative squared distances to them."""
         data, by = self.client.data, self.options.predict
         chosen = torch.full_like(self.classes, by != "head", dtype=torch.bool)
         if by == "prototype":
@@ -184,7 +184,7 @@ class FD(ByClass[FDOptions]):
 
 
 def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> Tensor:
-    """Return `weight` times the mean cross entropy of predictions and `teacher[row_of[label]]`, over rows from 0."""
+    """Return `weight` times the mean cross entropy to `teacher[row_of[label]]`; examples with row -1 are left out."""
     rows = row_of[step.labels]
     known = (rows >= 0).to(step.outputs.dtype)
     entropies = -(teacher[rows] * F.log_softmax(step.task.outputs.scores(step.outputs), 1)).sum(1) * known

@@ -65,7 +65,7 @@ class HeteroFL(ClientSide[declared.SizedOptions]):
 
     @cached_property
     def absent(self) -> Tensor | None:
-        """Mask (classes,) of classes without examples; None if there are none, or outputs are not classes."""
+        """Mask (classes,) of classes without examples; None if all have examples, or outputs are not classes."""
         labels = self.client.data.train.labels
         if self.client.task.outputs.meaning != "classes":
             return None
@@ -130,7 +130,7 @@ class FjORD(ClientSide[declared.FjORDOptions]):
 class Ordered(nn.Module):
     """A network that runs each batch in its full width or in one of the narrower `cuts`, drawn at random.
 
-    With `keeps_widest`, it also runs the full width. `narrow` has the last batch's outputs in the drawn width.
+    With `keeps_widest`, it always runs and returns the full width, too. `narrow` has the outputs in the drawn width.
     """
 
     narrow: Tensor
@@ -226,7 +226,7 @@ class DepthFL(ByDepth[declared.DepthFLOptions]):
 
 
 def exits(step: Step, weight: float) -> Tensor:
-    """Return the sum of the losses of all exits except the last one and of the distillation between all exits."""
+    """Return the losses of all exits except the last one, plus `weight` times the distillation between all exits."""
     others = [outputs.to(step.outputs.dtype) for outputs in step.captured.values()]
     loss = torch.stack([step.loss(outputs) for outputs in others]).sum()
     learnt = [step.divergence(one, other) for one, other in permutations([*others, step.outputs], 2)]

@@ -26,7 +26,7 @@ MOST_CLASSES = 2**16
 
 
 def outputs_of(reply: Reply) -> int:
-    """Return the number of outputs of the client's network per example; raise a ModelError if it is not supported."""
+    """Return the number of outputs of a client's network; raise a ModelError if it is 0 or above `MOST_CLASSES`."""
     if not 0 < reply.report.outputs <= MOST_CLASSES:
         raise ModelError(f"the client's network has {reply.report.outputs} outputs: give it 1 to {MOST_CLASSES}")
     return reply.report.outputs
@@ -48,8 +48,8 @@ def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
 def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
     """Return the mean vector of each class over clients, weighted by the clients' numbers of examples of the class.
 
-    `sent` has the arrays `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64 of each client, and
-    `known` the previous result, whose means are kept for other classes. Returns ascending `classes`, and `means`.
+    `sent` has each client's arrays `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64. Classes that
+    no client sent keep their means in `known`, the previous result. Returns ascending `classes`, and their `means`.
     """
     classes, rows = np.unique(np.concatenate([group["classes"] for group in sent]), return_inverse=True)
     counts = np.concatenate([group["counts"] for group in sent]).astype(np.float64)
@@ -78,7 +78,7 @@ def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | Non
 
 
 def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignment"]) -> dict[str, float]:
-    """Return the mean of the clients' `distance` values as metric `distance`, or 1 minus the mean as `alignment`."""
+    """Return the clients' mean distance as metric "distance", or 1 minus it as "alignment"; empty if none sent it."""
     distances = [reply.payload.values["distance"] for reply in replies if "distance" in reply.payload.values]
     if not distances:
         return {}
@@ -90,7 +90,7 @@ def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignme
 
 
 def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> NDArray[np.int32]:
-    """Return at most `count` random row numbers of a public dataset of `size` examples, different by `purpose`."""
+    """Return up to `count` distinct row numbers below `size`, drawn at random from the seed, `purpose` and round."""
     return numpy_generator(seed, purpose, round).permutation(size)[:count].astype(np.int32)
 
 
@@ -111,10 +111,10 @@ def train_at_server(
     round: int,
     transform: Callable[[Tensor], Tensor] = lambda batch: batch,
 ) -> tuple[Arrays, dict[str, float]]:
-    """Train a network from `weights` (its current ones if empty), with random numbers derived from seed and round.
+    """Train a network as the phase says, from `weights` or, if these are empty, from the weights that it has.
 
-    `transform` prepares a batch of raw inputs. Returns the new weights and the mean loss as metric `server_loss`; the
-    given weights and no metric if training diverged.
+    `transform` prepares a batch of raw inputs; seed and round determine the random numbers. Returns the new weights
+    and the mean loss as metric `server_loss`; if training diverged, the given weights and no metric.
     """
     load_into(network.state_dict(), weights)
     task, generator = Task("classification"), torch_generator(seed, "server", round)

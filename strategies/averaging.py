@@ -26,7 +26,7 @@ class LGFedAvg(FederatedStrategy[Options, State]):
 
 
 class FedRep(FederatedStrategy[FedRepOptions, State]):
-    """Averages all arrays except the head like FedAvg (Collins et al., ICML 2021); none in the closing round."""
+    """Averages all arrays except the head like FedAvg (Collins et al., ICML 2021); a closing round trains the heads."""
 
     method = fedrep
 

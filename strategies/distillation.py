@@ -36,7 +36,7 @@ from ._common import build_at_server, distance_metric, outputs_of, packed_rows, 
 
 @dataclass
 class ScoresState(State):
-    """The state of methods that exchange scores: `mean` has packed mean scores for round `mean_round` (0: none)."""
+    """The state of methods that exchange scores: `mean`, the packed scores to learn in round `mean_round` (0: none)."""
 
     mean: Arrays = field(default_factory=dict)
     mean_round: int = 0
@@ -57,7 +57,7 @@ class Scores(FederatedStrategy[Q, T]):
         self.state.classes = outputs_of(reply)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the scores to learn, if any, with their public examples, and the public examples to score next."""
+        """Return each client's payload: the scores to learn (if any) of X(t), and the examples X(t+1) to score."""
         state, common = self.state, Payload()
         if state.mean_round:
             common.arrays["rows"] = {"rows": self.rows(state.mean_round)}
@@ -111,7 +111,7 @@ class FedMD(Scores[declared.FedMDOptions, ScoresState]):
 
 @dataclass
 class FedDFState(ScoresState):
-    """The state of FedDF: weights of the server's network (`model`), shape of an input, whether it is integer."""
+    """The state of FedDF: weights of the server's network (`model`), and the `shape` of an input, `integers` or not."""
 
     serves = True
     shape: list[int] = field(default_factory=list)
@@ -183,7 +183,7 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
 
 @dataclass
 class FedKDState(State):
-    """The state of FedKD: the shared network's last change as factors; `holding` are the clients that trained last."""
+    """The state of FedKD: the shared network's last change (low-rank factors), which clients in `holding` can apply."""
 
     update: Arrays = field(default_factory=dict)
     holding: list[str] = field(default_factory=list)

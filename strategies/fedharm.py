@@ -21,13 +21,13 @@ from ._common import distance_metric
 
 @dataclass
 class FedHARMState(State):
-    """The state of FedHARM: `sent` has each client's latest descriptors or posteriors, packed."""
+    """The state of FedHARM: `sent` has each client's latest descriptors (or class probabilities) of public images."""
 
     sent: ArraysBy = field(default_factory=dict)
 
 
 class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
-    """Averages the clients' descriptors, each activation over the clients that sent it."""
+    """Averages the clients' descriptors of public images: the most important activations of their networks."""
 
     method = fedharm
     state_class = FedHARMState
@@ -35,7 +35,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
     # ---- a round
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the target (from round 2) and whether to send descriptors, the same for all clients."""
+        """Return the same payload for all clients: the target (from round 2 on) and whether to send descriptors."""
         common = Payload()
         if round > 1:
             common.values["shared"] = True
@@ -58,7 +58,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
         return "sent" in self.traits.sends and round != self.run.last_round
 
     def target(self, round: int) -> list[Tensor]:
-        """Return the target of each block, computed from the latest descriptors of all clients."""
+        """Return what clients train towards, by block: the target from the latest descriptors of all clients."""
         sent = [self._unpacked(self.state.sent[client]) for client in in_order(self.state.sent)]
         if not sent:
             return []
@@ -66,7 +66,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
         return target_of(self.options.align, sent, generator=generator)
 
     def _unpacked(self, sent: Arrays) -> list[Tensor]:
-        """Unpack a client's descriptors or posteriors; raise a WireError if they are invalid."""
+        """Unpack a client's descriptors or class probabilities; raise a WireError if they are invalid."""
         settings = self.options
         try:
             parts = unpack_all(sent, settings.parts)

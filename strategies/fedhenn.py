@@ -29,7 +29,7 @@ from ._common import distance_metric, packed_rows, public_rows
 
 @dataclass
 class FedHeNNState(State):
-    """The state of FedHeNN: `target` is the packed target on the alignment examples (RAD) of round `target_round`."""
+    """The state of FedHeNN: clients align to `target` (packed) on the public examples X(t) of t = `target_round`."""
 
     target: Arrays = field(default_factory=dict)
     target_round: int = 0
@@ -120,9 +120,9 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return bool(self.sent_name) and round != self.run.last_round
 
     def next_target(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
-        """Return the packed target on the round's alignment examples, from the arrays that clients sent.
+        """Return the packed target for the alignment examples of a round, from the arrays that clients `sent`.
 
-        The target is a factor of the clients' mean kernel, with equal weights, or the spectral target.
+        It is F, where F F^T is the clients' mean kernel, or with `target = spectral` singular vectors of posteriors.
         """
         if self.traits.other_arrays:
             bounded = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in sent.items()})

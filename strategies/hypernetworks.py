@@ -34,7 +34,7 @@ class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
         return {"digest of the hypernetwork's arrays": Common(digest, "all clients need the same version of fedhet")}
 
     def first_arrays(self, missing: Spec) -> Arrays:
-        """Return initial values of `missing` arrays; raise a WireError if one is no parameter of the hypernetwork."""
+        """Return initial values of arrays that the server lacks; raise a WireError if one is not the hypernetwork's."""
         try:
             drawn = partial(start, seed=self.config.seed, normalise=self.options.normalise)
             return to_arrays({key: drawn(key, shape) for key, (shape, _) in missing.items()})
@@ -53,9 +53,9 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0
 
 @dataclass
 class PFedHNState(State):
-    """The state of pFedHN: the parameters of the `hypernetwork`, and the `moments` of Adam by parameter and kind.
+    """The state of pFedHN: the parameters of the `hypernetwork`, and Adam's `moments`, named "parameter:kind".
 
-    A generated array is offset + scale * output. `starts` has both by client, unless they are the default.
+    A generated array is offset + scale * output; `starts` has by client and array both numbers, if not the default.
     """
 
     hypernetwork: Arrays = field(default_factory=dict)

@@ -45,7 +45,7 @@ class MatchedState(State):
     """The state of a method that matches units.
 
     Attributes:
-        groups: the permutation groups of the clients' architecture (JSON).
+        groups: the sets of hidden units that must be permuted together in the clients' networks, as JSON.
         classes: whether labels are classes; None before the first client is admitted.
         assignments: by client and group, the global unit of each of the client's units.
     """
@@ -65,7 +65,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     state_class = MatchedState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return what must be equal for all clients: layers, with `shared-init` their widths, and kind of labels."""
+        """Return what clients must have in common: layers, with `shared-init` also their widths, and kind of labels."""
         groups, equal = self._groups_of(reply), self.config.shared_init
         digest = sha256(groups_to_json(groups if equal else groups.with_widths([1] * len(groups))).encode()).hexdigest()
         remedy = "all clients need one architecture" + " in equal widths, or shared-init = false" * equal
@@ -111,7 +111,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         assignments: Sequence[Mapping[int, Any]],
         sizes: Sequence[int],
     ) -> Arrays:
-        """Average arrays outside the groups, such as the output layer; `sizes` are numbers of global units by group."""
+        """Average what is not matched, such as output layers, of the clients' `states`; `sizes` are global widths."""
         answers = replies.values()
         return average_rest(
             states,
@@ -144,7 +144,7 @@ class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
     method = pfnm
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the global model with each client's assignments, or no arrays for a new client with a wider layer."""
+        """Return the global model and the client's units in it, or no arrays if a new client has a wider layer."""
         payloads = super().configure_fit(round, clients)
         for client, payload in payloads.items():
             if assignments := self.state.assignments.get(client):
@@ -180,13 +180,13 @@ class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
 
 @dataclass
 class FedMAState(MatchedState):
-    """The state of FedMA: the groups that the current pass has matched, and the clients' units in them.
+    """The state of FedMA: the layers (groups of units) that the current pass has matched, and the clients' units.
 
     Attributes:
         pass_: number of complete passes.
         step: index of the group that is matched next.
         holding: the clients that sent the last group, and keep their networks for the rest of the pass.
-        group: by group, the weights of its global units and other averages (such as BatchNorm's), in the dtype sent.
+        group: by index of a matched group, the weights of its global units, and averages such as BatchNorm's.
         last: the output layer of the last complete pass.
     """
 
@@ -233,7 +233,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return self.state.holding if self.state.step else super().participants(self.state.pass_ + 1)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the last matched group with the client's assignment or, at the start of a pass, the global model.
+        """Return the layer matched last with the client's units in it or, at the start of a pass, the global model.
 
         A new client that has a wider layer than the global model starts from its own weights.
         """

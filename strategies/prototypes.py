@@ -41,9 +41,9 @@ from ._common import MOST_CLASSES, build_at_server, class_counts, class_means, o
 
 @dataclass
 class ClassState(State):
-    """The server's state. `prototypes` has the arrays `classes` (k,), class numbers, and `means` (k, width).
+    """The state of methods whose clients send a vector (mean representation or output) of each of their classes.
 
-    `outputs` is the number of classes of the task, and `width` that of the representations.
+    `prototypes` has the vectors `means` (k, `width`) of k classes and their numbers `classes` (k,), below `outputs`.
     """
 
     width: int = 0
@@ -86,7 +86,7 @@ class ByClass(FederatedStrategy[P, C]):
             )
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the vectors of each class, weighted by numbers of examples; other classes keep their vectors."""
+        """Average the vectors of each class, weighted by numbers of examples; classes that none sent keep theirs."""
         vectors = self.bounded(replies) if self.aggregator.plain else [self.combined(replies)]
         self.state.prototypes = class_means(vectors, self.state.prototypes)
         return {}
@@ -172,7 +172,7 @@ class Learner(ByClass[L, LearnerState]):
         """Build the server's network, with weights drawn from torch's global random generator."""
 
     def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
-        """Return loss terms that replace cross entropy for mean vectors (n, width) of `classes` (n,), if any."""
+        """Return the loss terms, if not cross entropy, for the vectors `means` (n, width) of `classes` (n,)."""
         return ()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
@@ -270,7 +270,7 @@ class FedGenState(State):
 
 
 class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
-    """Averages the clients' heads like LG-FedAvg, and trains the generator against the averaged head."""
+    """Averages the clients' heads like LG-FedAvg, and trains a generator of representations for the mean head."""
 
     method = declared.fedgen
     state_class = FedGenState

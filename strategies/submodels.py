@@ -117,7 +117,7 @@ class DepthFL(ByDepth[declared.DepthFLOptions, SubmodelState]):
 
 @dataclass
 class InclusiveFLState(SubmodelState):
-    """The state of InclusiveFL, by depth: the clients' last block and exit (`last`), and m_d (`momentum`)."""
+    """The state of InclusiveFL, by client depth: the last block and exit (`last`), and `momentum` of their arrays."""
 
     last: ArraysBy = field(default_factory=dict)
     momentum: ArraysBy = field(default_factory=dict)
@@ -192,13 +192,13 @@ def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
 
 
 def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
-    """Group the names of arrays that have equal shapes, and names that differ in their first number only."""
+    """Group array names, except the exits', that differ in the first number only (a block's) and have equal shapes."""
     inside = (name for name in shapes if not name.startswith(f"{EXITS}."))
     return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return, by name in `last`, the mean `change` of corresponding arrays (`alike`) of the blocks from `depth`."""
+    """Return the momentum of a block's arrays (`last`): the mean `change` of like arrays in it and in deeper blocks."""
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
         if any(blocks[name] > depth for name in names):
@@ -208,7 +208,7 @@ def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]
 
 
 def check_alike(groups: PermutationGroups) -> None:
-    """Raise a FedhetError unless each block has weights that correspond to weights of the next block (see `alike`)."""
+    """Raise a FedhetError unless each block has a weight that is `alike` in name and shape to one of the next block."""
     shapes = groups.shapes(groups.widths)
     weights = {name: shape for name, shape in shapes.items() if len(shape) > 1 and name not in groups.kinds}
     found = [{groups.needs[name][1] for name in names} for names in alike(weights)]
@@ -271,7 +271,7 @@ class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
         return {}
 
     def _clipped(self, models: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
-        """Return the clients' arrays with clipped updates; with `stack` not of A, which clients initialise."""
+        """Clip the changes of the clients' arrays; with `stack` and a robust rule not of A, which clients draw."""
         stacked = self.options.aggregate == "stack" and not self.aggregator.plain
         moved = {c: {k: a for k, a in m.items() if not (stacked and k.endswith(A))} for c, m in models.items()}
         starts = {client: cut(self.state.model, self.parts(client)) for client in models}

@@ -87,7 +87,7 @@ def takes(key: Field[Any]) -> str:
 
 
 def unmet(key: str, value: Value, wanted: tuple[Value, ...] | Mapping[str, float]) -> str:
-    """Return an instruction to set a key to one of the wanted values (`option(needs=...)`), or "" if it has one."""
+    """Return an instruction to set a key as `wanted` (see `option(needs=...)`), or "" if its value is so already."""
     if isinstance(wanted, Mapping):
         met = all(_LIMITS[limit][1](value, bound) for limit, bound in wanted.items())
         words = " and".join(f" {_LIMITS[limit][2]} {bound:g}" for limit, bound in wanted.items())

@@ -222,7 +222,7 @@ class Config:
 
     @cached_property
     def text(self) -> str:
-        """Return `flat` as a line of JSON for messages to clients; `method` is the method's name."""
+        """Return all keys with their values as a line of JSON for messages to clients, the method by its plain name."""
         return json.dumps(self.flat() | {"method": self.method_name})
 
     @property
@@ -241,7 +241,7 @@ class Config:
         return found
 
     def on_own_test_parts(self) -> "Config":
-        """Return the configuration for data without a common test set: clients evaluate on their own test parts."""
+        """Return the configuration with `test-on = local`, for data without a common test set, and with the reason."""
         why = "clients are scored on their own test examples (test-on = local), since the data have no common test set"
         return self.replace(test_on="local", remarks=(*self.remarks, ("test-on", why)))
 

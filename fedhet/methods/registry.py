@@ -89,7 +89,7 @@ def method(reference: str, *, trusted: bool = True) -> Method:
 
 
 def check_known(reference: str, place: Path) -> None:
-    """Raise a ConfigError if the method that a run's file `place` names would have to be imported."""
+    """Raise a ConfigError if the method that the file `place` names is unknown, so that its code must be imported."""
     if reference not in methods() and not _imported_before(reference):
         raise ConfigError(
             f"{place} names the method {reference!r}, which is not part of fedhet or of an installed package; code "
@@ -99,7 +99,7 @@ def check_known(reference: str, place: Path) -> None:
 
 
 def traits(config: "Config") -> Traits:
-    """Return the traits of the configured method with the configured keys."""
+    """Return what the configured method needs and supports with the configured values of its keys."""
     return method(config.method_name, trusted=False).traits_of(config.options)
 
 
@@ -112,7 +112,7 @@ def strategy(name: str) -> type[Any]:
 
 
 def client_side(name: str) -> type[Any]:
-    """Return a method's client class, a subclass of `fedhet.client.ClientSide`; imports no reference."""
+    """Return a method's client class, a subclass of `fedhet.client.ClientSide`; never imports `package.module:name`."""
     return _side(method(name, trusted=False), "client")
 
 

@@ -61,7 +61,7 @@ class Sharing:
     units: Units | None = None
 
     def names(self, network: NetworkDescription, arrays: Iterable[str], *, statistics: bool) -> dict[str, str]:
-        """Map those names of `arrays` of a state dict that are shared to their shared keys, in order.
+        """Map `arrays` (names in a state dict) to their shared keys; arrays that are not shared are left out.
 
         `statistics` says whether running statistics are aggregated in this run.
         """
@@ -96,7 +96,7 @@ def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Ten
 
 
 def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a function from an array's name to a key: the layer's kind, and its number among layers of this kind."""
+    """Return a function from an array's name to its shared key: its layer's class and shapes, and count among such."""
     counts: Counter[str] = Counter()
     keys: dict[str, str] = {}
     before = ""
@@ -111,7 +111,7 @@ def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a function from an array's name to a key, made of the kinds of its layer and of all layers before it."""
+    """Return a function from an array's name to its shared key, made of class and shapes of all layers up to its."""
     keys: dict[str, str] = {}
     kinds = ""
     for number, (kind, arrays) in enumerate(layers(network), 1):

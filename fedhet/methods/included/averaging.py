@@ -26,7 +26,7 @@ class FedRepOptions(Options):
     body_epochs: int = option(1, "number of epochs per round for the body; the others are for the head", at_least=1)
 
     def check(self, config: Config) -> None:
-        """Check that epochs are left for the head."""
+        """Raise a ConfigError if `body-epochs` uses up `local-epochs`, which leaves no epochs for the head."""
         if 0 < config.local_epochs <= self.body_epochs:
             epochs = f"fedrep.body-epochs = {self.body_epochs} of local-epochs = {config.local_epochs}"
             raise ConfigError(f"{epochs} leave none for the head: set body-epochs below local-epochs")

@@ -33,7 +33,7 @@ FIRST, LAST = 0.95, 0.98
 
 
 def energy(round: int, rounds: int) -> float:
-    """Return the fraction of energy (sum of squared singular values) sent in a round (from 1); it grows linearly."""
+    """Return the fraction of a change's energy (sum of squared singular values) to send in a round (from 1)."""
     return FIRST + min(round / max(rounds, 1), 1.0) * (LAST - FIRST)
 
 
@@ -78,7 +78,7 @@ flha_distillation = Method(
 
 
 class ScoresOptions(Options):
-    """Options of methods whose clients send class scores of public examples; a subclass can declare them as keys."""
+    """Options of methods whose clients send class scores of public examples; subclasses can make keys of them."""
 
     public_batch: int
     subset: ClassVar[int] = 5000
@@ -87,7 +87,7 @@ class ScoresOptions(Options):
 
 @dataclass(frozen=True)
 class FedMDOptions(ScoresOptions):
-    """Configuration keys of FedMD, with the values of the authors' code ("revisit" is `local-epochs`)."""
+    """Configuration keys of FedMD, with the values of the authors' code, where `local-epochs` is "revisit"."""
 
     public_batch: int = option(256, "number of public examples per mini-batch", at_least=1)
     public_epochs: int = option(

@@ -42,23 +42,23 @@ class FedHARMOptions(Options):
     public_steps: int = option(0, "number of public steps per round; 0: as many epochs as on private data", at_least=0)
 
     def __post_init__(self) -> None:
-        """Check that `slots` lists positive whole numbers."""
+        """Raise a ConfigError unless `slots` lists positive whole numbers."""
         if not all(part.strip().isdecimal() and int(part) for part in self.slots.split(",")):
             raise ConfigError(f"fedharm.slots = {self.slots!r}: must be positive whole numbers separated by commas")
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Return `slots` as numbers."""
+        """Return the length of each block's part of a descriptor, as listed in `slots`."""
         return tuple(map(int, self.slots.split(",")))
 
     @property
     def parts(self) -> int:
-        """Number of arrays (n, width) that a client sends for n public images: one per block, or the posteriors."""
+        """Number of arrays (n, width) that a client sends for n public images: one per block, or probabilities."""
         return 1 if self.align == "spectral" else len(self.lengths)
 
 
 def traits(options: FedHARMOptions) -> Traits:
-    """Return the method's traits, given the values of its keys."""
+    """Return what FedHARM needs and supports with these values of its keys."""
     sends = {"distance": METRICS}
     if options.alpha < 1:
         sends["sent"] = "posteriors" if options.align == "spectral" else "descriptors"

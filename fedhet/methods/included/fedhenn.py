@@ -73,7 +73,7 @@ class FedHeNNOptions(Options):
             raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: must be 0 (all rows) or at least {LEAST_ROWS}")
 
     def eta(self, round: int) -> float:
-        """Return the weight of the proximal term in a round (from 1): eta0 f(t) with t = round - 1."""
+        """Return the weight of the proximal term in a round: `eta0` times sqrt(t), t or 1, where t = round - 1."""
         return self.eta0 * {"sqrt": (round - 1) ** 0.5, "linear": round - 1, "constant": 1.0}[self.schedule]
 
     @property
@@ -83,7 +83,7 @@ class FedHeNNOptions(Options):
 
     @property
     def sent(self) -> str:
-        """Name of the arrays that clients send for the RAD; empty if the server computes no target from them."""
+        """Name of the arrays that clients send for alignment examples; empty if the server needs none for a target."""
         if not self.eta0 or (self.homogeneous and self.target == "kernel"):
             return ""
         return "posteriors" if self.target == "spectral" else "features"
@@ -95,7 +95,7 @@ class FedHeNNOptions(Options):
 
 
 def traits(options: FedHeNNOptions) -> Traits:
-    """Return the method's traits, given the values of its keys."""
+    """Return what FedHeNN needs and supports with these values of its keys."""
     return Traits(
         networks="equal" if options.homogeneous else "any",
         shares=EVERYTHING if options.homogeneous else NOTHING,

@@ -32,11 +32,11 @@ class FLHAGHNOptions(Options):
 
     @property
     def uses(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return `architectures`, from which layer types are listed, unless the head is tiled."""
+        """Common keys that the method needs: `architectures`, which give the layer types, unless the head is tiled."""
         return () if self.head == "tiled" else ("architectures",)
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return a tiled head and its learning rate."""
+        """Return what suits a user's own models, with reasons: a tiled head, and a learning rate for it."""
         suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}
         if self.head != "tiled":
             why = "which writes layers of any type: the models are not those of `architectures`"

@@ -132,7 +132,7 @@ class DepthOptions(SubmodelOptions):
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return the default of `blocks`, since a preset names modules of its own network."""
+        """Return the default of `blocks` for a user's own models, since a preset's are modules of its own network."""
         return {"blocks": ("", "since a preset's are modules of its own network")} if self.blocks else {}
 
 
