@@ -180,13 +180,13 @@ def kinds_of(model: nn.Module) -> dict[str, Kind]:
 
 
 DEEP = 8
-"""Number of layers from which a factor of each layer's outputs multiplies too much, without normalisation."""
+"""Number of layers above which a factor per layer changes outputs too much in a network without normalisation."""
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def multiplies(model: nn.Module) -> bool:
-    """Return whether a factor per layer grows exponentially with depth: over `DEEP` layers and no normalisation."""
+    """Return whether a factor on each layer's weights compounds over more than `DEEP` layers without normalisation."""
     deep = sum(isinstance(module, nn.Linear | _ConvNd) for module in model.modules()) > DEEP
     return deep and not any(isinstance(module, _NORMS) for module in model.modules())
 

@@ -21,7 +21,7 @@ from fedhet.models.networks import Activation, Classifier, ResidualBlock, convol
 from fedhet.models.registry import FAMILIES, register_model
 
 LARGE = 128
-"""Smallest size of images with the stem for large images: 7 x 7, stride 2 (the paper's c1_64_k7_s2), and pooling."""
+"""Images at least this high and wide get a larger stem: 7 x 7, stride 2 (the paper's c1_64_k7_s2), and pooling."""
 
 WIDTHS = {"flha": (64, 128, 256, 512), "flha-small": (8, 16, 32, 32)}
 

@@ -176,7 +176,7 @@ class Step:
 
 
 Value = Tensor | tuple[Tensor, Mapping[str, Tensor]] | None
-"""A loss term's scalar to add to the task's loss, optionally with scalars to record; None to skip the step."""
+"""A loss term's scalar to add to the task's loss, optionally with scalars to report; None to skip the step."""
 
 Loss = Callable[[Step], Value]
 """A loss term."""
@@ -209,7 +209,7 @@ class Term:
         self.weighted, self.public = weighted, public
 
     def __call__(self, step: Step) -> Value:
-        """Return the term's value in a step, or None if `draw` leaves the term out."""
+        """Return the scalar to add to a step's loss, or None if `draw` leaves the term out."""
         drawn = self.draw(step.number, len(step.labels)) if self.draw else {}
         return None if drawn is None else self.function(step, **self.constants, **drawn)
 
