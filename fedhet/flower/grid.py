@@ -28,8 +28,8 @@ class LocalGrid(Grid):
     """A Flower Grid that answers messages by calling a ClientApp in this process.
 
     The config of each of the `clients` nodes has a partition id and the entries of `node_config`. With `architectures`,
-    up to `batch_size` messages to nodes of the same architecture are handled in one call, so that these networks can be
-    trained together; nodes with an empty name are handled one by one.
+    a name for each node, up to `batch_size` messages to nodes of the same name are handled in one call, which can train
+    their networks together; messages to nodes with an empty name are handled one by one.
     """
 
     def __init__(

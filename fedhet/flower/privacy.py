@@ -33,7 +33,7 @@ NoiseMultiplier = Callable[[Mapping[str, Reply], Arrays, Arrays], float | str]
 
 
 def check_mods(mods: object) -> None:
-    """Raise a ConfigError unless `mods` are a list of functions that work with Message-API strategies."""
+    """Raise a ConfigError unless `mods` is a list of Flower mods, without those for secure aggregation."""
     if not isinstance(mods, list | tuple) or not all(callable(mod) for mod in mods):
         raise ConfigError(f"mods must be a list of Flower mods, such as [fixedclipping_mod], not {mods!r:.80}")
     if secure := [mod.__name__ for mod in mods if getattr(mod, "__name__", "") in ("secagg_mod", "secaggplus_mod")]:
@@ -205,8 +205,8 @@ def mod_ledger(
 ) -> PrivacyLedger:
     """Return the ledger of a run whose clients use Flower's `LocalDpMod`, for the client with the least noise.
 
-    `noise` has each client's noise multiplier, 0 without the mod, and grows as clients are admitted; `rounds` is the
-    number of rounds before the run was resumed.
+    `noise` is a dict, updated as clients are admitted, with each client's noise multiplier (0 without the mod);
+    `rounds` is the number of rounds before the run was resumed.
     """
 
     def noise_multiplier(*_: object) -> float | str:

@@ -162,7 +162,7 @@ def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
 
 
 def robust(clients: list[list[Array]], rule: str, fraction: float) -> list[Array]:
-    """Aggregate clients' arrays, with equal weights, by a rule that tolerates this `fraction` of Byzantine clients.
+    """Return the aggregate of clients' arrays, by a rule that tolerates this `fraction` of Byzantine clients.
 
     `median` and `trimmed-mean` (Yin et al., ICML 2018) aggregate each entry of the arrays; `krum` and `multi-krum`
     (Blanchard et al., NeurIPS 2017) select clients.

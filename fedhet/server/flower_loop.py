@@ -126,7 +126,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
 
     @contextmanager
     def _in_flowers_loop(self) -> Iterator[None]:
-        """Context for a hook that Flower's loop calls: an exception in it ends the run."""
+        """Context for a hook that Flower's loop calls: an exception in it ends the run, and is raised again."""
         try:
             yield
         except BaseException as error:  # also Ctrl-C

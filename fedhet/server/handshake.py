@@ -85,8 +85,8 @@ class Handshake:
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
         """Ask nodes for a `Report` and admit those that can take part; if reports differ, the majority is admitted.
 
-        If a node claims the name of an admitted client, the node of this client is asked again, and keeps the name if
-        it replies (see `Federation.name_for`).
+        A node that claims the name of an admitted client gets it only if that client's node no longer replies.
+        Unless `unseen`, unseen clients, which join after the last round, are not admitted yet.
         """
         run, federation = self.run, self.federation
         public = self.strategy.public_dataset()

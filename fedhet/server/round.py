@@ -224,7 +224,7 @@ class Hooks(Generic[P, S]):
             self._fetch_first_arrays()
 
     def _fetch_first_arrays(self) -> None:
-        """Ask two clients for initial values of missing arrays, a third if these differ, and use the closest ones.
+        """Ask two clients for their values of missing arrays, a third if they differ; use the most similar client's.
 
         With a robust rule or `clip-norm`, all clients are asked, and Krum selects.
         """

@@ -90,7 +90,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.fresh, self.private_wrapper = True, None
 
     def _restart(self) -> None:
-        """Begin a new run, unless `state` was assigned since the last run."""
+        """Begin a new run; if `state` was assigned since the last run, training continues from it instead."""
         if not self.fresh:
             self._renew(self.reporter.observers, self.run.privacy)
 
@@ -231,7 +231,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             run.privacy = PrivacyLedger(earlier.name, run.traits, lambda *_: why, earlier=earlier)
 
     def evaluate_last(self) -> MetricRecord:
-        """Evaluate all clients after the last round, admit unseen clients, and return metrics."""
+        """Evaluate all clients after the last round, and the unseen clients, which join only then; return metrics."""
         run, federation = self.run, self.federation
         run.round = Round(run.last_round + 1, final=True)
         self._admit_clients()

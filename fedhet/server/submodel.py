@@ -188,7 +188,7 @@ def cut(arrays: Arrays, parts: Parts) -> Arrays:
 
 
 def _blocks(parts: Mapping[str, Part | None], shape: tuple[int, ...]) -> Iterator[tuple[list[str], Place]]:
-    """Split an array into blocks that each client has entirely or not at all; yield each block's clients and index."""
+    """Split an array by clients' `parts` into blocks that a client has whole or not at all; yield (clients, index)."""
     axes = []
     for axis, size in enumerate(shape):
         having = np.ones((len(parts), size), bool)
