@@ -135,7 +135,7 @@ def self_inner(x: Tensor) -> Tensor:
 
 
 def ratio(cross: Tensor, x_self: Tensor, y_self: Tensor) -> Tensor:
-    """Return `cross / sqrt(x_self y_self)`, with `x_self` and `y_self` clamped to at least the machine epsilon."""
+    """Return CKA, `cross / sqrt(x_self y_self)`, given inner products of two kernels with each other and themselves."""
     least = torch.finfo(cross.dtype).eps
     return cross / (x_self.clamp_min(least).sqrt() * y_self.clamp_min(least).sqrt())
 
@@ -198,10 +198,10 @@ Kernel = Literal["linear", "rbf", "procrustes"]
 
 
 def distance_to(features: Tensor, target: Tensor, *, kind: tuple[Kernel, bool]) -> Tensor:
-    """Return the distance between features `(b, d)` and rows `(b, r)` of FedHeNN's target for them (equation 6).
+    """Return the distance between features `(b, d)` and the rows `(b, r)` of FedHeNN's target for the same b examples.
 
-    `kind` is the name of the kernel, and whether CKA is debiased, as for mini-batches. The distance is 1 - CKA or, for
-    `"procrustes"`, the Procrustes distance. For `"linear"`, the target may be a low-rank factor of a kernel.
+    It is 1 - CKA (equation 6) or the Procrustes distance; `kind` has the name of the kernel or `"procrustes"`, and
+    whether CKA is debiased, as for mini-batches. For `"linear"`, the target may be the result of `mean_target`.
     """
     (kernel, debiased), features = kind, features.to(target.dtype)  # Phi may be computed in another dtype
     if kernel == "procrustes":

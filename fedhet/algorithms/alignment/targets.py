@@ -46,7 +46,7 @@ def check_finite_features(features: Tensor, name: str) -> None:
 
 
 def compress(features: Tensor) -> Tensor:
-    """Return a low-rank factor (L, r) of the linear kernel K of features (L, d).
+    """Return a matrix B (L, r) so that B B^T approximates the linear kernel K of the centred features (L, d).
 
     r is the smallest rank for which the best approximation K_r has an error ||K - K_r|| <= `ERROR` ||K||. If r is not
     smaller than d, the centred features are returned. Raises a ModelError unless features are finite.
@@ -74,7 +74,7 @@ def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
-    """Return a low-rank factor (L, r) of the mean of clients' linear kernels (FedHeNN, algorithm 2).
+    """Return a matrix B (L, r) so that B B^T approximates the mean of clients' linear kernels (FedHeNN, algorithm 2).
 
     `features` are each client's (L, d_j) for the same L examples. With `unit`, each kernel is divided by its norm.
     """
@@ -136,7 +136,7 @@ BATCH = 64
 
 
 def strongest(scores: Tensor, k: int) -> Tensor:
-    """Return the indices (n, k) of the k largest non-negative scores in each row of (n, units); the first if equal."""
+    """Return the indices (n, k) of the k largest scores in each row (of equal ones, the first); scores must be >= 0."""
     ordered = scores.float().view(torch.int32).long() << 32  # the bits of non-negative floats are ordered as they are
     return (ordered - torch.arange(scores.shape[1], device=scores.device)).topk(k, 1).indices
 
@@ -151,9 +151,9 @@ def describe(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return FedHARM's descriptors of images and the indices of their activations, both (n, k_b) for each block b.
 
-    `blocks` has the name of the last module of each block, and `slots` the number k_b of its activations, at most the
-    size of its output. Indices are positions in the flattened output. `labels` (n,) are by default the predicted
-    classes; `transform` converts raw images (n, ...) to the model's inputs. The model is left in evaluation mode.
+    `blocks` has the name of the last module of each block, and `slots` the number k_b of activations to select from
+    its output. Indices are positions in the flattened output. `labels` (n,) are by default the predicted classes;
+    `transform` converts `inputs`, raw images (n, ...), to the model's inputs. The model is left in evaluation mode.
     Raises a ModelError if the model does not return logits (n, C) for C >= 2 classes, or gradients are not finite.
     """
     captures = [Output(model, name) for name in blocks]
@@ -220,9 +220,9 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
 
 
 def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    """Return the mean of 1 - cosine of descriptors `parts` and `target`; for `spectral`, 1 - CKA of representations.
+    """Return the distance of a client's tensors `parts` from FedHARM's target for the same images (see `target_of`).
 
-    Descriptors (n, k_b) of different widths are compared over their common columns.
+    It is the mean of 1 - cosine of descriptors over common columns or, for `spectral`, 1 - CKA of representations.
     """
     if kind == "cosine":
         pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in zip(parts, target, strict=True)]
@@ -259,7 +259,7 @@ EXPONENTS = (-163, 113)
 
 
 def pack(values: Tensor) -> Packed:
-    """Return a float16 array `values` and an int16 scalar `exponent`, which represent `values` * 2^`exponent`."""
+    """Return a tensor as arrays to send: float16 `values` and an int16 `exponent`; it is about values * 2^exponent."""
     array = values.detach().cpu().float().numpy()
     largest = float(np.abs(array).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest > 0 else 0  # which uses the range of float16 best
@@ -280,7 +280,7 @@ def unpack(packed: Packed) -> Tensor:
 
 
 def pack_all(parts: Sequence[Tensor]) -> Packed:
-    """Return several packed tensors as one dict; the keys of `pack` follow the tensor's index (`0/values`)."""
+    """Return several tensors, packed by `pack`, in one dict; keys start with the index of the tensor (`0/values`)."""
     return {f"{place}/{key}": array for place, part in enumerate(parts) for key, array in pack(part).items()}
 
 

@@ -46,7 +46,7 @@ def entries(axis: Axis) -> int:
 
 
 def moving(*axes: Axis) -> set[int]:
-    """Return the permutation groups or, before groups are known, the variables (`Segment.group`) along axes."""
+    """Return the ``group`` of all segments with hidden units along axes: a group's index or, earlier, a variable."""
     return {segment.group for axis in axes for segment in axis if segment.group is not None}
 
 
@@ -74,7 +74,7 @@ def joined(*axes: Axis) -> Axis:
 
 
 class _Misfit(Exception):
-    """Raised if a constraint on axes would divide the entries of a hidden unit."""
+    """Raised for a constraint on axes that would split a hidden unit, or that contradicts the order of units."""
 
 
 class Variables:
@@ -103,7 +103,7 @@ class Variables:
         return (Segment(self._count, width),)
 
     def known(self, axis: Axis) -> Axis:
-        """Return the axis with all current constraints applied."""
+        """Return the axis with each variable replaced by what it stands for under the current constraints."""
         meaning = ((self.meaning.get(segment.group), segment) for segment in axis)
         return joined(*(scaled(self.known(found), each.block) if found else (each,) for found, each in meaning))
 
@@ -118,7 +118,7 @@ class Variables:
                 self.meaning[segment.group] = fixed(segment.width)
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Require that axes have no units to permute; otherwise, an error with the message `reason` is raised later."""
+        """Require that no units along axes are permuted; `torn` returns the axes that violate this, with `reason`."""
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
@@ -166,7 +166,7 @@ class Variables:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Set the segments of axis number `axis` of a node's parameter to `layout` or a new variable, and return them.
+        """Set the segments along axis `axis` of a node's parameter to `layout` (None: a new variable); return them.
 
         `role` is the parameter's name in its layer (``weight``). With `writes`, the layer's outputs lie along the axis;
         otherwise, the layer sums over it.
@@ -193,7 +193,7 @@ class Variables:
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis)]
 
     def other_way(self, axis: Axis) -> str | None:
-        """Return the last node whose reshape has another choice that may free `axis` of hidden units, or None."""
+        """Return the last node for which another choice (see `Variables`) may leave `axis` without units, or None."""
         for node, part, ways in reversed(self.splits):
             if self.choices.get(node, 0) < ways - 1 and self.moves(axis) & self.moves(part):
                 return node

@@ -40,9 +40,9 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "stages", count: 
 def stages(model: nn.Module, example: Tensor) -> list[str]:
     """Return the name of the module that ends each stage (layers of one spatial size), from large to small sizes.
 
-    Later layers use no other output of the stage than this module's. The module is the last of the least nested ones,
-    where `nn.Sequential` and `nn.ModuleList` do not count as nesting. The spatial size is the number of entries along
-    all axes but the batch and the features.
+    Later layers use no output of the stage but that of this module. Of several such modules, it is the last of the
+    least nested, where `nn.Sequential` and `nn.ModuleList` do not count as nesting. The spatial size is the number of
+    entries along all axes but the batch and the features.
     """
     graph, modules = architecture_graph(model, example), dict(model.named_modules())
     axes, trunk = features(graph), {place: name for place, _, name in _trunk(graph)}
@@ -139,7 +139,7 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
 
 
 def _trunk(graph: ArchitectureGraph) -> Iterator[tuple[int, int, str]]:
-    """Yield (index of last operator, layers so far, name) of each module whose output is all that later layers need."""
+    """Yield modules whose output is all that later layers need, as (index of last operator, layers so far, name)."""
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs
     last_use: dict[int, int] = {}
@@ -210,7 +210,7 @@ class Exits(nn.Module):
         self.ends, self.depth = tuple[tuple[str, int], ...](), count  # modules, and the axes of their features
 
     def add_exits(self, groups: PermutationGroups) -> None:
-        """Add the linear layers of the exits, with PyTorch's initial weights; `groups_by_depth` returns `groups`."""
+        """Add the linear layers of the exits, with PyTorch's initial weights; `groups` are from `groups_by_depth`."""
         self.ends = tuple((slot.parameter, slot.axis) for slot in groups[0].rows)
         floats = filter(torch.is_floating_point, self.network.parameters())
         shapes, like = groups.shapes(groups.widths), next(floats, torch.empty(0))
@@ -247,9 +247,9 @@ class Exits(nn.Module):
 def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     """Return one permutation group whose units are a network's blocks, so that depths can be handled like widths.
 
-    A network of width d in this group consists of the first d blocks. `PermutationGroup.rows` has the feature axes of
-    the blocks' outputs. `inputs` are examples (n, ...). Raises a ModelError or an UnsupportedArchitecture error if the
-    network cannot be divided or have exits.
+    A network of width d in this group consists of the first d blocks. The group's `rows` name the modules that end
+    blocks, and the feature axes of their outputs. `inputs` are examples (n, ...). Raises a ModelError or an
+    UnsupportedArchitecture error if the network cannot be divided or have exits.
     """
     network = model.network
     ends = block_ends(network, inputs, model.count, model.names)
@@ -284,7 +284,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
 
 
 def tensor_of(value: object, name: str = "a block") -> Tensor:
-    """Return a module's output `value`, or the first tensor of a tuple; raises a ModelError that starts with `name`."""
+    """Return a module's output `value`, or the first of a tuple. If it has no features, a ModelError names `name`."""
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
         raise ModelError(

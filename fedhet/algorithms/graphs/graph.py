@@ -245,7 +245,7 @@ def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
 
 
 def _recurrent_roles(arguments: Mapping[str, Any], count: int) -> list[str]:
-    """Return the names of a recurrent layer's weights in the order of ATen's flat list."""
+    """Return the names (``weight_ih_l0``) of the `count` weights that ATen's recurrent operators take as a list."""
     if not count:
         return []
     directions = ["", "_reverse"] if arguments["bidirectional"] else [""]

@@ -55,7 +55,7 @@ def layer_graph(model: nn.Module, example: Tensor, starts: Mapping[str, Start] |
     """Return the layers of a network and their data flow; arguments and errors are as in ``architecture_graph``.
 
     A module that is called twice is one node, and so are operators with tied parameters, and a layer with a BatchNorm
-    that follows it. `starts` has the initial values of arrays (see `starts_of`).
+    that follows it. `starts` has means and standard deviations of new arrays (see `starts_of`).
     """
     graph = architecture_graph(model, example)
     layers: list[tuple[Node, dict[str, str]]] = []  # the operator that a layer is named after, and arrays by role
@@ -134,7 +134,7 @@ _LAYERS = ("linear", "embedding", *GATES)
 
 
 def features(graph: ArchitectureGraph) -> dict[str, int]:
-    """Return the axis of the features of each value in a graph, by its node's name, if there is a single one."""
+    """Return the index of the features' axis in each node's result, by node name, if there is a single such axis."""
     found: dict[str, int] = {}
     for node in graph:
         axis = None

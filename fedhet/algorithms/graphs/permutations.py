@@ -31,10 +31,10 @@ class PermutationGroup:
         index: index of the group in data-flow order.
         name: the first module whose outputs are the units.
         width: number of units.
-        rows: slots of the parameters by which FedMA matches units: weights for inputs of earlier groups, then biases
-            and BatchNorm's scale and bias.
-        completes: slots of the other parameters of which this is the last group: weights with units of the group as
-            inputs (an LSTM's W_hh, a residual block's last layer), b_hh, and BatchNorm's statistics.
+        rows: slots of the parameters by which FedMA matches units: weights whose inputs are in earlier groups, then
+            biases and BatchNorm's scale and bias.
+        completes: slots of other parameters without units of later groups: weights whose inputs are units of the group
+            (an LSTM's W_hh, a residual block's last layer), b_hh, and BatchNorm's statistics.
     """
 
     index: int
@@ -52,7 +52,7 @@ class PermutationGroups:
         axes: segments (see `axes.Segment`) of each axis of each array, by ``state_dict`` name.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
         tied: first name of each tied parameter, by its other names.
-        needs: group, and its smallest width with which an array exists, for each array that narrow networks lack.
+        needs: for each array that narrow networks lack, a group's index and the least width of it that has the array.
         kinds: kind of each array that is not trained (see `kinds_of`), by name.
     """
 
@@ -150,7 +150,7 @@ def _axes(values: Iterable[Value | Several]) -> Iterator[Axis]:
 
 
 def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -> Value | Several:
-    """Return the axes of the result of a node's operator, given the axes of its `inputs`."""
+    """Return the axes of a node's result, given those of its `inputs`; add the node's constraints to `variables`."""
     first = inputs[0] if inputs else ()
     if node.operator == "output":
         for axis in _axes(inputs[:1]):
@@ -207,7 +207,7 @@ def _solved(variables: Variables) -> PermutationGroups:
     numbers = {variable: index for index, variable in enumerate(names)}
 
     def numbered(segment: Segment) -> Segment:
-        """Return a segment with the index of its group in place of its variable, or None if it is never permuted."""
+        """Return a segment whose ``group`` is the index of its group, not a variable; None if it is never permuted."""
         group = None if segment.group is None else numbers.get(segment.group)
         return Segment(None, segment.size) if group is None else replace(segment, group=group)
 
@@ -228,7 +228,7 @@ def _solved(variables: Variables) -> PermutationGroups:
 def _groups(
     names: Sequence[str], axes: Mapping[str, tuple[Axis, ...]], slots: Sequence[Slot], kinds: Mapping[str, Kind]
 ) -> tuple[PermutationGroup, ...]:
-    """Return the groups called `names`; each slot is in the `rows` or the `completes` of one of them."""
+    """Return the groups called `names`, each with those of the `slots` that belong to it as `rows` or `completes`."""
     widths = {segment.group: segment.width for each in axes.values() for axis in each for segment in axis}
     rows: list[list[Slot]] = [[] for _ in names]
     completes: list[list[Slot]] = [[] for _ in names]

@@ -26,7 +26,7 @@ _resizable: WeakKeyDictionary[nn.Module, dict[tuple[ArchitectureGraph, bool], Pe
 
 
 def resize(model: nn.Module, state: State) -> nn.Module:
-    """Return a copy of a network with only the arrays in `state`, whose layers can be wider or narrower.
+    """Return a copy of a network with the arrays in `state` only; their shapes determine the sizes of its layers.
 
     Recurrent layers with different widths become a ``StackedRecurrent``, and ``nn.MultiheadAttention`` of another width
     a ``HeadAttention``; a user's own modules keep their attributes. Raises an UnsupportedArchitecture error for a layer
@@ -121,7 +121,7 @@ def _failing(model: nn.Module, example: Tensor) -> str:
 
 
 def _replaced(module: nn.Module, name: str) -> nn.Module:
-    """Return `module` after its size attributes are set by its parameters, or a module that replaces it."""
+    """Return `module` with size attributes that fit its parameters' shapes, or a module that replaces it."""
     match module:
         case nn.RNNBase() if len({len(weights[1][0]) for weights in module.all_weights}) > 1:
             return StackedRecurrent(module)
@@ -279,7 +279,7 @@ class Submodel:
         return resize(model, self.state(model))
 
     def state(self, model: nn.Module, units: Mapping[int, NDArray[np.int64]] | None = None) -> Mapping[str, Tensor]:
-        """Return the submodel's part of the state dict of the whole network `model`; `units` replaces its own units."""
+        """Return the submodel's part of the whole network's state dict, or the part of other `units` (by group)."""
         units = units or self.units
         whole = model.state_dict()
         if self.width == 1:

@@ -70,7 +70,7 @@ def _elementwise(variables: Variables, node: Node, *values: Value) -> Value:
 
 
 def broadcast_all(variables: Variables, node: Node, *values: Value) -> Value:
-    """Return the axes of the result of broadcasting values."""
+    """Return the axes of the result of an operator that broadcasts its inputs, given the inputs' axes `values`."""
     rank = max(map(len, values))
     aligned = [(fixed(1),) * (rank - len(value)) + value for value in values]
     return tuple(reduce(partial(_broadcast, variables, node), axes) for axes in zip(*aligned, strict=True))
@@ -233,7 +233,7 @@ def _linear(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Axis:
-    """Return the axis of a layer's outputs, which is the first axis of its weight and of its bias."""
+    """Return the axis of a layer's outputs, the first of its weight and bias; `layout` has its segments, if known."""
     layout = variables.bind(node, "weight", 0, layout, writes=True)
     if "bias" in node.parameters:
         variables.bind(node, "bias", 0, layout, writes=True)

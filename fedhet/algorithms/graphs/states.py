@@ -143,7 +143,7 @@ def _array(value: Array | Tensor) -> Array:
 
 
 def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
-    """Return the indices of selected `units` and of all other groups' entries along an axis; None without selection."""
+    """Return the indices of the entries along an axis that remain if groups keep only these `units`; None for all."""
     if not any(segment.group in units for segment in axis):
         return None
     start, parts = 0, []
@@ -159,7 +159,7 @@ def _front(state: State, slot: Slot) -> Array:
 
 
 def _row_places(state: State, groups: PermutationGroups, index: int) -> Iterator[tuple[Slot, NDArray[np.intp]]]:
-    """Yield the slots in a group's ``rows``, once for each segment of an axis, with the units' indices (L, block)."""
+    """Yield each slot in a group's ``rows`` with the indices (L, block) of its L units' entries; once per segment."""
     local = groups.with_widths(widths(state, groups))
     for slot in local[index].rows:
         start = 0

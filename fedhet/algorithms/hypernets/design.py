@@ -91,7 +91,7 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
     """Return the ratio of an array's standard deviation in a new network (`own`) to the result `rule` of `std_of`.
 
-    Similar values count as equal (1), because PyTorch's default, 0.41 of Kaiming's, would let activations vanish.
+    Ratios of about 1/3 to 1.5 become 1, because PyTorch's default, 0.41 of Kaiming's, would let activations vanish.
     """
     ratio, margin = (own.std / rule if own else 1.0), prod(shape) ** -0.5
     return 1.0 if (1 - margin) / 3 < ratio < 1.5 * (1 + margin) else ratio

@@ -114,7 +114,7 @@ class Vector(nn.Module):
 
 
 def head(layer: LayerType, slot: Slot, kind: Head) -> nn.Module:
-    """Return a new head of a kind for the array `slot` of a layer type."""
+    """Return a new head that generates the array `slot` of a layer type; `kind` is the kind of head for weights."""
     if slot.std is None:
         return Vector(slot)
     if kind == "dense":
@@ -143,7 +143,7 @@ class Tiled:
 
 
 def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]], device: torch.device) -> dict[str, Tiled]:
-    """Divide the arrays of layers into tiles, by kind: `kernels` (filters), `matrices` and `vectors`.
+    """Divide the arrays of layers into tiles; return them by kind: `kernels` (filters), `matrices` and `vectors`.
 
     `layers` has each layer's arrays: their names and their `Slot`s, by role. Filters of size 1 are matrices.
     """
@@ -210,7 +210,7 @@ class Tiles(nn.Module):
 
 
 def _laid(tiles: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
-    """Join a `grid` of tiles, and crop the result to `shape`."""
+    """Join tiles, of which `grid` has the number along each axis, and return the array cropped to `shape`."""
     sides = (TILE, TILE, KERNEL, KERNEL)[: len(grid)]
     axes = [axis for place in range(len(grid)) for axis in (place, place + len(grid))]
     sizes = [count * side for count, side in zip(grid, sides, strict=True)]

@@ -47,9 +47,9 @@ class Embedding(nn.Module):
         self.steps = nn.ModuleList([GraphConv(WIDTH, WIDTH) for _ in range(STEPS)])
 
     def forward(self, nodes: Sequence[str], features: Tensor, edges: Tensor) -> Tensor:
-        """Return the embeddings (nodes, width) of the layers with types `nodes` and `shape_features` `features`.
+        """Return the embeddings (nodes, width) of a network's layers, given their types `nodes`.
 
-        `edges` (2, edges) has the indices of source and target nodes.
+        `features` has their `shape_features`, and `edges` (2, edges) the indices of source and target nodes.
         """
         h: Tensor = torch.stack([self.types[type] for type in nodes]) if self.types else self.shapes(features)
         for step in self.steps:
@@ -83,7 +83,7 @@ class Reading:
         heads: names of the arrays that a head generates (None for a layer without one), by layer type and role.
         tiles: tiles of the arrays to generate (see `tiling`), for a ``tiled`` head, which does not use `heads`.
         names: names of the generated arrays.
-        tensors: indices and features, on the hypernetwork's device.
+        tensors: edges, `shape_features` and indices of layers, by name, on the hypernetwork's device.
     """
 
     nodes: tuple[str, ...]
@@ -157,7 +157,7 @@ class GraphHypernetwork(nn.Module):
         return h
 
     def write(self, reading: Reading) -> dict[str, Tensor]:
-        """Generate the arrays of the network `reading`, as differentiable tensors by their names in its state dict."""
+        """Return generated arrays (differentiable) by ``state_dict`` name, for a network that `read` has prepared."""
         tensors = reading.tensors
         h = self.embeddings(reading)[tensors["order"]]
         if self.tiles is not None:
@@ -179,7 +179,7 @@ class GraphHypernetwork(nn.Module):
 class Written(nn.Module):
     """A network that runs with generated weights, so that training it trains the hypernetwork.
 
-    Running statistics and parameters that are not generated, which are trained too, are those of `network`.
+    Arrays that are not generated are those of `network`, whose parameters are trained too. `reading` is from `read`.
     """
 
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:

@@ -55,7 +55,7 @@ class PersonalHypernetwork:
     ) -> dict[str, Tensor]:
         """Generate the weights of a client's network, by name, as differentiable float32 tensors.
 
-        Each array is b + s times a generated value; `starts` has b and s by name where they differ from `begin_of`.
+        Arrays are base + scale * generated values; `starts` has (base, scale) by name, by default from `begin_of`.
         Clients whose arrays have equal names and `shapes` count as having one architecture.
         """
         features = self._features(client)
@@ -93,11 +93,11 @@ class PersonalHypernetwork:
 
 
 def begin_of(name: str, shape: tuple[int, ...], own: Start | None = None) -> tuple[float, float]:
-    """Return base b and scale s of an array, given its mean and standard deviation `own` in a new network.
+    """Return (base, scale) of an array, which is generated as base + scale * the hypernetwork's output.
 
-    By default, b is 1 for weights of normalisation layers, else 0; s is Kaiming's sqrt(2 / fan-in) or, for vectors,
-    0.1. For an array that is initially constant, b is the constant, and s a tenth of it, at least 0.01 of Kaiming's
-    scale.
+    By default, the base is 1 for weights of normalisation layers, else 0; the scale is Kaiming's sqrt(2 / fan-in) or,
+    for vectors, 0.1. They are adapted to the array's mean and standard deviation in a new network, `own`: if it is
+    constant, the base is the constant, and the scale a tenth of it, at least 0.01 of Kaiming's.
     """
     kaiming = math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else 1.0
     usual = float(len(shape) == 1 and name.endswith("weight")), kaiming if len(shape) > 1 else VECTORS

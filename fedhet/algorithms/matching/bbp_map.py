@@ -34,7 +34,7 @@ class LayerMatch:
     """The result of matching one layer.
 
     Attributes:
-        assignments: global row of each of a client's rows (L_j,), all different, for each client.
+        assignments: for each client, the indices (L_j,) of the global rows that its rows belong to, all different.
         weights: global rows (L', D) in float64, which are posterior means or plain means of the assigned rows.
         counts: number of clients that share each global row (L',).
         sigma2, sigma0_2: variances of rows around global rows, and of global rows around the prior mean.
@@ -148,9 +148,9 @@ def _checked(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]
 
 
 class GlobalRows:
-    """The global rows of a layer, and the global row of each row of each client (`assignments`).
+    """The global rows of a layer, and for each client the indices of the global rows of its rows (`assignments`).
 
-    `g` (L, D) has g_i of this module's equations for each global row, and `counts` (L,) the number n_i of its clients.
+    `g` (L, D) has the vectors g_i and `counts` (L,) the numbers n_i of this module's equations, where `prior` is mu.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class GlobalRows:
 
 
 def _assigned(costs: Floats, size: int) -> Ints:
-    """Return the column for each row with the least total cost; columns from `size` on are new global rows.
+    """Return a different column for each row so that total costs are least; columns from `size` on are new global rows.
 
     Only a few new rows are offered at first, which suffices because the least total cost is convex in their number.
     """

@@ -29,7 +29,7 @@ class Matching:
     """Matches the units of a permutation group among clients; subclasses can match by another rule.
 
     Attributes:
-        gamma: mass of the beta process.
+        gamma: mass of the beta process; a larger mass leads to more global units.
         average: `map` for posterior means or `mean`. Embeddings and recurrent layers always have plain means.
         variances: `fixed` for variances of 1, or `estimated` for estimates per group.
         max_growth: largest global width of a group as a multiple of the widest client's; 0 for no limit.
@@ -87,8 +87,8 @@ def match_group(
 ) -> GroupMatch:
     """Match the units of the group `index` among clients by `how`, and average its parameters that are not matched.
 
-    `assignments` and `sizes` have the global units of earlier groups and their numbers. Averages are posterior (`map`)
-    or plain means over the clients that have a unit; for recurrent weights, over all clients.
+    For earlier groups, `assignments` has the global indices of each client's units, and `sizes` the global widths.
+    Averages are posterior (`map`) or plain means over clients that have a unit; for recurrent weights, over all.
     """
     matrices = [graphs.rows(state, groups, index) for state in states]
     match = how.match(matrices, groups[index], how.prior_mean(states, matrices, groups, index), random)
@@ -185,7 +185,7 @@ def average_rest(
 ) -> dict[str, Array]:
     """Average the arrays that belong to no group, such as the output layer, with units in the global model's order.
 
-    With `statistics`, BatchNorm's are averaged over the clients that have a unit, weighted by `examples`.
+    With `statistics`, BatchNorm's statistics are averaged over clients that have the unit, weighted by `examples`.
     `class_counts`, examples by client and class (J, C), weight the rows of output layers (FedMA, section 3).
     """
     result: dict[str, Array] = {}
@@ -218,7 +218,7 @@ def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _present(
     groups: graphs.PermutationGroups, name: str, axis: int, assignment: Assignments, sizes: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """Return 1 for entries along an axis of a global array whose units a client has by `assignment`, else 0."""
+    """Return 1 for each entry along an axis of a global array whose unit a client has (`assignment`), else 0."""
     parts = []
     for segment in groups.axes[name][axis]:
         units = np.ones(segment.width if segment.group is None else sizes[segment.group])
@@ -235,7 +235,7 @@ def _present(
 def due(groups: graphs.PermutationGroups, step: int, *, statistics: bool) -> tuple[str, ...]:
     """Return the names of the arrays that a client sends in a step of FedMA.
 
-    They belong to the group of index `step` or, in the last step, to none (BatchNorm's statistics if `statistics`).
+    They belong to the group of index `step`; in the last step, to none (with BatchNorm's statistics if `statistics`).
     """
     running = {name for name, kind in groups.kinds.items() if kind == "statistic"}
     settled = [
