@@ -65,7 +65,7 @@ class UserCodeError(DataError, ModelError):
 
 
 def _users(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the last line of the user's code in the traceback of an exception, or None."""
+    """Return the last frame of an exception's traceback that is in the user's code, or None."""
     frames, others = reversed(traceback.extract_tb(error.__traceback__)), [*_OURS, *_LIBRARIES]
     return next((each for each in frames if not any(map(Path(each.filename).is_relative_to, others))), None)
 
@@ -100,7 +100,7 @@ def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
 
 
 def check_list(name: str, value: object, kind: type, example: str) -> None:
-    """Raise a ConfigError unless the argument `name` is a list whose elements are instances of `kind`."""
+    """Raise a ConfigError, which shows `example`, unless the argument `name` is a list of instances of `kind`."""
     if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(each, kind) for each in value):
         raise ConfigError(f"{name} = {shown(value)}: must be a list, such as {example}")
 

@@ -65,13 +65,13 @@ MIXED = {"equal": "mlp-30", "widths": "mlp-30,mlp-20", "any": "mlp-20,cnn-1-1", 
 
 
 def at(rounds: Sequence[int], client: str, kind: str = "train") -> Callable[[Message, str], bool]:
-    """Return a function that is true for messages of type `kind` to `client` in one of the `rounds`."""
+    """Return a function of message and client, true for messages of type `kind` to `client` in one of the `rounds`."""
     hits = [(client, kind, str(number)) for number in rounds]
     return lambda message, to: (to, message.metadata.message_type, message.metadata.group_id) in hits
 
 
 def raising(hit: Callable[[Message, str], bool], error: BaseException) -> Callable[[Message, str], None]:
-    """Return a fault for `Tampering(before=...)` that raises `error` if `hit` is true for a message."""
+    """Return a function for `Tampering(before=...)` that raises `error` for messages for which `hit` is true."""
 
     def fault(message: Message, client: str) -> None:
         if hit(message, client):
@@ -81,9 +81,9 @@ def raising(hit: Callable[[Message, str], bool], error: BaseException) -> Callab
 
 
 class Tampering(ClientApp):
-    """fedhet's ClientApp with injected faults: `before` each message, and `after` it with the reply.
+    """fedhet's ClientApp with injected faults: it calls `before` with each message, and `after` also with the reply.
 
-    Both may change their arguments, and `before` may raise an error.
+    Both also receive the client's name, and may change message and reply; `before` may raise an error.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Run:
 
     @property
     def checkpoint(self) -> dict[str, Any]:
-        """The arrays and values of the last checkpoint by file name, without digests of files with durations."""
+        """The arrays and values of the last checkpoint by file name, without the digests of other files."""
         contents: dict[str, Any] = {}
         for path in (self.folder / "checkpoint").glob("*.safetensors"):
             arrays, values = read_arrays(path)
@@ -228,11 +228,11 @@ class RunCache:
         return self.runs[name, self.case]
 
     def normal(self, folder: Path) -> Run:
-        """Execute the normal run."""
+        """Execute the run `normal`, and return its files."""
         return run(folder, self.case.settings(PARTIAL))
 
     def crash(self, folder: Path) -> Run:
-        """Execute the run in which a client fails."""
+        """Execute the run `crash`, in which client 1 fails in round 2, and return its files."""
         app = Tampering(before=raising(at([2], "1"), RuntimeError("out of order")))
         return run(folder, self.case.settings(rounds=4), app=app)
 

@@ -228,7 +228,7 @@ def keys(
 
 
 def _filled(text: str, indent: int) -> str:
-    """Break lines of text between words at the width of the terminal, and at 100 characters at most."""
+    """Wrap text to the width of the terminal, at most 100; lines after the first are indented by `indent` spaces."""
     width = min(100, get_terminal_size((100, 0)).columns)
     after = " " * indent
     return fill(printable(text), width, subsequent_indent=after, break_on_hyphens=False, break_long_words=False)
@@ -273,7 +273,7 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
 
 
 def _quietly(name: str = "fedhet.engines.running") -> Any:
-    """Import a module, and then limit Flower's logger to warnings, since the import sets the logger's level."""
+    """Import and return a module; then limit Flower's logger to warnings, since the import sets the logger's level."""
     module = import_module(name)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     return module
@@ -281,7 +281,10 @@ def _quietly(name: str = "fedhet.engines.running") -> Any:
 
 @contextmanager
 def _errors(*, everything_is_input: bool = False, stopped: str = "stopped") -> Iterator[None]:
-    """Context manager that prints errors, and exits with code 2 for invalid input and 1 for a failed run."""
+    """Context manager that prints errors, and exits with code 2 for invalid input and 1 for a failed run.
+
+    With `everything_is_input`, each `FedhetError` counts as invalid input. `stopped` is printed after an interrupt.
+    """
     with ended_by_signals():
         try:
             yield

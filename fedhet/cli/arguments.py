@@ -20,12 +20,12 @@ def path_of(name: str | Path) -> Path:
 
 
 def method_names(incomplete: str) -> list[str]:
-    """Complete the name of a method."""
+    """Return the names of methods that start with `incomplete`, for completion in a shell."""
     return [name for name in registry.methods() if name.startswith(incomplete)]
 
 
 def known_names(incomplete: str) -> list[str]:
-    """Complete the name of a method or preset."""
+    """Return the names of methods and presets that start with `incomplete`, for completion in a shell."""
     return [*method_names(incomplete), *(name for name in configuration.presets() if name.startswith(incomplete))]
 
 
@@ -79,7 +79,7 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 def tuning_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the values of `--tune` by key; raises a ConfigError if a key has no values or is given twice."""
+    """Parse texts `KEY=V1,V2` to lists of values by key; raises a ConfigError for invalid texts and repeated keys."""
     grid: dict[str, list[Any]] = {}
     for text in settings:
         name, equals, values = text.partition("=")

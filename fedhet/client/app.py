@@ -85,9 +85,9 @@ def make_client_app(
 class Answers:
     """The handlers of a ClientApp: each creates the client for a message, does its work and returns its reply.
 
-    With `flower`, arrays are sent in Flower's format, as Flower's mods expect. `clipping` are the mods that clip and
-    add noise, which are applied to training messages only, and `noise` is their noise multiplier. `loop` returns the
-    user's own training loop for a message, and `settings` returns a client's own settings.
+    With `flower`, arrays are sent in Flower's format, as Flower's mods expect. `clipping` has the user's mods that
+    clip and add noise, and `noise` is their noise multiplier. `loop` is a function that returns the user's own training
+    loop for a message, and `settings` a function that returns a client's own settings.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Answers:
         return reply
 
     def answer_all(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
-        """Return the reply to each client's message, or an exception; the networks can be trained in one batch."""
+        """Return the reply that `answer` computes for each message, or an exception; clients are trained in batches."""
         with seeded(0, "messages"):  # restores the global generators
             return do([self._work(answer, message, context) for message, context in messages])
 
@@ -171,7 +171,7 @@ class Answers:
         return Message(record, reply_to=message)
 
     def question(self, job: Job) -> ClientWork[Payload]:
-        """Answer a query: a handshake, a request for initial weights, or an unseen client's training after the run."""
+        """Return the payload for a query: a handshake, initial weights, or training of an unseen client."""
         client, side, question = job.client, job.side, job.client.request.question
         if question == FIRST:
             return work.first(job)
@@ -242,7 +242,7 @@ class Answers:
 
 
 def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:
-    """Return each client's result or exception; computations that several clients yield are done in one batch."""
+    """Run a generator for each client, and compute what they yield in batches; return each result or exception."""
     results: dict[int, T | BaseException] = {}
     while len(results) < len(works):
         computations = []

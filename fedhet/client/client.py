@@ -157,7 +157,7 @@ class Client:
         return self.transform(self.augment(inputs, generator))
 
     def read(self, inputs: Tensor | LazyInputs, *, until: Representation | None = None, rows: int = BATCH) -> Tensor:
-        """Return the network's outputs for raw inputs in evaluation mode (see `fedhet.training.read`)."""
+        """Return outputs, or the representation `until`, of raw inputs in evaluation mode, in batches of `rows`."""
         return read(self.model, inputs, self.transform, until=until, rows=rows)
 
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"]) -> Tensor:
@@ -269,12 +269,12 @@ class ClientSide(Generic[P]):
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """The kind (such as "trained" or "statistic") of each array of `network`, by name and by shared key."""
+        """The kind (such as "trained" or "statistic") of each array of `network`, by name and by key in messages."""
         kinds, keys = kinds_of(self.network), self.shared_names()
         return kinds | {keys[name]: kind for name, kind in kinds.items() if name in keys}
 
     def shared(self) -> dict[str, Tensor]:
-        """Return the tensors to send, by shared key and without copies; by default shared arrays of the network."""
+        """Return the tensors to send, without copies, by the keys of `shared_names`; by default from the network."""
         tensors = self.client.tensors
         return {key: tensors[name] for name, key in self.shared_names().items()}
 

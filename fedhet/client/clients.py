@@ -38,7 +38,7 @@ from fedhet.utils.text import log
 
 @dataclass
 class _Network:
-    """A network in use by a client, or cached for the next client that needs a network of the same `kind`."""
+    """A network that a client uses, or that is kept for the next client with an equal `kind` (architecture, device)."""
 
     kind: tuple[object, ...]
     representation: Representation
@@ -70,9 +70,9 @@ class Clients:
     def job(
         self, info: ClientInfo, request: Request, policy: Policy, payload: Payload, loop: Loop | None = None
     ) -> Iterator[Job]:
-        """Create the client for a message, and yield its `Job`; no other client uses its network within the context.
+        """Context manager that creates the client for a message, and yields its `Job` with the method's client side.
 
-        Global random generators are seeded for the message.
+        No other client uses its network until the context ends. Global random generators are seeded for the message.
         """
         config = info.config
         self._serve(info, request)
@@ -168,7 +168,7 @@ class Clients:
         return self._data_kept[key]
 
     def _check(self, info: ClientInfo, data: ClientData, network: Representation, loop: Loop | None) -> ModelCheck:
-        """Check a client's network on its data, unless both are built into fedhet or a user's own loop trains it."""
+        """Return the client's task and number of outputs; a user's network or data are checked (see `check_model`)."""
         config, dataset = info.config, data.dataset
         if loop is not None:
             return ModelCheck(Task("classification"), 0)
@@ -182,7 +182,7 @@ class Clients:
 
     @contextmanager
     def _network(self, info: ClientInfo, data: ClientData, device: torch.device) -> Iterator[_Network]:
-        """Yield a network with arbitrary weights for a client, reused from another client if possible."""
+        """Context manager that yields a client's network, reused if possible; its weights are arbitrary."""
         config, parts = info.config, registry.client_side(info.config.method_name).parts
         kind: tuple[object, ...] = (info.name, config.seed)
         if self._model is None:
@@ -212,7 +212,7 @@ class Clients:
         return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
-        """Build a whole network with the initial weights of the client `owner`, or common initial weights (`all`)."""
+        """Build a network with client `owner`'s initial weights (`all`: common ones), whole if a client has `part`."""
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
             model = self._model(info) if self._model else client_setup.model_of(info)

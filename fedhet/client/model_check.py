@@ -129,7 +129,7 @@ def unsaved_state(model: nn.Module, inputs: Tensor) -> bool:
 
 
 def _note(representation: Representation, head: Captured | None, outputs: Tensor, task: Task, last: str) -> str:
-    """Return a warning if the head or the outputs of a network seem wrong for its task, or an empty string."""
+    """Return a warning if a guessed head, or `last`, the network's last function, seems wrong for its task; else ''."""
     model = representation.model
     if head is not None and not _is_head_of(head, outputs):
         kind = "nn.Linear" if isinstance(model.get_submodule(representation.head), nn.Linear) else "convolution"
@@ -146,7 +146,7 @@ def _note(representation: Representation, head: Captured | None, outputs: Tensor
 
 
 def _outputs(model: nn.Module, inputs: Tensor, words: str, function: ModelFunction | None) -> Tensor:
-    """Return a network's outputs; raise a `ModelError`, in which `words` describes the inputs, if it fails."""
+    """Return a network's outputs, or raise a `ModelError` that calls the inputs `words` and names the `function`."""
     try:
         return forward(model, inputs, learns=False)[0]
     except FedhetError:
@@ -261,9 +261,9 @@ def _digests(job: Job) -> dict[str, str]:
 
 
 def _repeatable(job: Job, doing: str, read: Callable[[], Tensor]) -> list[Tensor]:
-    """Call the user's function `read` twice with equal seeds, and return a list with its tensor.
+    """Call `read`, which uses a user's function, twice with equal seeds; return [tensor], or [] if the results differ.
 
-    If the tensors differ, the list is empty, and a warning about `doing` is sent to the server's log.
+    If they differ, the server's log gets a warning that begins with `doing`, a description of the user's function.
     """
     values = []
     for _ in range(2):

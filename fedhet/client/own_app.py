@@ -108,7 +108,7 @@ def _check_settings(config: Config) -> None:
 
 
 def _placeholders(client: ClientInfo) -> ClientData:
-    """Return as many empty examples as the node requires; only the app's own functions read and count the data."""
+    """Return data for an app that reads its own: empty examples, as many as the node's `min-examples`."""
     least = Policy.of(client.node_config, deployed=True).least
     part = Examples(torch.zeros(least, 0), torch.zeros(least).long())
     return ClientData(part, part)
@@ -195,7 +195,7 @@ class _Loop:
         job.evaluated = {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
 
     def _ask(self, action: str, job: Job, round: int) -> tuple[dict[str, Any], dict[str, float], str]:
-        """Call the app's `train` or `evaluate` (`action`); return arrays, metrics and the name of the weight metric."""
+        """Call the app's `train` or `evaluate`; return arrays, metrics, and the name of the metric with the weight."""
         client, config = job.client, job.client.config
         settings = {kebab(name): value for name, value in vars(config.options).items()}
         family = f"{config.family}."

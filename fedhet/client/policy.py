@@ -161,7 +161,7 @@ class Policy:
         """Return an evaluation in the form that may be sent: rounded, without values from too few examples.
 
         `ranked` says that the metric is an AUC, whose weights are numbers of pairs of examples. `behind` has the number
-        of examples behind each value, or is None if each is computed from all; if given, weights are rounded, too.
+        of examples that each value depends on, or is None if this is all; if given, weights are rounded, too.
         """
         values, weights = metric.values, metric.weights
         if behind is not None:
@@ -186,7 +186,7 @@ class Policy:
         return "the client failed; the reason is in its node's log, since it could disclose data"
 
     def _check(self, method: str, kinds: Collection[str], *, sums_examples: bool = False, remedy: str = "") -> None:
-        """Raise `Refused` if the node does not allow one of `kinds`, or its differential privacy does not cover one."""
+        """Raise `Refused`, with a remedy, if `kinds` are forbidden or the differential privacy does not cover them."""
         allowed = kinds if self.allowed is None else self.allowed
         if refused := sorted({*kinds} - {METRICS, STRUCTURE, *allowed}):
             remedy = (refused == ["statistics"] and remedy) or "choose another method"
@@ -224,10 +224,7 @@ def number_in(
 
 @contextmanager
 def memory_limited(context: Context) -> Iterator[None]:
-    """Limit this process's memory (`RLIMIT_DATA`) to the node's `memory-limit` within the context, on Linux only.
-
-    Raises `Refused` if the process needs more memory.
-    """
+    """Context manager that limits memory to the node's `memory-limit`, on Linux; raises `Refused` if it is exceeded."""
     if "memory-limit" not in context.node_config:
         yield
         return
@@ -300,7 +297,7 @@ def opened(
 
 
 def _configured(text: str, node: Mapping[str, Any], *, here: bool) -> Config:
-    """Return the configuration in `text` with a node's settings; `here` says that the server is on this machine."""
+    """Return the server's configuration `text` with the settings of `node`; `here`: the server is on this machine."""
     chosen = tuple((key, node[key]) for key in keys_that("at_node") if key in node)
     config, server = configuration.at_node(text, chosen, here=here), configuration.parse(text)
     if config.local_epochs > (most := max(server.local_epochs, server.max_local_epochs)):
@@ -320,7 +317,7 @@ def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pin(context: Context, now: dict[str, Any]) -> None:
-    """Store how a run splits the node's data, and refuse another split: two splits can disclose single examples."""
+    """Store the settings `now` that split the node's data; raise `Refused` if the run has stored different ones."""
     if PINNED not in context.state:
         context.state[PINNED] = ConfigRecord(now)
     kept = context.state.config_records[PINNED]

@@ -47,8 +47,8 @@ class Job:
 
     Attributes:
         payload: the arrays and values that the server sent.
-        build: function that builds the whole network with the initial weights of the client that its argument names,
-            or with the common initial weights for `all`; `redraw` loads these weights into the client's network.
+        build: function from a client's name to a new, whole network with that client's initial weights, or with the
+            common initial weights for `all`; `redraw` loads these weights into the client's network.
         loop: the user's own training and evaluation; None for fedhet's training loop.
         measured: the client's evaluations so far, by name.
         lost: whether the state that the server expects is missing.
@@ -123,10 +123,7 @@ def train(job: Job) -> ClientWork[Payload]:
 
 
 def evaluate(job: Job) -> ClientWork[Payload]:
-    """Answer an evaluation message: evaluate the received model and, if clients keep models, the client's own model.
-
-    At the end of a run, the client's personal model is saved.
-    """
+    """Answer an evaluation message: evaluate the received and any own model; at the end, save the personal model."""
     side, client = job.side, job.client
     restore(job)
     # Until a client has trained, the received model is its own.
@@ -172,7 +169,7 @@ def join(job: Job) -> ClientWork[Payload]:
 
 
 def first(job: Job) -> Payload:
-    """Return the initial weights of all clients or, if clients train parts of one network, of this whole network."""
+    """Return a payload with common initial weights, those of the whole network if clients train parts of it."""
     if job.client.part is None:
         job.redraw("all")
         return job.side.share()
@@ -297,7 +294,7 @@ def measure(job: Job, when: str) -> ClientWork[None]:
 
 
 def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> ClientWork[None]:
-    """Evaluate the function `outputs` on the client's test set, the common test set and the validation set."""
+    """Evaluate `outputs` on own, common and validation sets; store results by set and `when` (`common-trained`)."""
     client = job.client
     if outputs is not client.model:
         client.model.eval()  # which a method's own function of outputs may use
@@ -327,7 +324,7 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> ClientWo
 
 
 def enough(job: Job, count: int, metric: str) -> bool:
-    """Return whether the node's policy allows a metric of `count` examples; log a warning if there are too few."""
+    """Return whether the node's policy allows a metric of `count` examples; if not, log a warning naming `metric`."""
     if 0 < count < job.policy.least:
         log.warning(
             "client %s has %d examples for the metric %s, and its node requires at least %d (min-examples)",
@@ -337,7 +334,7 @@ def enough(job: Job, count: int, metric: str) -> bool:
 
 
 def _common(job: Job, when: str) -> Examples | None:
-    """Return the common test set; None if the server evaluates on it, or the method is not scored at `when`."""
+    """Return the common test set, or None if the server evaluates on it or `when` does not score the method."""
     client, traits = job.client, job.side.traits
     if when in ("received", "trained") and when != traits.scored:
         return None

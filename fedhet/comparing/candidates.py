@@ -29,10 +29,10 @@ def ask(
     allow: str | None,
     deadline: float = math.inf,
 ) -> tuple[dict[str, Choice], dict[str, str]]:
-    """Find out by a handshake for each method, without training, whether the method can train the clients.
+    """Find out by a handshake, without training, which methods can train the clients with the settings `base`.
 
-    Returns the suitable methods with the settings that had to be changed (`option(at_need=...)`), and why each other
-    method is unsuitable. `allow` has the kinds of arrays that may leave the clients, as in a node's config. After the
+    Returns the suitable methods, each with the settings that must be changed for it, and why each other method is
+    unsuitable. `allow` has the kinds of arrays that may leave the clients, as in a node's config. After the
     `deadline` (`time.monotonic()`), the search ends with the first suitable method. Raises a ConfigError for invalid
     settings.
     """
@@ -62,7 +62,7 @@ def ask(
 
 
 def _configurations(name: str, base: Mapping[str, Any], functions: UserFunctions) -> Iterator[tuple[Choice, Config]]:
-    """Yield a method's settings as configured, then with its `at_need` keys changed (see `option`)."""
+    """Yield pairs of changes and configuration: without changes, then with those that the method makes at need."""
     variants = variants_of([CONTROLS[0], name])
     shared = shared_settings(variants, seeds=[SEED], config=base, functions=functions, strict=False)
     as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones

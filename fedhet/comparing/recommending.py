@@ -119,7 +119,7 @@ def recommend(
 
 
 def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
-    """Convert a text such as `30m` to a number, using the factors `units`; the argument is called `name` in errors."""
+    """Convert a text such as `30m` to a number by the factors `units`; an error mentions `name` and `example`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)", str(given).strip())
     factors = {unit.lower(): factor for unit, factor in units.items()} | {"": 1}
     if not match or match[2].lower() not in factors or not float(match[1]):
@@ -149,7 +149,7 @@ class _Search:
     accuracies: dict[str, float] = field(default_factory=dict)
 
     def plan(self, name: str, seed: int) -> PlannedRun:
-        """Return a method's run on validation examples (`SEED`), or on test examples (any other seed)."""
+        """Return a method's run: on validation examples if the seed is `SEED`, on test examples for other seeds."""
         folder, settings = ("tried", held_out(self.shared)) if seed == SEED else ("compared", WHOLE)
         return trial_run(self.shared, self.out / folder, name, self.choices[name] | self.shorter, seed, settings)
 
@@ -194,7 +194,7 @@ class _Search:
         self.execute.tell(f"the budget is enough for {_training(*enough)} (configured: {_training(*parts[0])})")
 
     def try_out(self, max_bytes: float) -> None:
-        """Run each method on validation examples, but reserve time for a comparison."""
+        """Run each method on validation examples, and leave time for a comparison; refuse methods above `max_bytes`."""
         runs = dict[str, PlannedRun]()
         for name in self.choices:
             try:
@@ -253,7 +253,7 @@ class _Search:
         return runs, failed
 
     def conclude(self, runs: Sequence[PlannedRun], failed: Mapping[str, str]) -> Recommendation:
-        """Choose the method; write and print the verdict, the page and the settings."""
+        """Choose the method to recommend; print and write the verdict and its settings, and write the page."""
         results = measure(runs, failed)
         ranked = sorted((each for each in results if each.outcomes), key=lambda each: -(each.mean(SCORE) or 0.0))
         controls = [each for each in ranked if each.variant in CONTROLS]

@@ -57,14 +57,14 @@ def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()
 def unused(
     folder: Path, runs: Callable[[Path], Iterable[PlannedRun]], besides: Container[str], functions: UserFunctions
 ) -> Path:
-    """Return `folder`, or `folder-2` and so on if it has runs with other settings, except for keys in `besides`."""
+    """Return `folder`, or a free `folder-N` if it has other runs than `runs(folder)`; keys in `besides` may differ."""
     place = numbered(folder, lambda place: any(_conflict(run, functions, besides) for run in runs(place)))
     _check_links(place)
     return place
 
 
 def _conflict(run: PlannedRun, functions: UserFunctions, besides: Container[str] = ()) -> str | None:
-    """Return the reason why the run's folder cannot be used, or None if it can."""
+    """Return why the run's folder cannot be used, or None; a run there may have other values of keys in `besides`."""
     if not run.folder.exists():
         return None
     if run.folder.is_dir() and {path.name for path in run.folder.iterdir()} <= {LOCK}:  # killed as it began
@@ -110,7 +110,7 @@ def prepared(
     jobs: int | None,
     console: Console | None,
 ) -> tuple[dict[str, Any], "Execution"]:
-    """Check arguments of `compare` and `recommend`; return the complete settings and the `Execution` of runs."""
+    """Check arguments of `compare` and `recommend`; return the settings, and the `Execution` that carries out runs."""
     children.prepare("matplotlib.backends.backend_agg")  # imported while the arguments are checked
     check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
     if jobs is not None and jobs < 1:
@@ -185,7 +185,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Job:
-    """A named function call for a child process, with a file for its output and torch's default dtype."""
+    """A function `call` to execute in a child process, with a file for its output (`log`) and torch's default dtype."""
 
     name: str
     call: Callable[[], object]

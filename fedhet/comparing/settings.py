@@ -178,10 +178,10 @@ def shared_settings(
 
 
 def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """Return the value of each common key from the first variant of the comparison in which the key has an effect.
+    """Return the settings for all variants: each key has its value in the first variant in which it has an effect.
 
-    `alike` has the configuration of each variant, and `adapted` its values for the user's model and data, which are
-    returned except for the optimiser's keys.
+    `alike` has each variant's configuration without the variant's own settings, which gives the optimiser's keys, and
+    `adapted` the same for the user's model and data, which gives all other keys.
     """
 
     def first(key: str) -> str:
@@ -192,7 +192,7 @@ def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Val
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
-    """Yield each remark on a key once, preceded by the names of the variants that it concerns."""
+    """Yield each remark once, after the names of its variants; it is shorter for keys that the user set (`by_hand`)."""
     remarks = grouped(
         (why.partition(": ")[0] if key in by_hand else why, name)
         for name, config in completed.items()
@@ -210,14 +210,14 @@ def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
 
 
 def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the method's own preset with the name in `base`, or an empty dict if there is none."""
+    """Return the settings of the preset METHOD/NAME, NAME being the end of the preset in `base`; {} without one."""
     name = str(base.get("preset", "")).rpartition("/")[2]
     own = name if name == OWN else f"{method.family}/{name}"
     return _preset({**base, "preset": own}, method) if own in (OWN, *configuration.presets()) else {}
 
 
 def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the methods' own keys, with the values of each method's own preset with the name in `base`."""
+    """Return the values of the methods' own keys in the presets METHOD/NAME (see `_own_preset`)."""
     for_all, method_keys = _preset(base, methods[0]), dict[str, Any]()
     for method in methods:
         settings, prefix = _own_preset(method, base), f"{method.family}."
@@ -238,7 +238,7 @@ def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFun
 def _own_settings(
     variant: Variant, config: Config, for_all: Mapping[str, Value], wanted: Mapping[str, Value], by_hand: Set[str]
 ) -> tuple[dict[str, Value], list[str]]:
-    """Return a variant's own settings and notes; keys that the user set (`by_hand`) override `wanted` settings."""
+    """Return a variant's own settings, with values `wanted` for keys that are not set `by_hand`, and notes on them."""
     settings = {key: value for key, value in config.flat().items() if key.startswith(f"{config.family}.")}
     settings["disclose-architecture"] = config.disclose_architecture  # a method's promise, whoever comes first
     notes = []

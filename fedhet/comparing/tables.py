@@ -122,7 +122,7 @@ def _mean(measure: str, text: str, result: VariantResult) -> str:
 
 
 def _shown(results: Sequence[VariantResult]) -> list[str]:
-    """Return the accuracies to show in columns: personal and global ones, and others if known and different."""
+    """Return the names of accuracies to show: personal, as trained if this differs, global, and common if known."""
     personal, trained, overall, common = measures.ACCURACIES
     after = any(each.mean(trained) not in (None, each.mean(personal)) for each in results)
     known = any(each.mean(common) is not None for each in results)

@@ -46,7 +46,7 @@ class Tuning:
 
 @dataclass
 class Trial:
-    """A configuration in tuning, with its validation accuracies and failures by seed."""
+    """A configuration (`choice`) in tuning, with its validation accuracies, and the reasons of failures, by seed."""
 
     choice: Choice
     by_seed: dict[int, float] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Trial:
 
 @dataclass
 class Search:
-    """A variant's tuning: its trials (`tried`), the size of its grid, and why each `idle` key has no effect."""
+    """A variant's tuning: its trials, the size of its grid of configurations, and why `idle` keys have no effect."""
 
     variant: str
     grid: int
@@ -106,9 +106,10 @@ def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
 def tune(
     tuning: Tuning, shared: SharedSettings, *, reported: Sequence[int], out: Path, execute: Execution
 ) -> list[Search]:
-    """Run every variant's configurations in `out/tuning`, and write `tuning.csv` into `out`.
+    """Run every variant's configurations in `out/tuning`, write `tuning.csv` into `out`, and return the results.
 
-    Raises a ConfigError if settings cannot be tuned, and a FedhetError if no configuration completed with all seeds.
+    `reported` are the seeds of the comparison, which tuning must not use. Raises a ConfigError if settings cannot be
+    tuned, and a FedhetError if no configuration completed with all seeds.
     """
     check_tuning(tuning, shared, reported)
     grids = {variant: _grid(tuning, shared, variant) for variant in shared.own}
@@ -152,7 +153,7 @@ def trial_run(
     seed: int,
     settings: Mapping[str, Value] | None = None,
 ) -> PlannedRun:
-    """Return the planned run of a configuration; unless `settings` are given, it holds out validation examples."""
+    """Return a variant's planned run with the values `choice` and with `settings`, by default those of `held_out`."""
     words = [variant, *(f"{key}={value}".replace("/", "_") for key, value in choice.items()), f"seed={seed}"]
     return shared.plan(variant, seed, folder / ",".join(words), choice | dict(settings or held_out(shared)))
 
@@ -174,7 +175,7 @@ def held_out(shared: SharedSettings) -> dict[str, Value]:
 
 
 def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]) -> None:
-    """Raise a `ConfigError` with all reasons why the settings cannot be tuned."""
+    """Raise a `ConfigError` with all errors in `tuning`, such as seeds that the comparison uses, too (`reported`)."""
     problems = []
     if not tuning.seeds:
         problems.append("tuning needs at least one seed that is not a seed of the comparison: set its seeds")
@@ -216,7 +217,7 @@ def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> tuple[list[Ch
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:
-    """Return the choices, extended to `number` by learning rates between and beyond those tried."""
+    """Return up to `number` configurations: the choices, then copies with learning rates between and beyond theirs."""
     rates = sorted({float(each[RATE]) for each in choices if RATE in each})
     filled = list(choices)
     while len(filled) < number and rates and rates[0] > 0:

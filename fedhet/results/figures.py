@@ -144,13 +144,13 @@ def new_figure(height: float) -> tuple[Figure, Axes]:
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write a finished figure as a PNG file on white; create the folder if it is missing."""
+    """Write a figure to a PNG file with a white background; create the folder if it is missing."""
     white: dict[str, Any] = {"format": "png", "dpi": 220, "facecolor": "white", "metadata": {"Software": None}}
     write_whole(path, lambda temporary: figure.savefig(temporary, **white))
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """Return a finished figure as a transparent SVG element, whose text and grid have the colours of the page.
+    """Return a figure as a transparent SVG element, whose text and grid have the colours of the page.
 
     Every id in the SVG begins with `name`, so that ids are unique within a page.
     """
@@ -172,7 +172,7 @@ def look(position: int) -> dict[str, Any]:
 
 
 def draw_line(axes: Axes, points: Sequence[tuple[float, float]], **options: Any) -> None:
-    """Draw points as a line, with markers if there are few points; do nothing without points."""
+    """Draw points (x, y), if any, as a line with matplotlib's `options`, and with markers if there are few points."""
     if points:
         axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 40 else None, markersize=3, **options)
 

@@ -120,7 +120,7 @@ def last_round(rows: Iterable[Row]) -> int:
 def scored_curve(
     rows: Sequence[Row], which: Which, measure: Literal["accuracy", "loss"] = "accuracy"
 ) -> list[tuple[int, float]]:
-    """Return the learning curve on the clients' own test sets or, if there is none, on the common test set."""
+    """Return the `learning_curve` of clients' own test sets or, if there is none, of the common test set."""
     return learning_curve(rows, which, measure=measure) or learning_curve(rows, which, test="common", measure=measure)
 
 
@@ -173,14 +173,14 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
 def _last(
     rows: Sequence[Row], which: Which, test: TestSet, statistics: Sequence[str] = STATISTICS
 ) -> dict[str, float] | None:
-    """Return the last accuracy of an evaluation in each of the `statistics`, or None if one of them is missing."""
+    """Return the last value of `learning_curve` for each of the `statistics`, or None if one of them is missing."""
     curves = {name: learning_curve(rows, which, name, test) for name in statistics}
     return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The content of a run directory; files that an unfinished run has not written are empty or None."""
+    """The content of a run directory (`ran`: host and command); files that an unfinished run lacks are empty."""
 
     folder: Path
     settings: dict[str, Any]
@@ -232,7 +232,7 @@ class RunFiles:
         return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
 
     def measured(self, test: TestSet) -> tuple[int, dict[str, str]]:
-        """Return the number of evaluated clients, and why others failed, by name; (0, {}) if the server evaluates."""
+        """Return how many clients were evaluated on `test`, and why others failed, by name; (0, {}) without clients."""
         for row in reversed(self.rows):
             if last := (row if test == "own" else row.get(test) or {}).get(self.scored):
                 clients = int(last.get("clients", 0))

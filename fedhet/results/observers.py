@@ -78,7 +78,7 @@ def flat(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Logger(Observer):
-    """Observer that calls `log` with the numbers of each round, and `end` with True if the run completed."""
+    """Observer that calls `log` with each round's metrics and number, and `end` with whether the run completed."""
 
     def __init__(self, log: Callable[[dict[str, float], int], object], end: Callable[[bool], object]) -> None:
         self._log, self._end = log, end

@@ -75,7 +75,7 @@ class RunDirectory(Observer):
         log.info("results go to %s", folder)
 
     def _begin(self) -> None:
-        """Restore the files to the checkpoint, and write `config.toml`; called when resuming is certain to succeed."""
+        """Cut the files back to the checkpoint's round, and write `config.toml`; only the first call has an effect."""
         if not self._unchanged:
             return
         self._unchanged = False
@@ -206,7 +206,7 @@ class RunDirectory(Observer):
         return [path for path in (self.folder / "checkpoint").glob("*.safetensors") if path.stem.isdecimal()]
 
     def _checkpoint(self) -> Path | None:
-        """Return the checkpoint to resume from, and read the rows up to its round, which `_begin` then writes."""
+        """Return the checkpoint to resume from, or None; keep the rows up to its round, which `_begin` writes."""
         rounds, planned = self.config.rounds, toml.load(self.folder / "config.toml").get("rounds", 0)
         last = max(self._checkpoints(), key=lambda path: int(path.stem), default=None)
         if last and 0 < planned < rounds:

@@ -135,7 +135,7 @@ class Section:
 
 
 def table(lines: Table) -> str:
-    """Return a table as HTML, for a notebook."""
+    """Return a table, whose first line has the headings, as HTML for a notebook."""
     return _render("{{ table(lines[0], lines[1:]) }}", lines=lines)
 
 

@@ -42,7 +42,7 @@ class State:
         run: random identifier of the run, under which clients store their state; empty if they store it in the run
             directory.
         public: digest of the public dataset, empty without one; `public_size` is its number of examples.
-        common: values that must be equal for all clients, by name (`Hooks.common`).
+        common: values that must be equal for all clients, by name.
         model: shared arrays by key; if whole networks are shared, the global model.
         stopped: the last round of training, if an observer set it to end training early; else 0.
     """
@@ -59,7 +59,7 @@ class State:
     stopped: int = 0
 
     def aside(self) -> Self:
-        """Return a shallow copy, which shares arrays and `clients`, but no other dictionaries and lists."""
+        """Return a copy with new dictionaries and lists; it shares only arrays and `clients` with this state."""
         values = vars(self) | {"clients": ()}  # which may be many
         copies: dict[str, Any] = {n: value.copy() for n, value in values.items() if isinstance(value, dict | list)}
         return replace(self, **copies)

@@ -149,7 +149,7 @@ class ProgressLine(Observer):
         self._news, self._numbers = "", list[str]()
 
     def prepare(self, name: str, doing: str) -> None:
-        """Show the line before the run starts, with a description of the current step."""
+        """Show the line before the run starts, with the `name` and a description (`doing`) of the current step."""
         self._live.update(self._task, description=printable(name), news=doing)
         self._live.start()
 
