@@ -48,7 +48,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return Payload()
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the term eta(t) (1 - CKA) on batches of the alignment examples X(t).
+        """Return the loss term eta(t) (1 - CKA) of representations of X(t) and their target, on mini-batches.
 
         With `rad-every` = k, the term is added in every k-th step, with k times the weight.
         """

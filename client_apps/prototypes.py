@@ -126,7 +126,7 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
     """Trains representations (Phi) towards global prototypes of classes; sends the client's mean Phi of each class."""
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the term with the squared distance of representations to the prototypes of their labels, if any."""
+        """Return the loss term of squared distances of representations to their classes' prototypes, if any."""
         if not len(self.classes):
             return ()
         phi, rows, weight = {"phi": self.client.representation}, self.rows(), self.options.weight

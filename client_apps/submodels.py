@@ -218,7 +218,7 @@ class DepthFL(ByDepth[declared.DepthFLOptions]):
         return super().handshake(payload)
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return a term with the losses of all exits except the last one, and the distillation between all exits."""
+        """Return a loss term: the losses of all exits except the last one, and the distillation between all exits."""
         model, keys = cast(Exits, self.client.model), self.options
         others = {name: Output(model, name) for name in (f"{EXITS}.{number}" for number in range(model.depth - 1))}
         left = 1 - min(self.client.request.round - 1, keys.ramp_up) / keys.ramp_up if keys.ramp_up else 0.0

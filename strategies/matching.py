@@ -198,7 +198,7 @@ class FedMAState(MatchedState):
 
 
 class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
-    """Matches and averages one layer per round; with `rounds = 0` (the default), a run has `fedma.passes` passes."""
+    """Matches and averages one layer per round, in `fedma.passes` passes over all layers if `rounds` is 0 (default)."""
 
     method = fedma
     state_class = FedMAState

@@ -132,7 +132,7 @@ class Method:
             `strategies/` or `client_apps/` or, without one, `fedhet.server.FederatedStrategy`, which averages shared
             arrays, and `fedhet.client.ClientSide`, which trains on the client's examples.
         common: the paper's values of common keys.
-        own: values for the user's own models and data that differ from `OWN_SETTINGS`.
+        own: values of keys for a user's own models and data, where they differ from all methods' (`OWN_SETTINGS`).
         trains: what clients train, such as a hypernetwork, if it is not their network. In a comparison such a method
             has its own optimizer and learning rate.
         family: the prefix of the method's keys: its name, or that of the method that it is a `variant` of.
