@@ -39,7 +39,7 @@ LARGEST = 1e6
 
 
 def check_finite_features(features: Tensor, name: str) -> None:
-    """Raise a ValueError unless features are (n, d), and a ModelError unless they are finite and at most `LARGEST`."""
+    """Raise a ValueError unless features called `name` are (n, d), a ModelError unless finite and at most `LARGEST`."""
     largest = float(check_features(features, name).abs().max())
     if not largest <= LARGEST:
         raise ModelError(f"{name} must be finite and at most {LARGEST:.0e}, got {largest:.1e}: has training diverged?")

@@ -54,7 +54,7 @@ def expand(
 ) -> dict[str, Array]:
     """Return the state of a wider network that has the units of `state` at the assigned indices, and zeros elsewhere.
 
-    The wider network, of widths `sizes`, computes the same function unless it has norms over all units.
+    It has widths `sizes`, and computes the same function unless it normalises over all units, as LayerNorm does.
     """
     local = enumerate(widths(state, groups))
     wide = groups.with_widths([sizes[index] if index in assignments else width for index, width in local])

@@ -126,9 +126,9 @@ PARTS: dict[str, Callable[[str, Shape], float]] = {
 def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tensor:
     """Return the initial value of a parameter of a `GraphHypernetwork`; raises a ValueError for unknown parameters.
 
-    `key` is `heads.<type>.<role>.<part>`, `latents.<part>.<type>`, `embedding...` or `tiles...`. Without `normalise`, a
-    dense head is drawn from Xavier's normal distribution times (2 inputs / width of z)^.5 (Litany et al., 2022), and
-    the layer that computes the latent vector z is initialised as in PyTorch.
+    `key` is its name: `heads.<type>.<role>.<part>`, `latents.<part>.<type>`, `embedding...` or `tiles...`. Without
+    `normalise`, a dense head is drawn from Xavier's normal distribution times (2 inputs / width of z)^.5 (Litany et
+    al., 2022), and the layer that computes the latent vector z is initialised as in PyTorch.
     """
     parts, generator = key.split("."), torch_generator(seed, "hypernetwork", key)
     try:

@@ -100,7 +100,7 @@ def _linear(z: Tensor, maps: Tensor) -> Tensor:
 
 
 class Vector(nn.Module):
-    """A head that generates biases and norms: the initial value plus a learned linear map of the latent vector z."""
+    """A head that generates vectors, such as biases: the initial value plus a learned linear map of latent vector z."""
 
     def __init__(self, slot: Slot) -> None:
         super().__init__()

@@ -100,14 +100,14 @@ def estimate_variances(
     prior_mean: npt.ArrayLike = 0.0,
     **options: Any,
 ) -> dict[str, float]:
-    """Estimate `sigma2` and `sigma0_2` for a layer so that corresponding neurons of clients are merged.
+    """Estimate `sigma2` and `sigma0_2` so that corresponding neurons of clients are merged; return them by name.
 
         sigma0_2 = v,    sigma2 = v (v + e) / (v - e)
 
     v is the variance of all rows around the prior mean, and e the residual variance of merged rows. Merging two rows of
     correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2); sigma2 places this threshold halfway
     between the correlations of unrelated rows (0) and of the matches (1 - e / v). Starting with sigma2 = v, matching
-    and estimation alternate until sigma2 converges. If no rows are merged, or if e > v / 2, sigma2 is v.
+    (with `options`) and estimation alternate until sigma2 converges. If none are merged, or if e > v / 2, sigma2 is v.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)
