@@ -116,7 +116,7 @@ class Policy:
     def check_examples(self, count: int, batch_size: int) -> None:
         """Raise `Refused` if a client, or one of its batches, has fewer examples than min-examples.
 
-        Weights can depend on the last step alone, for example if a large weight decay erases the earlier steps.
+        Batches count, because weights can depend on the last step alone, for example with a large weight decay.
         """
         if count < self.least:
             raise Refused(
@@ -262,9 +262,9 @@ def opened(
     """Read a message: return the client's identity and configuration, the server's request, and the node's policy.
 
     Nothing is loaded or computed for a message that the policy refuses. `in_cluster` says whether this process
-    simulates clients on a Ray cluster of several machines. Raises a WireError if the message is not from fedhet's
-    server, a ConfigError if the node config is invalid or the clients' state folder is missing on this machine, and
-    `Refused` if the policy refuses the method, or the settings that split the node's data changed in this run.
+    simulates clients on a Ray cluster, and `settings` returns a client's own settings. Raises a WireError if a message
+    is not from fedhet's server, a ConfigError if the node config is invalid or the client's state folder is missing,
+    and `Refused` if the policy refuses the method, or the settings that split the node's data changed in this run.
     """
     request, text = read_request(message.content)
     proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(text).encode())

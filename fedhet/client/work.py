@@ -145,7 +145,7 @@ def join(job: Job) -> ClientWork[Payload]:
     """Train and evaluate a client that joins after the last round, from received weights and from random weights.
 
     Both trainings re-estimate BatchNorm's statistics, then use the same batches for `unseen-epochs` epochs. The network
-    is evaluated before the first epoch and after each epoch.
+    is evaluated before the first epoch and after each epoch; `job.measured` gets the results, and the payload is empty.
     """
     client, config = job.client, job.client.config
     if not job.policy.tells_metrics:

@@ -171,7 +171,7 @@ def publish(
     execute: Execution,
     more: Sequence[Section] = (),
 ) -> None:
-    """Print a comparison's tables and write its files, with the sentence `verdict` and `more` sections on the page."""
+    """Print a comparison's tables to the console of `execute`, and write its files; `more` sections are on its page."""
     out, results = done.folder, done.results
     separate = tables.separate_tables(results, done.baseline)
     for lines in separate:

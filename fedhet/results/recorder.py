@@ -257,7 +257,7 @@ class RunDirectory(Observer):
 def recorded(
     folder: Path, config: Config, engine: str, *, resume: bool = False, **arguments: Any
 ) -> Iterator[tuple[RunDirectory, *tuple[Observer, ...]]]:
-    """Open and lock a run directory; yield its `RunDirectory`, created with `arguments`, and the loggers.
+    """Context manager that locks a run directory, and yields a `RunDirectory`, created with `arguments`, and loggers.
 
     Raises a ConfigError if folder or loggers cannot be used, and a FedhetError that says how to resume the run if
     writing fails.
