@@ -54,7 +54,7 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
-        """Map each generated array to the shared key of the hypernetwork's first array, since it depends on all."""
+        """Map each generated array to the key of the hypernetwork's first array, one of those that all generate it."""
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def begin(self, payload: Payload) -> None:

@@ -261,7 +261,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return Payload({"last": self.state.last}) if keeps else self.payload_for(client)
 
     def check_reply(self, reply: Reply) -> None:
-        """Check the arrays to match; a client that lost its network sends none and misses the rest of the pass."""
+        """Check the arrays that are matched next; a client that lost its network sends none until the next pass."""
         client, step, sizes = reply.client, self.state.step, self.sizes
         if reply.report.lost_state >= 0 and client in self.state.holding and "update" not in reply.arrays:
             return

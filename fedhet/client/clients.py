@@ -212,7 +212,7 @@ class Clients:
         return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
-        """Build a network, or the whole from which `part` is cut, with client `owner`'s or common initial weights."""
+        """Build a client's network, or its `part` of a network, with initial weights seeded by `owner` (or `all`)."""
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
             model = self._model(info) if self._model else client_setup.model_of(info)

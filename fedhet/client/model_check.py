@@ -279,7 +279,7 @@ def _repeatable(job: Job, doing: str, read: Callable[[], Tensor]) -> list[Tensor
 
 
 def _task(job: Job) -> str:
-    """Return the task as text, with the value of a user's own loss for arbitrary outputs and labels."""
+    """Return a text that changes with the task; a loss of the user is told apart by its value on fixed outputs."""
     client, task = job.client, job.client.task
     if task.own_loss is not None:
         like, labels = client.read(client.data.train.inputs[:ROWS]), client.data.train.labels[:ROWS]

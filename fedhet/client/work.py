@@ -267,7 +267,7 @@ def _has_own_model(side: AnySide) -> bool:
 
 
 def measure(job: Job, when: str) -> ClientWork[None]:
-    """Evaluate the network, unless the node's policy forbids metrics; `when` is `received` or `trained`.
+    """Evaluate the network for `job.measured[when]`, unless the node's policy forbids metrics; `when` is as in `Loop`.
 
     Evaluation does not influence training: its random numbers have their own seed, the same in every round, and buffers
     that a network changes in evaluation mode are restored.

@@ -187,7 +187,7 @@ def from_factors(packed: Arrays, before: Arrays, spec: Spec, group: str) -> Arra
 
 
 def add_factors(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
-    """Add valid changes (see `to_factors`) to the arrays `before`; on one machine, results are always identical."""
+    """Return `before` plus the checked changes `packed` of `to_factors`, equal at the server and all clients."""
     after: Arrays = {}
     for name, (shape, dtype) in spec.items():
         if (change := packed.get(name)) is None:
@@ -258,7 +258,7 @@ class Fields:
         return int(self._read(key, default, int, right, lambda number: least <= number <= at_most))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Read a number of at most `LARGEST` in absolute value; larger numbers come from diverged training."""
+        """Return the number `key` or `default`; a WireError if it is beyond `LARGEST`, as training has diverged."""
         right = f"a number up to {LARGEST:.0e}: training diverged, lower learning-rate"
         return float(self._read(key, default, int | float, right, lambda number: abs(number) <= LARGEST))
 

@@ -186,7 +186,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def multiplies(model: nn.Module) -> bool:
-    """Return whether a factor on each layer's weights compounds over more than `DEEP` layers without normalisation."""
+    """Return whether a network has more than `DEEP` layers and no normalisation, so that their scales multiply."""
     deep = sum(isinstance(module, nn.Linear | _ConvNd) for module in model.modules()) > DEEP
     return deep and not any(isinstance(module, _NORMS) for module in model.modules())
 

@@ -65,7 +65,7 @@ class Outputs:
         return F.cross_entropy(self.scores(outputs), labels, reduction="none")
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of a batch's losses, the number of predictions, and tensors from which `measure` computes."""
+        """Return the sum of a batch's losses, the number of predictions, and tensors for `measure`."""
         scores = self.scores(outputs)
         loss = F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum")
         return loss, labels.numel(), ((scores.argmax(-1) == labels).sum(),)

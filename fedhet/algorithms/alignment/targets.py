@@ -98,8 +98,8 @@ def check_posteriors(values: Tensor) -> None:
 def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
     """Return Z `(L, k)`: the k leading left singular vectors of all clients' posteriors, with rows of length 1.
 
-    `sent` has the posteriors `(L, C_i)` of each client for the same L examples; `count_clusters` chooses k. Rows of Z
-    are zeros for examples whose posteriors equal the mean.
+    `sent` has the posteriors `(L, C_i)` of each client for the same L examples; `count_clusters` chooses k. A row of Z
+    is zero if the example's posteriors equal the means over all examples.
     """
     parts = [centred(posteriors.double()) * (1 / len(sent)) ** 0.5 for posteriors in sent]
     eigenvalues, vectors = spectrum(torch.cat(parts, 1))

@@ -68,7 +68,7 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
 
 def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
-    """Return the first list of `count` names in `chosen` whose modules all exist; raise an error if there is none."""
+    """Return the first list in `chosen` (a,b;c,d) of `count` modules of `model`, or raise an error without one."""
     have = [name for name, _ in model.named_modules() if name]
     lists = [tuple(filter(None, map(str.strip, part.split(",")))) for part in chosen.split(";")]
     for names in lists:
@@ -201,7 +201,9 @@ class Exits(nn.Module):
     def __init__(self, network: nn.Module, count: int, names: str = "") -> None:
         super().__init__()
         if EXITS in network._modules:
-            raise ModelError(f"{type(network).__name__} has a module named 'exits': rename it")
+            raise ModelError(
+                f"{type(network).__name__} has a module 'exits', a name that exits after blocks need: rename it"
+            )
         # The network itself is not a submodule, so that its arrays keep their names.
         self.__dict__.update(network=network, count=count, names=names)
         self._parameters, self._buffers = network._parameters, network._buffers

@@ -233,7 +233,7 @@ def _linear(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Axis:
-    """Return the axis of a layer's outputs, the first of its weight and bias; `layout` has its segments, if known."""
+    """Return the axis of a layer's outputs, dimension 0 of its weight and bias; `layout` is this axis if known."""
     layout = variables.bind(node, "weight", 0, layout, writes=True)
     if "bias" in node.parameters:
         variables.bind(node, "bias", 0, layout, writes=True)

@@ -210,7 +210,7 @@ class Tiles(nn.Module):
 
 
 def _laid(tiles: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
-    """Join tiles, of which `grid` has the number along each axis, and return the array cropped to `shape`."""
+    """Join tiles into one array, `grid[i]` of them along axis i, and crop it to `shape`."""
     sides = (TILE, TILE, KERNEL, KERNEL)[: len(grid)]
     axes = [axis for place in range(len(grid)) for axis in (place, place + len(grid))]
     sizes = [count * side for count, side in zip(grid, sides, strict=True)]

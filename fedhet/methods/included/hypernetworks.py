@@ -32,7 +32,7 @@ class FLHAGHNOptions(Options):
 
     @property
     def uses(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Common keys that the method needs: `architectures`, which give the layer types, unless the head is tiled."""
+        """Common keys that the method needs: `architectures` with their layer types, but not with `head = tiled`."""
         return () if self.head == "tiled" else ("architectures",)
 
     def suited(self) -> dict[str, tuple[Value, str]]:
