@@ -38,7 +38,7 @@ _FACTS: dict[str, Callable[[ClientInfo], Any]] = {
 """Arguments that a user's function can take, by name."""
 
 _RETURNED = {"model": "network", "data": "train, test", "client_settings": '{"local-epochs": 2}'}
-"""What a user's function returns, by argument."""
+"""Examples of the value that a user's function must return, by argument."""
 
 _CLIENT_NAMES = {"cid", "client_id", "id", "idx", "index", "node_id", "number", "partition", "rank"}
 """Names of a model function's parameters with defaults that could be meant as the client."""

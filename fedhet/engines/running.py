@@ -38,6 +38,7 @@ from fedhet.tasks import Task
 from fedhet.utils import text
 from fedhet.utils.files import check_place
 from fedhet.utils.machine import cores, device_of, process_restored, room_on
+from fedhet.utils.randomness import seeded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -271,7 +272,8 @@ def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
     if device.type == "cpu":
         dataset = client_setup.dataset_of(config)
         example = dataset.transform(dataset.train.inputs[:1])
-        built = {name: models.build(name, dataset.input_shape, dataset.classes).eval() for name in {*names}}
+        with seeded(0, "batches"):  # else the caller's random numbers would be other ones afterwards
+            built = {name: models.build(name, dataset.input_shape, dataset.classes).eval() for name in {*names}}
         small = {name for name, model in built.items() if _work(model, example) * config.batch_size <= MOST}
         names = [name if name in small else "" for name in names]
     return names, BATCH

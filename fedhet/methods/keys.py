@@ -14,7 +14,7 @@ Value = bool | int | float | str
 About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
 OwnPart = Literal["data", "model", "loader", "augmentation"]
-"""What a user can pass: data, models, a DataLoader with its own batch size, or an `augment` function."""
+"""Things that a user can pass: data, models, a DataLoader with its own batch size, or an `augment` function."""
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "at_least": (">=", operator.ge, "at least"),

@@ -78,7 +78,7 @@ class Hooks(Generic[P, S]):
 
     @property
     def traits(self) -> Traits:
-        """What the method needs and what clients share, with the configured values of the method's own keys."""
+        """The method's needs and the arrays that clients share, for the configured values of the method's keys."""
         return self.run.traits
 
     @property

@@ -97,7 +97,7 @@ class Run:
 
     @property
     def traits(self) -> Traits:
-        """What the method needs and what clients share, with the configured values of the method's own keys."""
+        """The method's needs and the arrays that clients share, for the configured values of the method's keys."""
         return self.method.traits_of(self.config.options)
 
     @property

@@ -1,4 +1,4 @@
-"""Time of matching against the assignments that it cannot do without."""
+"""Time of matching VGG-9's rows (filters or neurons, by inputs and a bias) against the assignments alone."""
 
 import time
 
@@ -9,14 +9,12 @@ from threadpoolctl import threadpool_limits
 
 from fedhet.algorithms.matching import bbp_map, match_layer
 
-# VGG-9's rows: filters or neurons, inputs and a bias.
 VGG9 = [(32, 28), (64, 289), (128, 577), (128, 1153), (256, 1153), (256, 2305), (512, 4097), (512, 513)]
 
 
 def initial_layers(clients: int, rows: int, columns: int) -> list[np.ndarray]:
     """Layers as PyTorch initialises them: uniform within 1 / sqrt(inputs)."""
-    random = np.random.default_rng(0)
-    bound = (columns - 1) ** -0.5
+    random, bound = np.random.default_rng(0), (columns - 1) ** -0.5
     return [random.uniform(-bound, bound, (rows, columns)).astype(np.float32) for _ in range(clients)]
 
 
