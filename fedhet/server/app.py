@@ -1,4 +1,4 @@
-"""Run the server side of a method on any Flower grid, or as a Flower ServerApp."""
+"""The server side of a run: on any Flower Grid, or as a Flower ServerApp."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -45,10 +45,20 @@ def serve(
     evaluate_fn: EvaluateFunction | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
-    """Run the server side of a method on a grid, and record the run in a folder; with `resume`, continue the run there.
+    """Run the server side of a method, and write the results to a run directory.
 
-    `model`, by default that in the user's `functions`, is needed if the server builds networks that are not configured.
-    Without `evaluate_fn`, the server evaluates the global model on the common test set, if `test-on` includes it.
+    Args:
+        config: complete configuration, which names the method.
+        grid: connection to the clients.
+        folder: the run directory.
+        engine: where clients run (the key `engine`), for the record: "local", "ray" or a SuperLink connection.
+        resume: whether to continue the run in `folder` from its checkpoint.
+        public: the public dataset, if the method uses one.
+        model: the clients' models, by default `functions.model`; needed if the server builds networks of users' models.
+        functions: models, data and task that a user passes in Python, in place of the configured ones.
+        evaluate_fn: evaluates the global model at the server; by default on the common test set, if `test-on` is
+            "global" or "both".
+        observers: objects that are notified of every round.
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)
@@ -68,15 +78,19 @@ def make_server_app(
     evaluate_fn: EvaluateFunction | None = None,
     methods: Sequence[Method] = (),
 ) -> ServerApp:
-    """Return a Flower ServerApp that runs the configured method.
+    """Return a Flower ServerApp that runs the method which the run config names.
 
     Args:
-        model: The clients' models, as for `make_client_app`; needed if the method builds networks at the server.
-        public: Returns the public dataset for a configuration: raw inputs (n, ...) or a pair (inputs, labels). By
-            default, it is held out of the configured data set (`public-samples`) or comes with the clients' data.
-        evaluate_fn: Evaluates the global model at the server; by default on the common test set, if `test-on`
-            includes it.
-        methods: Methods to register; raises a ConfigError if an installed method has the same name.
+        model: function from a `ClientInfo` to the client's `nn.Module`, as for `make_client_app`; needed if the
+            server builds networks, and clients do not have the configured architectures.
+        public: function from the configuration to the public dataset: raw inputs (n, ...) or a pair (inputs, labels).
+            By default, it is held out of the configured data set (`public-samples`) or comes with the clients' data.
+        evaluate_fn: evaluates the global model at the server; by default on the common test set, if `test-on` is
+            "global" or "both".
+        methods: your own methods, if no installed package registers them.
+
+    Raises:
+        ConfigError: an installed method has the same name as one in `methods`.
     """
     for method in methods:
         registry.register(method)
@@ -113,7 +127,10 @@ def make_server_app(
 def _on_common_test(
     strategy: FederatedStrategy[Any, Any], functions: UserFunctions, device: torch.device
 ) -> EvaluateFunction:
-    """Return a function that evaluates the global model on the common test set, on the given device."""
+    """Return an `evaluate_fn` that evaluates the strategy's global model on the common test set, on `device`.
+
+    The test set is that of the configured data set or, if clients have a user's data, of `functions.data`.
+    """
     own = cache(partial(functions.common_test_set, strategy.config))
 
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -142,4 +159,4 @@ def _on_common_test(
 
 
 app = make_server_app()
-"""The ServerApp of `flwr run`."""
+"""The ServerApp that `flwr run` starts."""

@@ -1,4 +1,4 @@
-"""The state of a run and of its current round, which all server objects share, and the run's folder."""
+"""The state of a run and of its current round at the server, and the names of run directories."""
 
 import time
 from collections import Counter
@@ -33,7 +33,18 @@ GIVE_MODELS = "give the server the clients' models: make_server_app(model=...), 
 
 @dataclass
 class Round:
-    """The current round: the clients in `training`, failures, bytes sent (`down`) and received (`up`), and so on."""
+    """The state of the current round.
+
+    Attributes:
+        closing, final: whether this is the closing round (`closing-epochs`), or the evaluation after the last round.
+        started: start time in seconds (`time.perf_counter`).
+        training: names of the clients that train.
+        sent: messages that await a reply, by node id.
+        failures: a dict with entries `client` and `reason` for each failure.
+        lost: clients that reported the loss of their stored state.
+        cuts: a dict for each clipped update: the `client`, the update's `norm` and the norm after clipping (`to`).
+        down, up: bytes sent to each client, and received from it.
+    """
 
     number: int = 0
     final: bool = False
@@ -48,29 +59,35 @@ class Round:
     up: Counter[str] = field(default_factory=Counter)
 
     def fail(self, client: str, reason: str) -> None:
-        """Record that a client failed in this round, with the reason."""
+        """Record that a client failed in this round, for `reason`, which completes an error message."""
         self.failures.append({"client": client, "reason": reason})
 
     def lines(self) -> list[str]:
-        """Return a line for each reason of failure, with the clients that failed for this reason."""
+        """Return a line of text for each reason of failure, such as "2 clients (0, 3): REASON"."""
         hit = grouped((failure["reason"], failure["client"]) for failure in self.failures)
         return [f"{named(clients)}: {reason}" for reason, clients in hit.items()]
 
     def reasons(self, otherwise: str = "") -> str:
-        """Return the lines of all failures, indented, or `otherwise` if there are none."""
+        """Return the text of `lines`, indented for an error message, or `otherwise` if no client failed."""
         return "\n".join(f"  {line}" for line in self.lines() or [otherwise])
 
 
 @dataclass
 class Run:
-    """The configuration and data of a run, which the server's objects share.
+    """The configuration, data and state of a run, which the objects of a strategy share.
 
     Attributes:
-        model: the user's model function, if clients use the user's own models.
+        method: the declaration of the method: its name, its keys and what it needs.
+        state: the method's state, which is saved in checkpoints.
+        public: the public dataset, if the server has it.
+        model: function that returns a client's network, if clients use a user's own models.
+        round: the current round.
+        metric: name of the clients' metric.
         own_data: whether clients have data other than the configured data set.
-        initial: initial arrays from the caller, until the shared arrays are set to them.
-        flower: whether Flower's loop runs the rounds, instead of `FederatedStrategy.start`.
-        flower_options: arguments of Flower's `FedAvg` that are not keys, such as `min_train_nodes`.
+        devices: the different devices on which clients compute.
+        initial: `initial_arrays` of `FederatedStrategy.start`, until the shared arrays are set to them.
+        flower: whether Flower's `Strategy.start` runs the rounds, instead of fedhet's.
+        flower_options: arguments of Flower's `FedAvg` that are not configuration keys, such as `min_train_nodes`.
         train_config, evaluate_config: entries for the clients' own functions and mods, which are sent unchanged.
         told: texts of the warnings logged so far, in order.
         noise: noise multiplier of each client's `LocalDpMod` (Flower's local differential privacy); 0 without it.
@@ -97,7 +114,7 @@ class Run:
 
     @property
     def traits(self) -> Traits:
-        """The method's needs and the arrays that clients share, for the configured values of the method's keys."""
+        """The properties of the method that depend on its configuration, such as the arrays that clients share."""
         return self.method.traits_of(self.config.options)
 
     @property
@@ -107,27 +124,27 @@ class Run:
 
     @property
     def last_round(self) -> int:
-        """The number of the last round, which is the closing round if there is one."""
+        """The number of the last round: the closing round after the training rounds, if `closing-epochs` is set."""
         return self.training_rounds + bool(self.config.closing_epochs)
 
     def evaluates(self, round: int) -> bool:
-        """Return whether clients are evaluated in a training round."""
+        """Return whether clients are evaluated in this training round, as `evaluate-every` determines."""
         return round % self.config.evaluate_every == 0
 
     def override(self, settings: Mapping[str, Any]) -> None:
-        """Replace the values of keys in the configuration."""
+        """Replace values in the configuration; `settings` has new values by key, such as `rounds`."""
         if settings:
             changed = configuration.resolve({**self.config.flat(), **settings}, strict=False)
             self.config = changed.replace(chosen=self.config.chosen, remarks=self.config.remarks)
 
     def apply_train_config(self) -> None:
-        """Replace the configured values of keys of fedhet's training loop by those in `train_config`."""
+        """Set the configuration keys of fedhet's training loop that `train_config` contains, such as `lr`."""
         flat = self.config.flat()
         ours = flower_names.for_training(self.train_config, flat)
         self.override({key: value for key, value in ours.items() if flat[key] != value})
 
     def warn_once(self, line: str, clients: Sequence[str] = ()) -> None:
-        """Log a warning about `clients`, unless it was logged before in the run."""
+        """Log the warning `line`, after the names of `clients` (if any), unless it was logged before in the run."""
         if line not in self.told:
             self.told.append(line)
             log.warning("%s%s", f"{named(clients)}: " if clients else "", line)
@@ -135,12 +152,12 @@ class Run:
     # ---- networks
 
     def network_like(self, client: str) -> nn.Module:
-        """Return a network of a client's architecture with arbitrary weights; raise a FedhetError if it is unknown."""
+        """Return a new network of a client's architecture; raise a FedhetError if the server cannot build it."""
         known = self.state.clients[client]
         return self._build_network(client, known.architecture, known.partition)
 
     def check_network(self, reply: Reply) -> None:
-        """Raise a FedhetError unless the server can build the network that a client described in its handshake."""
+        """Check that the server can build the network described in a handshake reply; raise a FedhetError otherwise."""
         report = reply.report
         build = partial(self._build_network, report.client, report.architecture, report.partition)
         if not self.model:
@@ -180,7 +197,7 @@ class Run:
 
 
 def named(clients: Sequence[str], most: int = 3) -> str:
-    """Return a phrase with the number of clients and the names of the first `most`, or "client NAME"."""
+    """Return the clients in words: "client NAME", or their number and the names of the first `most` of them."""
     if len(clients) == 1:
         return f"client {clients[0]}"
     return f"{len(clients)} clients ({', '.join(clients[:most])}{', ...' if len(clients) > most else ''})"
@@ -190,15 +207,16 @@ def named(clients: Sequence[str], most: int = 3) -> str:
 
 
 def new_folder(parent: Path, config: Config) -> Path:
-    """Return a path for a new run folder, named after the method, the data set and the time."""
+    """Return an unused path in `parent` for a run directory, named after method, data set and time."""
     folder = parent / f"{config.method_name}-{config.dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     return numbered(folder, Path.exists)
 
 
 def run_folder(config: Config, grid: Grid) -> Path:
-    """Return the folder for a run: `out`, or `out-2`, `out-3`, ... if `out` has a run and `resume` is not set.
+    """Return the path of the run directory: the key `out`, or a new directory in `runs/` if it is not set.
 
-    In Flower's runtime, a relative folder is in `~/.fedhet`, since the SuperLink may have been started anywhere.
+    If there is a run in `out` and `resume` is not set, a number is appended: `out-2`, `out-3`, ... With Flower's
+    runtime, a relative path is in `~/.fedhet`; with the local engine (`grid`), in the current directory.
     """
     home = Path() if isinstance(grid, LocalGrid) else Path.home() / ".fedhet"
     if not config.out:
@@ -208,6 +226,6 @@ def run_folder(config: Config, grid: Grid) -> Path:
 
 
 def numbered(folder: Path, taken: Callable[[Path], bool]) -> Path:
-    """Return the first of `folder`, `folder-2`, `folder-3`, ... for which `taken` returns False."""
+    """Return the first path among `folder`, `folder-2`, `folder-3`, ... for which `taken` returns False."""
     names = (folder.name if number == 1 else f"{folder.name}-{number}" for number in range(1, 100_000))
     return next(place for name in names if not taken(place := folder.with_name(name)))
