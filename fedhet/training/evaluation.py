@@ -20,10 +20,10 @@ from fedhet.utils.randomness import seeded
 Transform = Callable[[Tensor], Tensor]
 
 BATCH = 1024
-"""Number of examples in a batch of an evaluation."""
+"""Maximum number of examples in a batch of an evaluation."""
 
 FEW = 64
-"""Number of examples that are always evaluated at once."""
+"""Maximum number of examples for which an evaluation uses `BATCH` without an estimate of memory."""
 
 MEMORY = 2**29
 """Maximum memory of a batch's activations in an evaluation, in bytes, as estimated by `rows_at_once`."""
@@ -46,10 +46,10 @@ def forward(
     Args:
         model: the network.
         inputs: (n, ...) transformed examples.
-        captures: values to capture inside the network, such as a layer's output, by name.
+        captures: by name, values to capture inside the network, such as the output of a layer.
         until: if given, stop at the head and return this representation (n, d) instead of outputs.
         learns: whether to build an autograd graph.
-        stream: the random stream for dropout, in a pass that leaves the network's buffers unchanged.
+        stream: if given, dropout draws from this random stream, and the pass leaves the network's buffers unchanged.
         bf16: whether to compute in bfloat16 where `torch.autocast` does so; results are float32.
 
     Raises:
@@ -69,8 +69,8 @@ def forward(
         if len(inputs) > 1 or not uses_batch_statistics(model):
             raise
         raise ModelError(
-            "BatchNorm cannot normalise one example by its own statistics: set batch-size to at least 2 and give every "
-            "part of a client's data at least 2 examples, or replace BatchNorm by GroupNorm"
+            "BatchNorm cannot normalise one example by its own statistics: set batch-size to at least 2 and give each "
+            "client at least 2 examples for training and for testing, or replace BatchNorm by GroupNorm"
         ) from error
     captured = {name: site() for name, site in sites.items()}
     if not bf16:
@@ -86,14 +86,20 @@ def uses_batch_statistics(model: nn.Module) -> bool:
 
 @dataclass
 class Prediction:
-    """Predicts with a network: `then` is applied to its outputs or, if `until` is given, to this representation."""
+    """A function from transformed inputs to predictions of a network.
+
+    Attributes:
+        model: the network, evaluated in its current mode without gradients.
+        until: the representation to use instead of the network's outputs, if given.
+        then: function that is applied to the outputs or the representation.
+    """
 
     model: nn.Module
     until: Representation | None = None
     then: Transform = lambda outputs: outputs
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the predictions for transformed inputs."""
+        """Return the predictions (n, ...) for transformed inputs (n, ...)."""
         return self.then(forward(self.model, inputs, until=self.until, learns=False)[0])
 
 
@@ -107,12 +113,11 @@ def evaluate(
     """Return the metric and the loss of predictions for all examples, or None if there are no examples.
 
     Args:
-        predict: a function from transformed inputs to outputs, or a network on the device of the examples, which is
-            left in evaluation mode.
+        predict: function from transformed inputs to outputs, or a network, which is left in evaluation mode.
         examples: the examples to evaluate.
         task: the task, which defines metric and loss.
         prepare: function that transforms raw inputs.
-        network: the network that the function `predict` calls, from which the batch size is chosen.
+        network: the network that the function `predict` calls; its memory determines the batch size.
     """
     total = None
     if isinstance(predict, nn.Module):
@@ -136,7 +141,7 @@ def read(
 ) -> Tensor:
     """Return a model's outputs (n, ...), or the representation `until` (n, d), in batches of at most `rows` inputs.
 
-    `transform` maps raw inputs (n, ...) to the model's inputs. The model is left in evaluation mode.
+    `inputs` (n, ...) are raw, and `transform` maps them to the model's inputs. The model is left in evaluation mode.
     """
     model.eval()
     rows, values = min(rows, rows_at_once(model, inputs, transform)), []
@@ -148,7 +153,8 @@ def read(
 def rows_at_once(model: object, inputs: Tensor | LazyInputs, transform: Transform) -> int:
     """Return the batch size for an evaluation: `BATCH`, or less if activations would need more than `MEMORY` bytes.
 
-    The estimate of memory is three times the largest output of a module in a forward pass of two examples.
+    The estimate of memory is three times the largest output of a module in a forward pass of two examples of `inputs`,
+    to which `transform` is applied. If `model` is not a network, the result is `BATCH`.
     """
     if not isinstance(model, nn.Module) or len(inputs) <= FEW:
         return BATCH
@@ -183,7 +189,7 @@ def reestimate(
         model: the network; it is left in evaluation mode if it has such layers.
         inputs: (n, ...) raw examples; with fewer than two examples nothing changes.
         transform: function from raw inputs to the model's inputs.
-        chosen: function that maps the name of a running mean to whether to re-estimate its layer; by default all.
+        chosen: function that returns whether to re-estimate the layer whose running mean has the given name.
     """
     kinds = kinds_of(model)
     layers: list[_NormBase] = []

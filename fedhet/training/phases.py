@@ -1,7 +1,8 @@
 """The phases of a client's local training, with their optimisers and loss terms.
 
-A method's local training is a list of `Phase`s: FedAvg has one, FedRep trains the head, then the body. A regulariser is
-a loss term: a function of the current `Step` that returns a scalar to add to the task's loss.
+A method's local training is a list of phases. FedAvg has one phase; FedRep has two, which train the head and then the
+rest of the network. A loss term is a function of the current `Step` that returns a scalar to add to the task's loss,
+such as a regulariser.
 """
 
 import inspect
@@ -51,11 +52,14 @@ class Optimisation:
     clip_gradients: float = 0.0
 
     def at(self, rate: float) -> "Optimisation":
-        """Return a copy with the constant learning rate `rate` and no schedule, or this object if `rate` is 0."""
+        """Return a copy with the constant learning rate `rate`, or this object unchanged if `rate` is 0."""
         return replace(self, learning_rate=rate, schedule=None) if rate else self
 
     def build(self, parameters: Sequence[Tensor], *, stacked: bool = False) -> torch.optim.Optimizer:
-        """Return a new optimiser; `stacked` parameters hold those of several networks along their first axis."""
+        """Return a new optimiser for `parameters`.
+
+        If `stacked`, the first axis of each parameter indexes several networks that are trained together.
+        """
         groups: list[dict[str, object]] = [{"params": parameters}]
         if self.weight_decay:
             groups = [
@@ -69,7 +73,7 @@ class Optimisation:
 
 
 def learning_rate(schedule: str, largest: float, done: float) -> float:
-    """Return the learning rate of a schedule after the fraction `done` of the run.
+    """Return the learning rate of a schedule after the fraction `done` of the run; `largest` is its maximum.
 
     `constant` stays at `largest`; `linear` and `cosine` decrease to zero; `one-cycle` (Smith and Topin, 2018) increases
     along a cosine from `largest` / 25 to `largest` at 0.3 of the run, then decreases along a cosine to `largest` / 100.
@@ -86,9 +90,10 @@ def learning_rate(schedule: str, largest: float, done: float) -> float:
 
 @cache
 def eager(kind: type[Kind]) -> type[Kind]:
-    """Return a subclass of a torch optimiser with the same computation, but without torch's compiler and profiler.
+    """Return a subclass of the torch optimiser class `kind` whose steps skip torch's compiler and profiler.
 
-    Importing the compiler takes seconds, and profiling a third of the time of a small network's step.
+    The computation is the same. Importing the compiler takes seconds, and the profiler takes a third of the time of a
+    small network's step.
     """
     step = torch.no_grad()(_bare(kind.step))
     vars(step)["hooked"] = True  # torch takes its hooks to be there
@@ -104,10 +109,13 @@ def _bare(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many_labels: bool = False) -> Tensor:
-    """Return the mean KL(softmax(wanted / T) || softmax(outputs / T)) of logits (n, ..., classes) at `temperature` T.
+    """Return KL(softmax(wanted / T) || softmax(outputs / T)), a scalar, averaged over all axes but the last.
 
-    `wanted` is detached. With `many_labels`, each output is the logit of a separate label, and divergences are averaged
-    over labels. Gradients scale with 1 / temperature^2, for which the caller must compensate.
+    Args:
+        outputs: (n, ..., classes) logits of the network that is trained.
+        wanted: target logits of the same shape, which are detached.
+        temperature: the temperature T. Gradients scale with 1 / T^2, for which the caller must compensate.
+        many_labels: whether each logit belongs to a separate label; divergences are then averaged over labels, too.
     """
     outputs, wanted = outputs / temperature, wanted.detach() / temperature
     divergences = partial(F.kl_div, log_target=True, reduction="none")
@@ -127,9 +135,9 @@ class Step:
         parameters: the network's parameters by name, including frozen ones.
         inputs: (n, ...) transformed examples on the device.
         labels: (n, ...) labels of the examples.
-        rows: (n,) int64, positions of the examples in the phase's examples.
+        rows: (n,) int64, indices of the examples among the phase's examples.
         outputs: the network's outputs for `inputs`.
-        captured: by name, the values inside the network that loss terms capture, (n, ...), with gradients.
+        captured: by name, the values (n, ...) inside the network that loss terms capture, with gradients.
         bf16: whether forward passes are computed in bfloat16.
         task: the task, which defines the loss.
         further: number of examples besides the mini-batch that loss terms have passed through the network.
@@ -161,13 +169,16 @@ class Step:
         return self.mean(self.task.outputs.losses(outputs, self.labels))
 
     def divergence(self, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
-        """Return the `soft_divergence` of the network's `outputs` (n, ...) from `wanted` outputs of the same shape."""
+        """Return the mean divergence (`soft_divergence`) of a network's outputs from target outputs of the same shape.
+
+        `outputs` are (n, ...), `wanted` are the target outputs, and logits of both are divided by `temperature`.
+        """
         kind = self.task.outputs
         scores, wanted = kind.scores(outputs), kind.scores(wanted)
         return soft_divergence(scores, wanted, temperature, many_labels=kind.meaning == "labels")
 
     def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
-        """Return representations (m, d) of transformed examples (m, ...), as part of the autograd graph.
+        """Return representations (m, d) of m transformed examples `inputs` (m, ...), as part of the autograd graph.
 
         Dropout draws from `stream`. The forward pass changes neither buffers nor torch's global random state.
         """
@@ -176,20 +187,20 @@ class Step:
 
 
 Value = Tensor | tuple[Tensor, Mapping[str, Tensor]] | None
-"""A loss term's scalar to add to the task's loss, optionally with scalars to report; None to skip the step."""
+"""The result of a loss term: a scalar loss, or (loss, {name: scalar to record}), or None for no loss in this step."""
 
 Loss = Callable[[Step], Value]
-"""A loss term."""
+"""A loss term: a function of a training step that returns a loss to add to the task's loss."""
 
 
 class Term:
     """A loss term as a pure function `function(step, **constants)`, which can be computed for several clients at once.
 
     Args:
-        function: a function defined in a module, which reads nothing but the step and `constants`.
+        function: a module-level function that reads nothing but the step and `constants`.
         draw: function of a step's number and number of examples that returns more keyword arguments of `function`,
             such as randomly drawn examples, or None to leave the term out of the step.
-        captures: by name in `Step.captured`, values to capture inside the network in each step.
+        captures: values to capture inside the network in each step, by their names in `Step.captured`.
         weighted: whether the function averages over examples only by `Step.mean`, so that padding is ignored.
         public: whether the function reads neither the step's examples nor what the network computes from them.
         constants: keyword arguments of `function`; tensors (also in containers) can differ between clients.
@@ -209,7 +220,7 @@ class Term:
         self.weighted, self.public = weighted, public
 
     def __call__(self, step: Step) -> Value:
-        """Return the scalar to add to a step's loss, or None if `draw` leaves the term out."""
+        """Return the term's loss (or loss and scalars to record) in a step; None if `draw` leaves the term out."""
         drawn = self.draw(step.number, len(step.labels)) if self.draw else {}
         return None if drawn is None else self.function(step, **self.constants, **drawn)
 
@@ -223,8 +234,8 @@ class Phase:
         optimisation: optimiser, batch size and learning rate.
         steps: number of mini-batches, instead of whole epochs, if above 0.
         module: the network to train, if not the client's network.
-        trains: function that returns whether the array of a given name is trained; by default, all are. Frozen
-            parameters stay frozen, and buffers of a module without trained arrays do not change.
+        trains: function that returns whether to train the array (parameter or buffer) of a given name; by default, all
+            are. Parameters without `requires_grad` stay frozen; buffers of layers without trained arrays do not change.
         terms: loss terms to add to the task's loss.
         task_weight: weight of the task's own loss; with 0, labels can be any targets that the terms need.
         examples: the examples to train on, if not the client's training examples.
@@ -245,7 +256,7 @@ class Phase:
 
     @cached_property
     def captures(self) -> dict[str, Capturing]:
-        """By name, the values inside the network that the loss terms capture in each step."""
+        """Values inside the network that the loss terms capture in each step, by name."""
         return {name: value for term in self.terms if isinstance(term, Term) for name, value in term.captures.items()}
 
 
@@ -256,7 +267,7 @@ class Trained:
     Attributes:
         loss: mean loss of the steps, weighted by batch size, times the number of epochs; summed over phases.
         epochs: number of passes over the examples, a fraction for phases with a number of `steps`.
-        recorded: by name, the sum (a scalar tensor) and number of steps of each scalar that loss terms report.
+        recorded: by name, the sum (a scalar tensor) and number of steps of each scalar that loss terms record.
         optimizer: the optimiser with its state.
         work: numbers of gradient steps and of forward passes.
     """
@@ -274,5 +285,5 @@ class Trained:
 
     @property
     def means(self) -> dict[str, float]:
-        """Mean over steps of each scalar that loss terms report, by name."""
+        """Mean over steps of each scalar that loss terms record, by name."""
         return {name: float(total) / count for name, (total, count) in self.recorded.items()}

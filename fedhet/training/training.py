@@ -25,7 +25,7 @@ from fedhet.utils.machine import brought
 from fedhet.utils.statistics import Work
 
 AT_ONCE = 64
-"""Number of examples whose gradients are computed at once."""
+"""Number of examples whose separate gradients are computed at once in differentially private training."""
 
 
 @dataclass
@@ -48,9 +48,9 @@ class Privacy:
     epsilon: float = 0.0
 
     def rows(self, count: int, size: int, steps: int) -> Iterator[Tensor]:
-        """Return an iterator over `steps` batches, with each of the indices below `count` at probability size / count.
+        """Return an iterator over the batches of `steps` steps: index tensors below `count`, drawn by Poisson sampling.
 
-        The call itself spends the privacy budget of all steps.
+        Each index is in a batch with probability `size` / `count`. The call spends the privacy budget of all steps.
         """
         rate = min(size / count, 1.0)
         self.epsilon = self.spend(rate, steps)
@@ -66,7 +66,7 @@ class Privacy:
 
         Args:
             model: the network, without layers that normalise over examples.
-            loss: function of outputs (1, ...) and labels (1, ...) that returns a scalar.
+            loss: function from outputs (1, ...) and labels (1, ...) of one example to its scalar loss.
             inputs: (n, ...) transformed examples; n may be 0.
             labels: (n, ...) labels of the examples.
             size: expected number of examples in a batch.
@@ -120,9 +120,9 @@ def train(
         phase: the phase of training.
         examples: the client's training examples, on the model's device; not used if the phase has its own.
         task: the task, which defines the loss.
-        prepare: function that transforms raw inputs, and augments them if it is given a generator.
+        prepare: function that transforms raw inputs, and augments them if its second argument is a generator.
         generator: random generator of the order of examples and the augmentation; dropout uses torch's global one.
-        before: the combined result of the phases before this one.
+        before: the combined result of the phases before this one; None if this is the first phase.
         privacy: settings of example-level differential privacy, under which all loss terms must be `public`.
 
     Raises:
@@ -184,8 +184,9 @@ def outcome(
 ) -> Trained:
     """Return the combined result of a phase and the phases before it; raise a ModelError if training diverged.
 
-    `examples` is the number of examples, `losses` and `sizes` have the loss and batch size of each step, and `norm` is
-    the largest norm of a parameter after the phase; for other arguments see `Step.further` and `Trained.recorded`.
+    `examples` is the number of examples to train on. `losses` and `sizes` have the loss and the batch size of each
+    step, and `norm` is the largest norm of a parameter after the phase. `further` counts the examples besides the
+    mini-batches that loss terms passed through the network; for `recorded` and `optimizer`, see `Trained`.
     """
     if not before.work.steps and not math.isfinite(losses[0]):
         raise ModelError(
@@ -218,7 +219,10 @@ def _backward(loss: Tensor) -> None:
 
 
 def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], loss: Tensor | None = None) -> Tensor:
-    """Return the task's `loss` (by default that of `step`) plus the loss terms; add their scalars to `recorded`."""
+    """Return a step's total loss: the task's loss and the loss terms of `phase`.
+
+    `loss` replaces the task's loss, if given. The scalars of loss terms are added to `recorded` (see `record`).
+    """
     if loss is None:
         loss = step.loss(step.outputs) if phase.task_weight else 0 * step.outputs.sum()
         loss = loss if phase.task_weight == 1 else phase.task_weight * loss
@@ -233,7 +237,7 @@ def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], l
 
 
 def record(recorded: dict[str, tuple[Tensor, int]], values: Mapping[str, Tensor]) -> None:
-    """Add a step's scalars, by name, to `recorded`, which has the sum and the number of steps of each."""
+    """Add the scalars `values` of one step to `recorded`, which has the sum and the number of steps for each name."""
     for name, each in values.items():
         total, steps = recorded.get(name) or (torch.zeros((), device=each.device), 0)
         recorded[name] = (total + each.detach(), steps + 1)
@@ -241,7 +245,11 @@ def record(recorded: dict[str, tuple[Tensor, int]], values: Mapping[str, Tensor]
 
 @contextmanager
 def only_trained(model: nn.Module, trains: Callable[[str], bool] | None) -> Iterator[list[nn.Parameter]]:
-    """Context manager that yields the parameters `trains` selects, with gradients cleared, and freezes the others."""
+    """Context manager that yields the parameters to train, with gradients cleared; all others are frozen inside it.
+
+    `trains` returns whether to train the parameter with a given name; None trains all. Raises a ModelError if there
+    are none.
+    """
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
     if not live:
@@ -269,7 +277,7 @@ def only_trained(model: nn.Module, trains: Callable[[str], bool] | None) -> Iter
 
 
 def forget_gradients(parameters: Sequence[Tensor]) -> None:
-    """Set gradients to None like `Optimizer.zero_grad`, whose profiling takes a tenth of a small network's step."""
+    """Set the gradients of `parameters` to None; for small networks, this is faster than `Optimizer.zero_grad`."""
     for parameter in parameters:
         parameter.grad = None
 
@@ -277,7 +285,11 @@ def forget_gradients(parameters: Sequence[Tensor]) -> None:
 def mini_batches(
     model: nn.Module, phase: Phase, examples: Examples, generator: torch.Generator, privacy: Privacy | None
 ) -> tuple[Iterator[Tensor], int]:
-    """Return an iterator over the index tensors of a phase's mini-batches, and the number of mini-batches."""
+    """Return an iterator over the index tensors of a phase's mini-batches, and the number of mini-batches.
+
+    `generator` shuffles the `examples`; groups of examples (`examples.groups`) stay in one mini-batch. With `privacy`,
+    mini-batches are drawn by Poisson sampling instead. With BatchNorm in `model`, each has at least two examples.
+    """
     if examples.groups == ():
         return iter(()), 0
     size = phase.optimisation.batch_size
@@ -303,7 +315,11 @@ def mini_batches(
 def batches(
     count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield the mini-batches of a shuffled epoch of `count` examples, as index tensors of at least `least` examples."""
+    """Yield the mini-batches of a shuffled epoch as int64 index tensors on `device` (default: CPU).
+
+    Each has `size` of the `count` examples, except the last: if it had fewer than `least`, it is merged with the one
+    before it. `generator` shuffles the examples.
+    """
     order = torch.randperm(count, generator=generator)
     order = order if device is None else brought(order, device)
     start = 0
@@ -315,7 +331,11 @@ def batches(
 def grouped_batches(
     groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield a shuffled epoch's batches of about `size` and at least `least` rows; `groups` of indices stay together."""
+    """Yield the mini-batches of a shuffled epoch as int64 index tensors, each the union of several `groups`.
+
+    `groups` has the indices (k,) of the examples in each group. Mini-batches have about `size` and at least `least`
+    examples; `generator` shuffles the groups.
+    """
     order = torch.randperm(len(groups), generator=generator).tolist()
     together = max(1, round(size * len(groups) / sum(map(len, groups))))
     start = 0

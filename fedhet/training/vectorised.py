@@ -1,4 +1,4 @@
-"""Training and evaluation of several clients' networks as one batch of networks, by `torch.func.vmap`.
+"""Training and evaluation of several clients' networks together, as one batch of networks, by `torch.func.vmap`.
 
     work = Training(...)
     compute_in_batches([work, ...])  # stacks the parameters of networks with equal architectures and settings
@@ -38,12 +38,16 @@ from fedhet.utils.randomness import seed_everything
 from fedhet.utils.text import log
 
 MOST = 512
-"""Largest number of test examples of a client whose network is evaluated in a batch with other networks."""
+"""Largest number of test examples of a client whose network is evaluated together with other networks."""
 
 
 @dataclass(eq=False)
 class Training:
-    """The arguments of a call of `train`, to compute later; `seed` seeds dropout, `alone` rules out a joint batch."""
+    """A call of `train` with these arguments, computed later, alone or together with other clients' calls.
+
+    `seed` seeds torch's global generator, for dropout. `alone` says that this network must not be trained together
+    with others. `found` is the result, or the error that training raised; it is None until it is computed.
+    """
 
     model: nn.Module
     phase: Phase
@@ -58,7 +62,7 @@ class Training:
     found: Trained | ModelError | None = None
 
     def result(self) -> Trained:
-        """Return the phase's result, training now if no batch has done so; raises a ModelError if training diverged."""
+        """Return the phase's result, training now if necessary; raise a ModelError if training diverged."""
         if self.found is None:
             seed_everything(self.seed)
             own: dict[str, Any] = {"generator": self.generator, "before": self.before, "privacy": self.privacy}
@@ -73,7 +77,7 @@ class Training:
         return self.phase.examples or self.examples
 
     def kind(self) -> tuple[Any, ...] | None:
-        """Return a key that is equal for phases that one batch can train; None if this must be trained alone."""
+        """Return a key that is equal for phases that can be trained together; None if this must be trained alone."""
         phase, own = self.phase, self.phase.optimisation
         terms = [term for term in phase.terms if isinstance(term, Term) and term.weighted]
         alone = self.alone or self.privacy or phase.module or own.bf16 or own.schedule
@@ -85,7 +89,11 @@ class Training:
 
 @dataclass(eq=False)
 class Evaluation:
-    """The arguments of a call of `evaluate`, to compute later; `seed` seeds torch's global generator."""
+    """A call of `evaluate`, computed later, alone or together with other clients' calls.
+
+    The arguments are as in `evaluate`, where `transform` is `prepare` and `model` is `network`. `seed` seeds torch's
+    global generator. `found` is the score; it is None until it is computed, or if there are no examples.
+    """
 
     predict: Transform
     examples: Examples
@@ -96,14 +104,14 @@ class Evaluation:
     found: Score | None = None
 
     def result(self) -> Score | None:
-        """Return the score, evaluating now if no batch has done so; None if there are no examples."""
+        """Return the score, evaluating now if necessary; None if there are no examples."""
         if self.found is None:
             seed_everything(self.seed)
             self.found = evaluate(self.predict, self.examples, self.task, self.transform, self.model)
         return self.found
 
     def kind(self) -> tuple[Any, ...] | None:
-        """Return a key that is equal for evaluations that one batch can compute; None if this must run alone."""
+        """Return a key that is equal for evaluations that can be computed together; None if this must run alone."""
         count, prediction = len(self.examples), self.prediction
         if not prediction or not 0 < count <= MOST:
             return None
@@ -129,9 +137,10 @@ def _kind_of(model: nn.Module, examples: Examples, task: Task) -> tuple[Any, ...
 
 
 def compute_in_batches(computations: Sequence[Computation]) -> None:
-    """Train or evaluate networks in batches of equal architectures and settings; `result` then returns each result.
+    """Train or evaluate networks of equal architectures and settings together; `result` then returns each result.
 
-    Computations in no batch, or whose batch raises an exception, are performed when `result` is called.
+    Each of `computations` is a `Training` or an `Evaluation`. Those without an equal partner, or whose joint
+    computation raises an exception, are computed alone when `result` is called.
     """
     groups: dict[Any, list[Any]] = {}
     for each in computations if len(computations) > 1 else ():
@@ -215,9 +224,10 @@ def _train(group: Sequence[Training]) -> None:
 def _padded(
     group: Sequence[Training], drawn: Sequence[Sequence[Tensor]], dtype: torch.dtype
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield inputs, labels, indices and weights (clients, n, ...) of each step, for the clients that have this step.
+    """Yield each step's inputs, labels, int64 indices and weights, (clients, n, ...), for the clients with this step.
 
-    `drawn` has the index tensors of each client's mini-batches, which are padded by examples of weight 0 in `dtype`.
+    `drawn` has the index tensors of each client's mini-batches. They are padded by examples of weight 0; weights have
+    the type `dtype`, and sum to 1 for each client.
     """
     inputs = torch.cat([each.prepare(each.rows.inputs[:], None) for each in group])
     labels = torch.cat([each.rows.labels for each in group])
@@ -231,10 +241,11 @@ def _padded(
 
 
 def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int]) -> Callable[..., Any]:
-    """Return a function for `torch.func.vmap` that computes a client's loss in a step, and the scalars of loss terms.
+    """Return a function that computes one client's loss in step `number`, and the scalars that loss terms record.
 
-    It takes a dict of arguments for each of `terms`, and a mini-batch. `number` is that of the step; the number of
-    examples beyond the mini-batch that terms pass through the network is appended to `passed`.
+    Its arguments, over which `torch.func.vmap` vectorises, are the keyword arguments of each of `terms`, and inputs,
+    labels, indices and weights of the mini-batch. Each call appends to `passed` the number of examples besides the
+    mini-batch that the terms pass through the network.
     """
 
     def of_one(constants: Sequence[Mapping[str, Any]], inputs: Tensor, labels: Tensor, rows: Tensor, w: Tensor) -> Any:
@@ -270,7 +281,6 @@ _places: WeakKeyDictionary[nn.Module, list[tuple[dict[str, Any], str]]] = WeakKe
 
 
 def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Return, for each parameter and buffer, the dict of its module that contains it, and its key in the dict."""
     if model not in _places:  # finding them takes as long as a small network's forward pass
         arrays = (arrays for module in model.modules() for arrays in (module._parameters, module._buffers))
         _places[model] = [(each, key) for each in arrays for key, array in each.items() if array is not None]
@@ -278,9 +288,10 @@ def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
 
 
 def batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any] = (0,)) -> Callable[..., Any]:
-    """Return `function`, which calls `model`, vectorised over networks by `torch.func.vmap`.
+    """Return `function`, which calls `model`, vectorised over several networks by `torch.func.vmap`.
 
-    Its new first argument is the list of `arrays_of` each network, stacked; `dims` are the `in_dims` of the others.
+    The result has a new first argument: the list of the networks' arrays (see `arrays_of`), each stacked along a new
+    first axis. `dims` are the `in_dims` of the other arguments.
     """
     places = _places_of(model)
     before = [arrays[key] for arrays, key in places]
@@ -298,12 +309,12 @@ def batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any] 
 
 
 def arrays_of(model: nn.Module) -> list[Tensor]:
-    """Return a network's parameters and buffers; arrays that two modules share are listed twice."""
+    """Return a network's parameters and buffers as a list; an array that two modules share is listed twice."""
     return [arrays[key] for arrays, key in _places_of(model)]
 
 
 def linear_weights(model: nn.Module) -> list[bool]:
-    """Return for each of `arrays_of(model)` whether it is the weight of an `nn.Linear`.
+    """Return for each array of `arrays_of(model)` whether it is the weight of an `nn.Linear`.
 
     Such weights are stacked transposed, so that their gradients are contiguous and need not be copied.
     """
@@ -312,17 +323,23 @@ def linear_weights(model: nn.Module) -> list[bool]:
 
 
 def transposed(arrays: Sequence[Tensor], chosen: Sequence[bool]) -> list[Tensor]:
-    """Return `arrays`, with the last two axes exchanged in those for which `chosen` is True."""
+    """Return the list `arrays`, with the last two axes exchanged in arrays for which `chosen` is True."""
     return [each.mT if its else each for each, its in zip(arrays, chosen, strict=True)]
 
 
 def stack(values: Sequence[Any]) -> Any:
-    """Stack the tensors at each place of nested containers of equal structure; take other entries from the first."""
+    """Stack the tensors of several nested containers of equal structure, such as dicts, along a new first axis.
+
+    Entries that are not tensors are taken from the first of `values`.
+    """
     return tree_map(lambda *each: torch.stack(each) if isinstance(each[0], Tensor) else each[0], *values)
 
 
 def clip(gradients: Sequence[Tensor], most: float) -> None:
-    """Scale each client's gradients in place to a norm of at most `most`, as `nn.utils.clip_grad_norm_` does."""
+    """Scale each client's gradients in place to a total norm of at most `most`, like `nn.utils.clip_grad_norm_`.
+
+    The first axis of each of `gradients` is that of the clients.
+    """
     norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients]).norm(dim=0)
     factors = (most / (norms + 1e-6)).clamp(max=1.0)
     for each in gradients:
@@ -330,7 +347,10 @@ def clip(gradients: Sequence[Tensor], most: float) -> None:
 
 
 def first_of(count: int, arrays: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return views of the first `count` clients' stacked arrays, and make the optimizer train these from now on."""
+    """Restrict training to the first `count` clients; return views of their part of `arrays`, stacked over clients.
+
+    The optimizer trains these views from now on, with its state cut likewise.
+    """
     chosen = {each: each.detach()[:count].requires_grad_(each.requires_grad) for each in arrays}
     for group in optimizer.param_groups:
         for each in group["params"]:
