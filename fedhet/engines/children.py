@@ -29,21 +29,21 @@ from fedhet.errors import FedhetError
 # times slower than with one thread each.
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-RUN = "fedhet run"
-"""Name of a process that carries out one of several runs."""
+RUN = "fedhet run"  # name of a child process that executes one of several runs
 
 _lock = threading.Lock()  # several threads start processes, which changes the environment for a moment
 _PRELOADED = ("fedhet.engines.running", "fedhet.client.app", "fedhet.server")
 
 
 class ChildError(FedhetError):
-    """Raised if a child process has ended unexpectedly or exceeded a timeout."""
+    """An error of a child process, which has ended unexpectedly or exceeded a timeout."""
 
 
 class Child:
-    """A child process that calls `function(connection, *arguments)`, and ends with its parent.
+    """A child process that calls `function(connection, *arguments)`, and is killed when its parent ends.
 
-    Unlike processes of `multiprocessing`, it does not import the parent's script, which may start runs itself.
+    `connection` is a pipe to the parent, and `name` the name of the process. Unlike a process of `multiprocessing`, it
+    does not import the parent's script, which may start runs itself.
     """
 
     def __init__(self, function: Callable[..., None], *arguments: Any, name: str) -> None:
@@ -56,15 +56,18 @@ class Child:
             there.close()
 
     def send(self, content: object) -> None:
-        """Send a message to the process; if the process has ended, the next `receive` raises a ChildError."""
+        """Pickle an object and send it to the process; if that has ended, the next `receive` raises a ChildError."""
         with contextlib.suppress(ConnectionError):
             send(self.connection, content)
 
     def receive(self, timeout: float | None = None) -> Any:
-        """Return the next message; if the process fails or exceeds the timeout, kill it and raise a ChildError."""
+        """Wait for the next object from the process, and return it.
+
+        If the process fails or does not reply in `timeout` seconds, it is killed, and a ChildError is raised.
+        """
         if timeout is not None and not self.connection.poll(timeout):
             self.end()
-            raise ChildError(f"no reply within {timeout:g} s: increase timeout")
+            raise ChildError(f"no reply within {timeout:g} s from the client's process: increase timeout")
         try:
             return receive(self.connection)
         except Exception as error:  # whatever it was, nothing more can be read from the process
@@ -73,14 +76,14 @@ class Child:
             raise ChildError(f"the process ended with exit code {self.process.exitcode}: see its output") from error
 
     def end(self) -> None:
-        """Kill the process."""
+        """Kill the process and close the connection to it."""
         self.process.kill()
         self.process.join()
         self.connection.close()
 
 
 def prepare(*modules: str) -> BaseContext:
-    """Return a `multiprocessing` context whose fork server, if available, has imported fedhet and `modules`."""
+    """Return a `multiprocessing` context whose fork server, if available, has imported fedhet and the named modules."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -92,7 +95,7 @@ def prepare(*modules: str) -> BaseContext:
 
 @cache
 def _server() -> Any:
-    """Return the fork server, which ends with this process; its socket is in /tmp if TMPDIR is too long for one."""
+    """Return the `ForkServer` object of `multiprocessing`, and let the server's process end with this process."""
     from multiprocessing.forkserver import _forkserver
 
     server: Any = _forkserver
@@ -125,7 +128,7 @@ def _run(function: Callable[..., None], connection: Connection, *arguments: Any)
 
 @contextlib.contextmanager
 def _starting() -> Iterator[None]:
-    """Context whose new processes have one thread, ignore Ctrl-C, and do not import this process's script."""
+    """Context manager in which new processes get one thread, ignore Ctrl-C, and do not import this process's script."""
     main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in _THREAD_LIMITS}
     in_main_thread = threading.current_thread() is threading.main_thread()
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
@@ -144,7 +147,7 @@ def _starting() -> Iterator[None]:
 
 
 def send(connection: Connection, content: object) -> None:
-    """Pickle an object with cloudpickle and send it; the caller must receive the reply before the next object."""
+    """Pickle an object with cloudpickle and send it; the caller must receive a reply before it sends another one."""
     # Pickled into the socket, without copies of large arrays: a tenth of the time of `send_bytes`.
     with io.BytesIO() if sys.platform == "win32" else open(connection.fileno(), "wb", closefd=False) as stream:
         Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(content)
@@ -153,7 +156,7 @@ def send(connection: Connection, content: object) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    """Receive an object; raises an exception, such as EOFError, if the sender has ended."""
+    """Receive and unpickle an object; raises an exception, such as EOFError, if the sender has ended."""
     if sys.platform == "win32":
         return pickle.loads(connection.recv_bytes())  # noqa: S301 - a child's
     with open(connection.fileno(), "rb", closefd=False) as stream:
@@ -165,10 +168,10 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Also pickles cached functions of the user's script, since a child process does not import it."""
+    """A pickler that includes cached functions of the user's script, since a child process does not import it."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Pickle a function of functools.cache or functools.lru_cache without its cached results."""
+        """Return how to pickle `obj` (see `pickle`): a function with `functools.cache` without its cached results."""
         if type(obj) is type(_server) and obj.__module__ == "__main__":
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)

@@ -36,15 +36,15 @@ from fedhet.utils.machine import cores, device_of, ended_by_signals, runs_at_onc
 from fedhet.utils.statistics import client_order
 from fedhet.utils.text import __version__, log
 
-PENDING = 60.0
-"""Seconds for a SuperLink to start a run."""
+PENDING = 60.0  # seconds after which a warning is logged if the SuperLink has not started a run
 
 
 def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequence[Observer] = ()) -> None:
     """Run a configuration through `flwr run`; raises a FedhetError with the reason if the run failed.
 
     The engine is `ray`, for a simulation on this machine, or the name of a SuperLink connection in Flower's config.
-    `folder` is on the server's machine; observers are notified only if it can be read on this machine.
+    `folder` is the run directory on the server's machine; with `resume`, the run in it is continued. `observers` are
+    notified of every round if this machine can read the folder.
     """
     simulated = config.engine == superlink.SIMULATION
     if config.method_name not in registry.installed_methods():
@@ -132,7 +132,7 @@ def _follow(
 
 
 class _Watch:
-    """Reads the run directory repeatedly, and notifies observers of new rounds."""
+    """A reader of the run directory that notifies observers of new rounds."""
 
     def __init__(self, run: RunInfo, last: int, folder: Path, observers: Sequence[Observer]) -> None:
         self._run, self._last, self._folder, self._observers = run, last, folder, observers
@@ -143,11 +143,11 @@ class _Watch:
 
     @property
     def began(self) -> bool:
-        """Whether the history has a round."""
+        """Whether `history.jsonl` contains a round."""
         return self._history.is_file() and self._history.stat().st_size > 0
 
     def look(self) -> None:
-        """Notify observers of rounds that are new in the history."""
+        """Notify observers of the rounds added to `history.jsonl` since the last call."""
         if not self._observers or not self._history.is_file():
             return
         status = self._history.stat()
@@ -169,7 +169,10 @@ class _Watch:
         self._seen = len(rows)
 
     def check(self, otherwise: str, *, completed: bool) -> None:
-        """Raise a FedhetError if the run failed or is not `completed`; it has the summary's reason, or `otherwise`."""
+        """Check that `summary.json` reports no failure and that `completed` is True; else raise a FedhetError.
+
+        Its message is the error in `summary.json` or, if there is none, the text `otherwise`.
+        """
         found = self._summary.read_bytes() if self._summary.is_file() else self._earlier_summary
         summary = {} if found == self._earlier_summary else json.loads(found)
         if summary.get("status", "completed") != "completed" or not completed:
@@ -178,7 +181,7 @@ class _Watch:
             raise FedhetError(f"{summary.get('error', otherwise)}{way_on}")
 
     def end(self, error: BaseException | None = None) -> None:
-        """Notify observers that the run is complete, or failed with `error`."""
+        """Notify observers that the run is complete or, if an `error` is given, that it failed."""
         for observer in self._observers if self._seen >= 0 else ():
             observer.failed(self._run, error) if error else observer.finished(self._run)
 
@@ -204,7 +207,7 @@ def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> 
 
 
 def _federation(config: Config) -> list[str]:
-    """Return the options of `flwr run` for a simulation: number of clients, and CPUs and share of a GPU of each."""
+    """Return options of `flwr run` for a simulation: the number of clients, and the CPUs and GPU share of each."""
     device = device_of(config.device)
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     cpus, share = client_resources(
@@ -225,9 +228,10 @@ def _federation(config: Config) -> list[str]:
 
 
 def client_resources(config: Config, cores: int, memory: int, gpus: int, on_gpu: int) -> tuple[int, float]:
-    """Return a client's CPUs and share of a GPU: as in `client-resources`, or an equal share for values of 0.
+    """Return the number of CPUs and the share of a GPU (0 to 1) for each simulated client.
 
-    `memory` is the machine's free memory in bytes; `on_gpu` is the number of clients that fit in a GPU's memory.
+    They are the values of `client-resources`; a value of 0 is replaced by an equal share of the machine, which has
+    `cores` CPU cores, `memory` bytes of free memory, and `gpus` GPUs with memory for `on_gpu` clients each.
     """
     (cpus, share), threads = config.resources, config.threads_per_client
     room = memory // 10**9  # torch, Flower and fedhet take a gigabyte for each client
@@ -239,7 +243,10 @@ def client_resources(config: Config, cores: int, memory: int, gpus: int, on_gpu:
 
 
 def app_table() -> str:
-    """Return a Flower app's table of keys as TOML: `preset` has its default value, and other keys `""` (not set)."""
+    """Return the config table of a Flower app as TOML text, which declares fedhet's keys.
+
+    `preset` has its default value, and all other keys have `""`, which means not set.
+    """
     keys = [*(key for key, *_ in configuration.keys(outside=False)), configuration.EXTRA]
     keys.sort(key=lambda key: key if "." in key else "")
     declared = {"preset": configuration.DEFAULT_PRESET, **dict.fromkeys(keys, "")}

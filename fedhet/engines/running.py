@@ -1,4 +1,4 @@
-"""Run a federation from beginning to end, for `fedhet run` and `fedhet.run`, and on this machine."""
+"""Runs of a federation from beginning to end: `fedhet.run`, which selects an engine, and the local engine."""
 
 import json
 import multiprocessing
@@ -43,11 +43,8 @@ from fedhet.utils.randomness import seeded
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BATCH = 10
-"""Largest number of clients in a batch with `client-batching = auto`."""
-
-MOST = 10_000_000
-"""Multiply-adds of a client's training step up to which a batch of clients takes less time on a CPU."""
+BATCH = 10  # largest number of clients that are trained as one batch with `client-batching = auto`
+MOST = 10_000_000  # largest number of multiply-adds in a training step for which batches of clients are faster on a CPU
 
 
 @dataclass(frozen=True)
@@ -59,11 +56,11 @@ class RunResult:
 
     @property
     def history(self) -> list[Row]:
-        """The rows of `history.jsonl`."""
+        """Metrics of the rounds: the lines of `history.jsonl`, as dicts."""
         return read_history(self.folder)
 
     def plot(self) -> "Figure":
-        """Plot the accuracy by round; raises a `FedhetError` if no client was evaluated."""
+        """Return a figure of the accuracy by round; raises a `FedhetError` if no client was evaluated."""
         from fedhet.results.figures import accuracy_figure
 
         figure = accuracy_figure(read_run(self.folder))
@@ -97,22 +94,22 @@ def run(
     observers: Sequence[Observer] = (),
     progress: bool = True,
 ) -> RunResult:
-    """Run a federation from beginning to end.
+    """Run a federation from beginning to end; return its directory and summary.
 
     Args:
-        config: settings by key (with `-` or `_`), a TOML file, a preset, a method, or a complete configuration.
-            Settings change the preset named by `preset`; by default the digits preset of the `method`, or the preset
-            `own` if `model` and `data` are given.
-        model: the clients' networks: a function of a client, a class, or a network whose weights all clients start
-            from (`fedhet.make_client_app`); by default the configured architectures.
-        data: the clients' data: a function of a client (`fedhet.make_client_app`); by default the configured data set.
-        task: the task of the user's data: a `fedhet.Task` or a name; by default inferred from labels and outputs.
-        client_settings: settings of single clients: a function of a client that returns a dict
-            (`fedhet.make_client_app`).
+        config: a dict of settings by key (with `-` or `_`), the path of a TOML file, the name of a preset or of a
+            method, or a complete `Config`. Settings change the preset named by the key `preset`; by default the
+            preset of the `method` on the data set digits, or the preset `own` if `model` and `data` are given.
+        model: a function that returns the network of a client (see `fedhet.make_client_app`), a network class, or a
+            network whose weights all clients start from; by default the configured architectures.
+        data: a function that returns the data of a client (see `fedhet.make_client_app`); by default a part of
+            the configured data set.
+        task: the task of `data`: a `fedhet.Task` or its name; by default inferred from labels and outputs.
+        client_settings: a function that returns a dict of settings of a client (see `fedhet.make_client_app`).
         out: the run directory; by default a new one in `runs/`.
         engine: `local`, `ray`, or a SuperLink connection from Flower's configuration; by default the configured one.
-        resume: directory of a run to resume with its configuration, of which `config` may change some keys. Your own
-            method is imported only if `config` names it.
+        resume: the directory of a run to resume with its configuration; `config` may change some of its keys. A method
+            of your own is imported only if `config` names it.
         observers: objects that are notified of every round.
         progress: whether to print the progress of the rounds.
 
@@ -151,7 +148,6 @@ def run(
 
 
 def _checked_here(config: Config, functions: UserFunctions) -> Config:
-    """Return the configuration with absolute paths, after a check that folders, device, data and models can be used."""
     if config.state_dir:
         check_place(Path(config.state_dir).resolve())
     device_of(config.device)  # raises unless it is available
@@ -222,9 +218,10 @@ def run_locally(
     app: ClientApp | None = None,
     functions: UserFunctions = UserFunctions(),  # noqa: B008 - it is frozen
 ) -> None:
-    """Run a complete configuration in this process and its workers; raise a FedhetError if the run fails.
+    """Run a complete configuration in this process and its worker processes; raise a FedhetError if the run fails.
 
-    `app` is the ClientApp, by default the one of `make_client_app` with the user's `functions`.
+    `folder` is the run directory; with `resume`, the run in it is continued. `observers` are notified of every round.
+    `app` is the ClientApp, by default made by `make_client_app` from the user's models and data (`functions`).
     """
     if not config.state_dir:
         config = config.replace(state_dir=str(folder / "state"))
@@ -260,7 +257,10 @@ def run_locally(
 
 
 def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
-    """Return each client's architecture, "" if it trains alone (or no names if all do), and how many train together."""
+    """Return the architecture of each client, and the largest number of clients to train as one batch on `device`.
+
+    The architecture is "" for a client that trains alone; the list is empty if `client-batching` is off.
+    """
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
         raise ConfigError(f"client-batching must be auto, off, or a number of at least 2, not {chosen!r}")
@@ -280,7 +280,7 @@ def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
 
 
 def _work(model: nn.Module, inputs: Tensor) -> float:
-    """Return the number of multiply-adds of a forward pass."""
+    """Return the number of multiply-adds of a forward pass of `model` on a batch of `inputs`."""
     from torch.utils.flop_counter import FlopCounterMode  # imported here, because the import is slow
 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -295,9 +295,11 @@ def shake_hands(
     node_config: Mapping[str, str] = MappingProxyType({}),
     begun: Path | None = None,
 ) -> Any:
-    """Return the method's strategy after a handshake with simulated clients, whose nodes have the given `node_config`.
+    """Return the method's strategy after a handshake with simulated clients, as before the first round.
 
-    With `begun`, the folder of a run, clients continue this run. Raises a `FedhetError` if no client can take part.
+    `functions` are the user's model and data, `public` is the public dataset, and `node_config` is added to the config
+    of each node. If `begun` is a run directory, strategy and clients continue from its state. Raises a `FedhetError`
+    if no client can take part.
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():
         config = config.replace(state_dir=str(begun / "state") if begun else folder, out="")

@@ -30,18 +30,18 @@ _QUIET = {
 
 
 def flwr_home() -> Path:
-    """Return the folder of Flower's config (`FLWR_HOME`)."""
+    """Return the folder of Flower's `config.toml`: `FLWR_HOME` in the environment, by default `~/.flwr`."""
     return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
 
 
 def environment_of_commands() -> dict[str, str]:
-    """Return the environment variables with which Flower's commands run, also without an active virtual environment."""
+    """Return this process's environment variables with the folder of Flower's commands in PATH and telemetry off."""
     path = os.pathsep.join(filter(None, [sysconfig.get_path("scripts"), os.environ.get("PATH")]))
     return {**os.environ, **_QUIET, "PATH": path}
 
 
 def command(name: str) -> str:
-    """Return the path of one of Flower's commands; raises a FedhetError if it is not installed."""
+    """Return the path of the Flower command `name`, such as `flwr`; raises a FedhetError if it is not installed."""
     path = shutil.which(name, path=environment_of_commands()["PATH"])
     if path is None:
         raise FedhetError(f"Flower's command {name!r} is not installed for {sys.executable}: pip install flwr")
@@ -50,7 +50,10 @@ def command(name: str) -> str:
 
 @contextlib.contextmanager
 def superlink(home: Path, place: Path, environment: Mapping[str, str], output: Path) -> Iterator[None]:
-    """Context in which a SuperLink runs, with config folder `home`, working folder `place` and log file `output`."""
+    """Context manager that runs a SuperLink for a simulation, with the given environment variables and log file.
+
+    It creates `home`, the folder of Flower's config, and `place`, the working folder.
+    """
     port = _free_port()
     place.mkdir()
     home.mkdir()
@@ -75,7 +78,10 @@ def superlink(home: Path, place: Path, environment: Mapping[str, str], output: P
 
 
 def begin(words: Sequence[str], place: Path, environment: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """Start a Flower command in the folder `place`, with output to a file, safe from Ctrl-C; return its process."""
+    """Start the Flower command `words` (its name and arguments) in the working folder `place`; return its process.
+
+    It gets the given environment variables, writes to the file `output`, and does not receive Ctrl-C.
+    """
     with output.open("wb") as sink:
         return subprocess.Popen(
             [command(words[0]), *words[1:]],
@@ -94,7 +100,7 @@ def _free_port() -> int:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its children; they are killed, since a simulation ignores a request to stop while it trains."""
+    """Terminate a process, then kill it and its children after 3 seconds, as a simulation may ignore SIGTERM."""
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(process.pid)
         family = [root, *root.children(recursive=True)]
@@ -107,24 +113,24 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def printed(path: Path) -> list[str]:
-    """Return the lines of a command's output in a file, without colours."""
+    """Return the lines of a file with the output of a command, without colour codes."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).splitlines()
 
 
 def tail(path: Path) -> str:
-    """Return the last 20 lines of a command's output in a file, indented and without colours."""
+    """Return the last 20 lines of a file with the output of a command, indented and without colour codes."""
     return "\n".join(f"  {line}" for line in printed(path)[-20:])
 
 
 def started_run(output: Path) -> str | None:
-    """Return the id of the run from a file with the output of `flwr run`, or None if no run has started yet."""
+    """Return the run id from `output`, a file with the output of `flwr run`, or None if no run has started yet."""
     line = re.search(r"Successfully started run (\d+)", "\n".join(printed(output)))
     return line[1] if line else None
 
 
 def status_of_run(output: str) -> tuple[str, str]:
-    """Return a run's status and the details of the status, from the output of `flwr list --format json`."""
+    """Return a run's status (such as `finished:completed`) and its details from the output of `flwr list` as JSON."""
     try:
         row = json.loads(output)["runs"][0]
         return str(row["status"]), str(row.get("status-details") or "")

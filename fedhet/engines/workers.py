@@ -36,12 +36,11 @@ class WorkerGrid(LocalGrid):
     It is a context manager that ends the workers. A worker prefers nodes whose messages it has handled before, then
     slow nodes. If a worker dies or exceeds `timeout` seconds, its client fails, and the worker is restarted.
 
-    Workers receive the ClientApp by cloudpickle, and the loaded data sets named in `datasets`. `room` returns the
-    number of workers that fit in the GPU's memory.
+    Workers receive the ClientApp by cloudpickle, and the loaded data sets named in `datasets`. `room` is a function
+    that returns how many workers fit in the GPU's memory. Other arguments are explained in `LocalGrid`.
     """
 
-    patience = 5.0
-    """Seconds of training in this process before workers are started; 0: the first message waits; infinite: never."""
+    patience = 5.0  # seconds of training in this process before workers are started (0: before training; inf: never)
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class WorkerGrid(LocalGrid):
         self._folder.close()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Yield replies to messages as they arrive; the grid's own timeout applies to each message, not `timeout`."""
+        """Yield replies as they arrive; `timeout` is ignored, as the grid has a timeout for each message."""
         with self._changed:
             keys = dict.fromkeys(self.push_messages(messages))
         while keys:
@@ -126,7 +125,7 @@ class WorkerGrid(LocalGrid):
         if self._room:
             self._number = min(self._number, self._room(), len(self._contexts))
         if self._number < 2:
-            log.info("clients stay in one process: the GPU has no room, or no use, for several")
+            log.info("clients are trained in one process: there is one client, or GPU memory for one process only")
             return
         loaded = {key: dataset for key, dataset in data.LOADED.items() if key[0] in self._datasets}
         content = self._client_app, registry.registered(), loaded, torch.get_default_dtype()
@@ -148,10 +147,13 @@ class WorkerGrid(LocalGrid):
 
     def _alone(self, reason: str) -> None:
         self._number, self._threads, self._took_over = 1, [], False
-        log.warning("clients run one after the other: %s", reason)
+        log.warning("clients are trained one after the other: %s", reason)
 
     def _serve(self, child: Child, *arguments: Any) -> None:
-        """Pass messages to a worker until the grid is closed; if it ends, start another one with these `arguments`."""
+        """Pass messages to the worker `child` until the grid is closed.
+
+        If the worker dies, another one is started with the same `arguments`.
+        """
         try:
             while not self._closed:
                 child.receive()  # that it is ready
@@ -172,7 +174,7 @@ class WorkerGrid(LocalGrid):
             child.end()
 
     def _handled_by(self, child: Child, batch: Sequence[Message]) -> bool:
-        """Pass a batch to a worker; return False if its process ends or exceeds the timeout.
+        """Pass a batch of messages to the worker `child`; return False if its process ends or exceeds the timeout.
 
         A single message then gets an error as its reply; several messages will be handled again, one by one.
         """
@@ -199,7 +201,7 @@ class WorkerGrid(LocalGrid):
         return lives
 
     def _next(self, child: Child) -> list[Message]:
-        """Wait for the next batch of messages for a worker, and return it; empty if the grid is closed."""
+        """Wait for a batch of messages for the worker `child`, and return it; it is empty if the grid is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._candidates())
             if self._closed:
@@ -210,7 +212,10 @@ class WorkerGrid(LocalGrid):
             return batch
 
     def _candidates(self) -> list[str]:
-        """Return ids of messages that a worker may take: those with awaited replies, else all (if few replies wait)."""
+        """Return the ids of messages to handle next.
+
+        Messages whose replies the caller awaits come first; others are handled only if few replies are unread.
+        """
         room = 2 * self._number - len(self._done) - len(self._under_way)  # replies that wait may be large
         return [key for key in self._wanted if key in self._waiting] or (list(self._waiting) if room > 0 else [])
 
