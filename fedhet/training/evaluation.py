@@ -15,7 +15,7 @@ from fedhet.errors import ModelError
 from fedhet.models.copies import kinds_of
 from fedhet.models.representation import Capturing, RandomStream, Representation, isolated
 from fedhet.tasks import Score, Task
-from fedhet.utils.randomness import seeded
+from fedhet.utils.randomness import seed_everything, seeded
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -129,6 +129,36 @@ def evaluate(
         score = task.evaluate(outputs.detach(), labels)
         total = score if total is None else total + score
     return total
+
+
+@dataclass(eq=False)
+class Evaluation:
+    """A call of `evaluate`, computed later, alone or together with other clients' calls.
+
+    The arguments are as in `evaluate`, where `transform` is `prepare` and `model` is `network`. `seed` seeds torch's
+    global generator. `found` is the score; it is None until it is computed, or if there are no examples.
+    """
+
+    predict: Transform
+    examples: Examples
+    task: Task
+    transform: Transform
+    model: nn.Module
+    seed: int
+    found: Score | None = None
+
+    def result(self) -> Score | None:
+        """Return the score, evaluating now if necessary; None if there are no examples."""
+        if self.found is None:
+            seed_everything(self.seed)
+            self.found = evaluate(self.predict, self.examples, self.task, self.transform, self.model)
+        return self.found
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """`predict` as a `Prediction`; None if it is neither a network nor a `Prediction`."""
+        known = Prediction(self.predict) if isinstance(self.predict, nn.Module) else self.predict
+        return known if isinstance(known, Prediction) else None
 
 
 def read(

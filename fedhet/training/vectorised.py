@@ -9,7 +9,7 @@ clients, and optimisers work elementwise. Mini-batches are padded to the same si
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import compress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,107 +22,14 @@ from torch.utils._pytree import tree_map
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.tasks import Score, Task
-from fedhet.training.evaluation import Prediction, Transform, evaluate, forward
-from fedhet.training.phases import Phase, Step, Term, Trained
-from fedhet.training.training import (
-    Privacy,
-    loss_of,
-    mini_batches,
-    only_trained,
-    outcome,
-    record,
-    train,
-)
-from fedhet.utils.randomness import seed_everything
+from fedhet.tasks import Task
+from fedhet.training.evaluation import Evaluation, forward
+from fedhet.training.phases import Step
+from fedhet.training.training import Term, Training, loss_of, mini_batches, only_trained, outcome, record
 from fedhet.utils.text import log
 
 MOST = 512
 """Largest number of test examples of a client whose network is evaluated together with other networks."""
-
-
-@dataclass(eq=False)
-class Training:
-    """A call of `train` with these arguments, computed later, alone or together with other clients' calls.
-
-    `seed` seeds torch's global generator, for dropout. `alone` says that this network must not be trained together
-    with others. `found` is the result, or the error that training raised; it is None until it is computed.
-    """
-
-    model: nn.Module
-    phase: Phase
-    examples: Examples
-    task: Task
-    prepare: Callable[[Tensor, torch.Generator | None], Tensor]
-    generator: torch.Generator
-    seed: int
-    before: Trained
-    privacy: Privacy | None = None
-    alone: bool = False
-    found: Trained | ModelError | None = None
-
-    def result(self) -> Trained:
-        """Return the phase's result, training now if necessary; raise a ModelError if training diverged."""
-        if self.found is None:
-            seed_everything(self.seed)
-            own: dict[str, Any] = {"generator": self.generator, "before": self.before, "privacy": self.privacy}
-            self.found = train(self.model, self.phase, self.examples, self.task, self.prepare, **own)
-        if isinstance(self.found, ModelError):
-            raise self.found
-        return self.found
-
-    @property
-    def rows(self) -> Examples:
-        """The examples to train on: the phase's own or, by default, the client's."""
-        return self.phase.examples or self.examples
-
-    def kind(self) -> tuple[Any, ...] | None:
-        """Return a key that is equal for phases that can be trained together; None if this must be trained alone."""
-        phase, own = self.phase, self.phase.optimisation
-        terms = [term for term in phase.terms if isinstance(term, Term) and term.weighted]
-        alone = self.alone or self.privacy or phase.module or own.bf16 or own.schedule
-        if alone or len(terms) < len(phase.terms) or not (data := _kind_of(self.model, self.rows, self.task)):
-            return None
-        constants = (each for term in terms for each in term.constants.items() if isinstance(each[1], int | float))
-        return own, phase.task_weight, *phase.captures, *(term.function for term in terms), *constants, data
-
-
-@dataclass(eq=False)
-class Evaluation:
-    """A call of `evaluate`, computed later, alone or together with other clients' calls.
-
-    The arguments are as in `evaluate`, where `transform` is `prepare` and `model` is `network`. `seed` seeds torch's
-    global generator. `found` is the score; it is None until it is computed, or if there are no examples.
-    """
-
-    predict: Transform
-    examples: Examples
-    task: Task
-    transform: Transform
-    model: nn.Module
-    seed: int
-    found: Score | None = None
-
-    def result(self) -> Score | None:
-        """Return the score, evaluating now if necessary; None if there are no examples."""
-        if self.found is None:
-            seed_everything(self.seed)
-            self.found = evaluate(self.predict, self.examples, self.task, self.transform, self.model)
-        return self.found
-
-    def kind(self) -> tuple[Any, ...] | None:
-        """Return a key that is equal for evaluations that can be computed together; None if this must run alone."""
-        count, prediction = len(self.examples), self.prediction
-        if not prediction or not 0 < count <= MOST:
-            return None
-        data = _kind_of(prediction.model, self.examples, self.task)
-        return data and (data, prediction.until and prediction.until.site, count.bit_length())
-
-    @property
-    def prediction(self) -> Prediction | None:
-        """`predict` as a `Prediction`; None if it is neither a network nor a `Prediction`."""
-        known = Prediction(self.predict) if isinstance(self.predict, nn.Module) else self.predict
-        return known if isinstance(known, Prediction) else None
 
 
 Computation = Training | Evaluation
@@ -136,6 +43,26 @@ def _kind_of(model: nn.Module, examples: Examples, task: Task) -> tuple[Any, ...
     return type(model), *shapes, inputs.shape[1:], inputs.dtype, labels.shape[1:], labels.dtype
 
 
+def _training_kind(work: Training) -> tuple[Any, ...] | None:
+    """Return a key that is equal for phases that can be trained together; None if this must be trained alone."""
+    phase, own = work.phase, work.phase.optimisation
+    terms = [term for term in phase.terms if isinstance(term, Term) and term.weighted]
+    alone = work.alone or work.privacy or phase.module or own.bf16 or own.schedule
+    if alone or len(terms) < len(phase.terms) or not (data := _kind_of(work.model, work.rows, work.task)):
+        return None
+    constants = (each for term in terms for each in term.constants.items() if isinstance(each[1], int | float))
+    return own, phase.task_weight, *phase.captures, *(term.function for term in terms), *constants, data
+
+
+def _evaluation_kind(work: Evaluation) -> tuple[Any, ...] | None:
+    """Return a key that is equal for evaluations that can be computed together; None if this must run alone."""
+    count, prediction = len(work.examples), work.prediction
+    if not prediction or not 0 < count <= MOST:
+        return None
+    data = _kind_of(prediction.model, work.examples, work.task)
+    return data and (data, prediction.until and prediction.until.site, count.bit_length())
+
+
 def compute_in_batches(computations: Sequence[Computation]) -> None:
     """Train or evaluate networks of equal architectures and settings together; `result` then returns each result.
 
@@ -144,7 +71,8 @@ def compute_in_batches(computations: Sequence[Computation]) -> None:
     """
     groups: dict[Any, list[Any]] = {}
     for each in computations if len(computations) > 1 else ():
-        groups.setdefault((type(each), each.kind()), []).append(each)
+        kind = _training_kind(each) if isinstance(each, Training) else _evaluation_kind(each)
+        groups.setdefault((type(each), kind), []).append(each)
     for (_, kind), group in groups.items():
         states = [each.generator.get_state() for each in group if isinstance(each, Training)]
         try:

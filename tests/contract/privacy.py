@@ -189,7 +189,7 @@ class Privacy:
                 parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
             return torch.zeros(())
 
-        monkeypatch.setattr("fedhet.training.training.Privacy.backward", idle)
+        monkeypatch.setattr("fedhet.training.phases.Privacy.backward", idle)
         monkeypatch.setattr("secrets.randbits", lambda bits: 7)
         messages, noise = self.messages(case, cache, {}, settings={}), {"dp-noise": 1.0, "dp-clip": 1.0}
         nodes = [Node(data, None, tmp_path / data.__name__, **noise) for data in (same_data, other_data)]

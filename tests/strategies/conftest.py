@@ -176,7 +176,7 @@ def phases(monkeypatch):
         seen.append((phase, before, {name: tensor.clone() for name, tensor in model.state_dict().items()}))
         return trained
 
-    monkeypatch.setattr("fedhet.training.vectorised.train", spying)
+    monkeypatch.setattr("fedhet.training.training.train", spying)
     return seen
 
 

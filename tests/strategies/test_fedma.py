@@ -101,7 +101,7 @@ def test_trained_layers(run, tmp_path, monkeypatch):
         phases.append((phase.epochs, len(live), phase.optimisation))
         return Trained(loss=1.0, epochs=1)
 
-    monkeypatch.setattr("fedhet.training.vectorised.train", record)
+    monkeypatch.setattr("fedhet.training.training.train", record)
     own = {
         "fedma__retrain_epochs": 5,
         "fedma__last_epochs": 2,
