@@ -38,7 +38,7 @@ from fedhet.utils.statistics import Work
 from fedhet.utils.text import log, log_once, traceback_in_file
 
 Answer = Callable[[Job], ClientWork[Payload]]
-"""Does a client's work for a message, and returns the payload of the reply."""
+"""A handler: from a message and its client, creates a generator that does the work and returns the reply's payload."""
 
 
 def make_client_app(
@@ -85,9 +85,13 @@ def make_client_app(
 class Answers:
     """The handlers of a ClientApp: each creates the client for a message, does its work and returns its reply.
 
-    With `flower`, arrays are sent in Flower's format, as Flower's mods expect. `clipping` has the user's mods that
-    clip and add noise, and `noise` is their noise multiplier. `loop` is a function that returns the user's own training
-    loop for a message, and `settings` a function that returns a client's own settings.
+    Args:
+        clients: creates the client for a message.
+        flower: whether arrays are sent in Flower's format, as Flower's mods expect.
+        clipping: the user's mods that clip and add noise; they are applied to training messages only.
+        noise: noise multiplier of the user's mods; 0 to read it from `clipping`.
+        loop: function that returns the user's own training loop for a message; None for fedhet's training loop.
+        settings: function that returns a client's own settings, if it has any.
     """
 
     def __init__(
@@ -105,7 +109,7 @@ class Answers:
         self._noise = noise or noise_multiplier(clipping)
 
     def app(self, mods: list[Any] | None = None) -> ClientApp:
-        """Return a Flower ClientApp with these handlers and `mods`."""
+        """Return a Flower ClientApp with these handlers, whose messages pass through Flower's `mods`."""
         app = ClientApp(mods=mods)
         app.query()(partial(self, self.question))
         app.train(mods=[_for_models(mod) for mod in self._clipping])(partial(self, work.train))
@@ -116,14 +120,17 @@ class Answers:
         return app
 
     def __call__(self, answer: Answer, message: Message, context: Context) -> Message:
-        """Return a reply with the payload that the handler `answer` computes for a message, or a refusal."""
+        """Return the reply to a message, with the payload that the handler `answer` computes, or a refusal."""
         reply = self.answer_all(answer, [(message, context)])[0]
         if isinstance(reply, BaseException):
             raise reply
         return reply
 
     def answer_all(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
-        """Return the reply that `answer` computes for each message, or an exception; clients are trained in batches."""
+        """Return the reply that the handler `answer` computes to each message, given with Flower's context of its node.
+
+        The list has a client's exception in place of its reply. Clients with equal architectures are trained together.
+        """
         with seeded(0, "messages"):  # restores the global generators
             return do([self._work(answer, message, context) for message, context in messages])
 
@@ -171,7 +178,10 @@ class Answers:
         return Message(record, reply_to=message)
 
     def question(self, job: Job) -> ClientWork[Payload]:
-        """Return the payload for a query: a handshake, initial weights, or training of an unseen client."""
+        """Return the payload for a query: a handshake, initial weights, or training after the last round.
+
+        `job` has the query and the client that answers it. Raises a WireError for an unknown query.
+        """
         client, side, question = job.client, job.side, job.client.request.question
         if question == FIRST:
             return work.first(job)
@@ -219,7 +229,6 @@ class Answers:
         )
 
     def _introduce(self, job: Job, report: Report, info: ClientInfo) -> None:
-        """Add to `report` the facts about the client that the server needs before the first round."""
         client = job.client
         report.metric, report.own_data = client.task.metric, client.own_data
         report.common_test = not client.own_data or bool(client.data.common)
@@ -242,7 +251,10 @@ class Answers:
 
 
 def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:
-    """Run a generator for each client, and compute what they yield in batches; return each result or exception."""
+    """Run the clients' generators `works`, and compute the trainings and evaluations that they yield in batches.
+
+    Return, for each generator, the value that it returns or the exception that it raises.
+    """
     results: dict[int, T | BaseException] = {}
     while len(results) < len(works):
         computations = []
@@ -261,7 +273,7 @@ def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:
 
 
 def _for_models(mod: Any) -> Any:
-    """Wrap a mod so that replies without arrays, such as refusals, are returned unchanged."""
+    """Wrap a Flower mod so that replies without arrays, such as refusals, are returned unchanged."""
 
     def applied(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         reply = call_next(message, context)

@@ -1,4 +1,4 @@
-"""A client, and `ClientSide`, the base class of a method's client side: its hooks and their defaults."""
+"""A client, and `ClientSide`, the base class of a method's client side, whose methods subclasses override."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,17 +33,23 @@ class Client:
     """A client while it handles one message.
 
     Attributes:
+        name: the client's name, such as its number.
         config: the run's configuration, with this node's own settings.
+        request: the server's request, such as the round and the number of epochs.
         data: the client's examples, on `device`.
         representation: the network on `device`, with the layer that gives its representation.
+        architecture: name of the network's architecture.
+        task: the task, which defines loss and metric.
+        device: the device of the network.
         transform: function from raw inputs to the network's inputs.
         augment: function that augments a raw training batch; None without augmentation.
+        store: the client's files, such as its saved state.
         least: minimum number of examples behind every number that leaves the node (`min-examples`).
         secret: secret seed of a node with a policy; None for other nodes.
         privacy: differential privacy of the client's training; None for ordinary training.
         outputs: number of values in a prediction, such as class scores.
         part: the client's part of the configured network, for methods whose clients train parts of different sizes.
-        starts: mean and standard deviation of each array in a newly built network, if the method needs them.
+        starts: by name, mean and standard deviation of each array of a newly built network, if the method needs them.
         memory: named tensors that the method keeps between rounds (see `ClientSide.remembers`).
         trained: the combined result of the training phases so far.
     """
@@ -99,7 +105,7 @@ class Client:
 
     @cached_property
     def public(self) -> PublicDataset:
-        """The public dataset of this request, on the client's device; raises `LostState` if the client lacks it."""
+        """The public dataset that the request names, on the client's device; raises `LostState` if it is missing."""
         brought = [] if self.data.public is None else [self.data.public, self.data.public.unlabelled]
         public = next((each for each in brought if each.digest == self.request.public), None)
         if public is None:
@@ -107,7 +113,7 @@ class Client:
         return relabelled(resident(public, self.device), self.task.outputs.labels)
 
     def work_on(self, model: nn.Module) -> None:
-        """Replace the client's network by `model`, which has the same structure."""
+        """Replace the client's network by `model`, whose modules have the same names."""
         before, self.representation = self.representation, Representation(model, self.head, self.representation.what)
         self.representation.places = before.places
 
@@ -117,18 +123,18 @@ class Client:
         return self.config.seed if self.secret is None else derive_seed(self.secret, self.config.seed)
 
     def seed(self, *purpose: object) -> int:
-        """Return a seed that depends on `purpose`, the client and the round."""
+        """Return an integer seed that depends on `purpose` (strings or numbers), the client and the round."""
         return derive_seed(self.root, *purpose, self.name, self.request.round)
 
     def generator(self, *purpose: object) -> torch.Generator:
-        """Return a random generator whose seed depends on `purpose`, the client and the round."""
+        """Return a random generator whose seed depends on `purpose` (strings or numbers), the client and the round."""
         return torch_generator(self.root, *purpose, self.name, self.request.round)
 
     def optimisation(self, part: int = 0, parts: int = 1) -> Optimisation:
-        """Return the optimiser settings of this round or, in a closing round, of the last training round.
+        """Return the optimiser settings of this round; the closing round (after the last one) has those of the last.
 
-        If the learning rate changes with each step (`one-cycle`), `part` is the training phase's index among the
-        round's `parts` phases of equal length; a negative index is a phase of the previous round.
+        If the learning rate changes with each step (`one-cycle`), it depends on `part`, the index of the training phase
+        among the round's `parts` phases of equal length. A negative index is a phase of the previous round.
         """
         config = self.config
         round, rounds = min(self.request.round, config.rounds), max(config.rounds, 1)
@@ -151,22 +157,31 @@ class Client:
         )
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Transform raw inputs to a training batch; augment them if this is configured and `generator` is given."""
+        """Transform raw inputs (n, ...) to the network's inputs, after augmentation if `generator` is given.
+
+        Without an augmentation in the configuration or the data, `generator` is not used.
+        """
         if self.augment is None or generator is None:
             return self.transform(inputs)
         return self.transform(self.augment(inputs, generator))
 
     def read(self, inputs: Tensor | LazyInputs, *, until: Representation | None = None, rows: int = BATCH) -> Tensor:
-        """Return outputs, or the representation `until`, of raw inputs in evaluation mode, in batches of `rows`."""
+        """Return outputs (n, ...), or the representation `until` (n, d), of raw inputs (n, ...) in evaluation mode.
+
+        Batches have at most `rows` inputs.
+        """
         return read(self.model, inputs, self.transform, until=until, rows=rows)
 
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"]) -> Tensor:
-        """Return class scores (n, C) for raw inputs in evaluation mode."""
+        """Return class scores (n, C) for n raw inputs in evaluation mode, as logits or as probabilities."""
         scores = self.task.outputs.scores(self.read(inputs, rows=ROWS_AT_ONCE)).float()
         return scores.softmax(1) if kind == "probabilities" else scores
 
     def check_classes(self, *, outputs: bool = False) -> None:
-        """Raise `DataError` unless each example has one class and, with `outputs`, each class has one output."""
+        """Check that each example has exactly one class; raise a DataError otherwise.
+
+        With `outputs`, the network must also have one output for each class, which excludes binary tasks.
+        """
         if outputs and self.task.name == "binary":
             raise DataError(
                 f"client {self.name}: {self.config.method_name} needs an output for each class, but the network has "
@@ -179,10 +194,10 @@ class Client:
             )
 
     def check_scores(self, reason: str, *, numbers: bool = False) -> None:
-        """Raise `DataError` unless the network returns one vector of class scores for each example.
+        """Check that the network returns one vector of class scores for each example; raise a DataError otherwise.
 
-        `reason` is a clause for the message that says why the method needs class scores. With `numbers`, the outputs
-        of a regression are accepted, too.
+        `reason` is a clause for the message that says why the method needs class scores. With `numbers`, the outputs of
+        a regression are accepted, too.
         """
         outputs = self.task.outputs
         several = outputs.places != "one" and self.data.train.labels.ndim > 1
@@ -194,22 +209,25 @@ class Client:
             )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Re-estimate the running statistics whose names `chosen` accepts, from the client's training examples."""
+        """Re-estimate the network's running statistics, such as BatchNorm's, from the client's training examples.
+
+        `chosen` returns whether to re-estimate the layer whose running mean has the given name; by default, all are.
+        """
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)
 
 
 class ClientSide(Generic[P]):
-    """The client side of a method, created for every message. Subclasses override hooks.
+    """The client side of a method, created for every message. Subclasses override its methods.
 
     By default, the network is trained on the client's examples, and its shared arrays are sent to the server. The
-    message determines which hooks are called, in this order:
+    message determines which methods are called, in this order:
 
     - when a network is built: `adapt`, `head_of`;
     - before the first round: `handshake`;
     - for training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
     - for evaluation: `begin`, evaluation of the received and the personal model.
 
-    Each evaluation calls `evaluate`, then `refine`.
+    Each evaluation calls `evaluate`, then `refine`. The class attribute `role` distinguishes client and server sides.
     """
 
     role: ClassVar[str] = "client"
@@ -218,9 +236,9 @@ class ClientSide(Generic[P]):
     takes_any_loop: ClassVar[bool] = True
     """Whether a user's own train function may replace fedhet's (`fedhet.wrap`); not inherited by subclasses."""
     parts: ClassVar[type[Submodel] | None] = None
-    """The kind of part that a client trains of a common network; None if each client has a whole network."""
+    """The class of submodels, if each client trains a part of a common network; None if it trains a whole one."""
     reads_starts: ClassVar[bool] = False
-    """Whether the method needs `client.starts`."""
+    """Whether the method needs `client.starts` (mean and standard deviation of newly initialised arrays)."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -231,12 +249,12 @@ class ClientSide(Generic[P]):
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """Return a newly built model in the form that the method needs; by default unchanged."""
+        """Return a newly built `model` in the form that the method needs; by default unchanged."""
         return model
 
     @classmethod
     def head_of(cls, config: Config) -> str:
-        """Return the name of the head in a model that `adapt` returned; empty for the last `nn.Linear`."""
+        """Return the name of the head in a model that `adapt` returned; an empty string for the last `nn.Linear`."""
         return config.head
 
     @property
@@ -247,11 +265,11 @@ class ClientSide(Generic[P]):
 
     @cached_property
     def traits(self) -> Traits:
-        """The method's traits with its configured options: what its clients share, send and keep between rounds."""
+        """The method's properties with its configured options: what its clients share, send and keep between rounds."""
         return registry.traits(self.client.config)
 
     def shared_names(self) -> dict[str, str]:
-        """Map the name of each shared array of the network to the key under which it is sent (see `Sharing`)."""
+        """Return the key in messages of each shared array, by the array's name in the state dict."""
         return self._names
 
     @cached_property
@@ -269,12 +287,15 @@ class ClientSide(Generic[P]):
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """The kind (such as "trained" or "statistic") of each array of `network`, by name and by key in messages."""
+        """The kind ("trained", "frozen", "statistic" or "buffer") of each array of `network`.
+
+        Keys are both the arrays' names and the keys under which they are sent.
+        """
         kinds, keys = kinds_of(self.network), self.shared_names()
         return kinds | {keys[name]: kind for name, kind in kinds.items() if name in keys}
 
     def shared(self) -> dict[str, Tensor]:
-        """Return the tensors to send, without copies, by the keys of `shared_names`; by default from the network."""
+        """Return the tensors to send, by key in messages, without copies; by default the network's shared arrays."""
         tensors = self.client.tensors
         return {key: tensors[name] for name, key in self.shared_names().items()}
 
@@ -284,24 +305,34 @@ class ClientSide(Generic[P]):
         return Payload({"model": to_arrays(shared)} if shared else {})
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return what the method's server side needs to know about the client before the first round."""
+        """Return a payload that tells the server's side of the method about the client before the first round.
+
+        The default is an empty payload. `payload` has the arrays and values that the server sent.
+        """
         return Payload()
 
     def begin(self, payload: Payload) -> None:
-        """Load the arrays that the server sent, before evaluation and training."""
+        """Load the arrays in the server's message `payload` into the network, before evaluation and training."""
         if model := payload.arrays.get("model"):
             load_into(self.shared(), model)
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the loss terms to add to the task's loss in training."""
+        """Return the loss terms to add to the task's loss in training; `payload` is what the server sent."""
         return ()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return the training phases in order; by default one phase on the client's examples."""
+        """Return the training phases in order; by default one phase on the client's examples with `terms`.
+
+        `payload` has the arrays and values that the server sent.
+        """
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the reply after training; by default, shared arrays and the means of values that loss terms record."""
+        """Return the payload of the reply after training.
+
+        By default, it has the shared arrays and the means of the scalars that loss terms record. `payload` is what the
+        server sent.
+        """
         reply = self.share()
         reply.values |= self.client.trained.means
         return reply
@@ -314,7 +345,10 @@ class ClientSide(Generic[P]):
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the function from inputs to outputs to evaluate, or None to skip it; for `when`, see `refine`."""
+        """Return the function from transformed inputs to outputs to evaluate, or None to skip this evaluation.
+
+        `when` is `received` for the received model, `trained` for the model after training.
+        """
         return self.client.model
 
     def personal(self) -> dict[str, Tensor]:

@@ -38,7 +38,10 @@ from fedhet.utils.text import log
 
 @dataclass
 class _Network:
-    """A network that a client uses, or that is kept for the next client with an equal `kind` (architecture, device)."""
+    """A client's network in a cache, from which the next client with an equal `kind` takes it.
+
+    `kind` has, for example, architecture, device and the method's options. `part` and `starts` are as in `Client`.
+    """
 
     kind: tuple[object, ...]
     representation: Representation
@@ -49,8 +52,8 @@ class _Network:
 class Clients:
     """Creates the client for each message, and caches networks and data between messages.
 
-    Without user functions for model and data, clients have the configured architectures and data set. The task is
-    inferred from labels and outputs if it is not configured.
+    `model` and `data` are the user's functions; without them, clients have the configured architectures and data set.
+    The name of `task` is inferred from labels and outputs if it is not configured.
     """
 
     def __init__(self, model: ModelFunction | None, data: user_functions.DataFunction | None, task: Task) -> None:
@@ -70,9 +73,16 @@ class Clients:
     def job(
         self, info: ClientInfo, request: Request, policy: Policy, payload: Payload, loop: Loop | None = None
     ) -> Iterator[Job]:
-        """Context manager that creates the client for a message, and yields its `Job` with the method's client side.
+        """Context manager that creates the client for a message, and yields a `Job`: the message and its client.
 
         No other client uses its network until the context ends. Global random generators are seeded for the message.
+
+        Args:
+            info: the client's identity and configuration.
+            request: the server's request.
+            policy: the rules of the client's node, which can refuse the message.
+            payload: the arrays and values that the server sent.
+            loop: the user's own training loop; None for fedhet's.
         """
         config = info.config
         self._serve(info, request)
@@ -128,7 +138,7 @@ class Clients:
             yield job
 
     def _serve(self, info: ClientInfo, request: Request) -> None:
-        """Clear the cached networks and data if the last request had another run, method, data set or seed."""
+        """Clear the cached networks and data if the previous request had another run, method, data set or seed."""
         serving = (request.run, info.config.method_name, info.config.dataset, info.config.seed)
         if serving != self._serving:
             self._serving = serving
@@ -138,7 +148,7 @@ class Clients:
             resident.cache_clear()
 
     def _secret_of(self, info: ClientInfo) -> NodeSecret:
-        """Return the node's secret; raises `Refused` if the node's first run used other examples."""
+        """Return the secret seed of the client's node; raise `Refused` if the node's first run used other examples."""
         config, flat = info.config, info.config.flat()
         replaced = {key for key, spec in fields_of(Config).items() if self._data and spec.metadata["replaced_by"]}
         about = {*keys_about("data")} - replaced - {*keys_that("path")}
@@ -168,7 +178,10 @@ class Clients:
         return self._data_kept[key]
 
     def _check(self, info: ClientInfo, data: ClientData, network: Representation, loop: Loop | None) -> ModelCheck:
-        """Return the client's task and number of outputs; a user's network or data are checked (see `check_model`)."""
+        """Return the client's task and number of outputs, after checks of a user's network and data (`check_model`).
+
+        With the user's own training `loop`, which reads its own data, or without user functions, nothing is checked.
+        """
         config, dataset = info.config, data.dataset
         if loop is not None:
             return ModelCheck(Task("classification"), 0)
@@ -182,7 +195,7 @@ class Clients:
 
     @contextmanager
     def _network(self, info: ClientInfo, data: ClientData, device: torch.device) -> Iterator[_Network]:
-        """Context manager that yields a client's network, reused if possible; its weights are arbitrary."""
+        """Context manager that yields a network for a client, from the cache if possible, with arbitrary weights."""
         config, parts = info.config, registry.client_side(info.config.method_name).parts
         kind: tuple[object, ...] = (info.name, config.seed)
         if self._model is None:
@@ -212,7 +225,10 @@ class Clients:
         return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
-        """Build a client's network, or its `part` of a network, with initial weights seeded by `owner` (or `all`)."""
+        """Return a new network with the initial weights of the client named `owner` (common ones if it is `all`).
+
+        For a client with a `part` of a network, the result is the whole network of which it has a part.
+        """
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
             model = self._model(info) if self._model else client_setup.model_of(info)
@@ -223,7 +239,7 @@ class Clients:
             return part.whole.cut(model) if part else model
 
     def _redraw(self, info: ClientInfo, client: Client, owner: str) -> None:
-        """Load the initial weights of the client `owner`, or common ones if it is `all`, into a client's network."""
+        """Load the initial weights of the client named `owner` (common ones if it is `all`) into a client's network."""
         built, model, part = self._build(info, owner, client.part), client.model, client.part
         try:
             load_state(model, part.state(built) if part else built.state_dict())
@@ -235,7 +251,11 @@ class Clients:
 
 
 def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, model: nn.Module) -> Privacy | None:
-    """Return the differential privacy of training, or None; raises `Refused` for networks and tasks without support."""
+    """Return the settings of differentially private training, or None if the node's `policy` has no `dp-noise`.
+
+    `name` is the client's name, and `secret` has its privacy budget. Raises `Refused` if `model` normalises over the
+    examples of a batch, or `task` has class weights or a user's loss.
+    """
     if not policy.noise or secret is None:
         return None
     for layer, module in model.named_modules():

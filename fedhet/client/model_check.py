@@ -26,7 +26,7 @@ from fedhet.utils.inputs import Inputs, parts_of
 from fedhet.utils.randomness import seeded
 
 ROWS = 4
-"""Number of first examples of each part whose inputs must not change within a run."""
+"""Number of examples of each set, such as the test set, whose inputs must not change within a run."""
 
 PARTS = {
     "train": "training examples",
@@ -60,13 +60,19 @@ def check_model(
     *,
     guessed: bool,
 ) -> ModelCheck:
-    """Check a client's network on some of the client's examples; leaves the network in evaluation mode.
+    """Check a client's network on some of the client's examples; return the task, the number of outputs and a warning.
 
-    A task without a name is inferred from outputs and labels. `function` is the user's function that returned the
-    network, and `guessed` says that neither the user nor the method named the head.
+    Args:
+        representation: the network, which is left in evaluation mode, with its head.
+        data: the client's data.
+        transform: function from raw inputs to the network's inputs.
+        task: the task, whose name is inferred from outputs and labels if it is missing.
+        function: the user's function that returned the network, named in error messages.
+        guessed: whether neither the user nor the method named the head.
 
-    Raises a `ModelError` if the network cannot process the inputs, or does not return a row for each example, and a
-    `DataError` if outputs or labels do not fit the task, or training and test inputs differ in scale.
+    Raises:
+        ModelError: the network cannot process the inputs, or does not return a row for each example.
+        DataError: outputs or labels do not fit the task, or training and test inputs differ in scale.
     """
     model, origin = representation.model.eval(), user_functions.origin(function)
     owner = f"the client's {model._get_name()}"
@@ -109,7 +115,7 @@ def check_model(
 
 
 def unsaved_state(model: nn.Module, inputs: Tensor) -> bool:
-    """Return whether a network that is trained on `inputs` keeps values that its state dict lacks."""
+    """Return whether training on `inputs` (n, ...) changes values of a network that its state dict lacks."""
     used, fresh = copied(model).train(), copied(model).train()
 
     def outputs(network: nn.Module) -> Tensor:
@@ -129,7 +135,11 @@ def unsaved_state(model: nn.Module, inputs: Tensor) -> bool:
 
 
 def _note(representation: Representation, head: Captured | None, outputs: Tensor, task: Task, last: str) -> str:
-    """Return a warning if a guessed head, or `last`, the network's last function, seems wrong for its task; else ''."""
+    """Return a warning if the head or the last layer seems wrong for the task; an empty string otherwise.
+
+    `head` returns the output of a guessed head for the examples of `outputs`, or is None if the head was named. `last`
+    is the name of the network's last function, such as `Softmax`.
+    """
     model = representation.model
     if head is not None and not _is_head_of(head, outputs):
         kind = "nn.Linear" if isinstance(model.get_submodule(representation.head), nn.Linear) else "convolution"
@@ -146,7 +156,6 @@ def _note(representation: Representation, head: Captured | None, outputs: Tensor
 
 
 def _outputs(model: nn.Module, inputs: Tensor, words: str, function: ModelFunction | None) -> Tensor:
-    """Return a network's outputs, or raise a `ModelError` that calls the inputs `words` and names the `function`."""
     try:
         return forward(model, inputs, learns=False)[0]
     except FedhetError:
@@ -163,7 +172,7 @@ def _outputs(model: nn.Module, inputs: Tensor, words: str, function: ModelFuncti
 
 
 def _last_function(model: nn.Module, inputs: Tensor) -> str:
-    """Return the name of a network's last function, such as `Softmax`, ignoring reshaping and type conversions."""
+    """Return the name of a network's last function, such as `Softmax`, apart from reshaping and type conversions."""
     with torch.enable_grad():
         node: Any = forward(model, inputs)[0].grad_fn
     moving = ("View", "Squeeze", "Unsqueeze", "Select", "Slice", "Permute", "Transpose", "Clone", "ToCopy", "Clamp")
@@ -173,7 +182,10 @@ def _last_function(model: nn.Module, inputs: Tensor) -> str:
 
 
 def _is_head_of(head: Captured, outputs: Tensor) -> bool:
-    """Return whether a network's outputs seem to be the head's, judged by their shape and the ranking of classes."""
+    """Return whether a network's outputs seem to be the outputs of the head, which `head` returns.
+
+    If shapes are equal, both must rank classes equally; otherwise, they may differ by pooling over pixels or tokens.
+    """
     try:
         scores = head()
     except ModelError:  # it did not run
@@ -185,7 +197,10 @@ def _is_head_of(head: Captured, outputs: Tensor) -> bool:
 
 
 def check_public_dataset(client: Client, *, labelled: bool) -> None:
-    """Raise an error if the client's network cannot process the public dataset or, if `labelled`, learn its labels."""
+    """Check that the client's network can process the public dataset; raise a WireError or DataError otherwise.
+
+    If `labelled`, its labels must also fit the client's task.
+    """
     public, example = client.public, client.data.train.inputs[:1]
     expected, shape = example.shape, public.inputs.shape
     alike = parts_of(example).keys() == parts_of(public.inputs).keys() and len(shape) == len(expected)
@@ -208,10 +223,10 @@ def _shapes(inputs: Tensor) -> str:
 
 
 def check_unchanged(job: Job) -> None:
-    """Raise `Refused` if the client's task, network or examples changed since the run's first handshake.
+    """Check that a client's task, network and examples are as in the run's first handshake; raise `Refused` otherwise.
 
-    The first handshake saves digests (hashes) in the client's files, which are never sent. Later messages check the
-    examples only, since another process may have split the client's data differently.
+    `job` has the client. The first handshake saves digests (hashes) in the client's files, which are never sent. Later
+    messages check the examples only, since another process may have split the client's data differently.
     """
     store, request = job.client.store, job.client.request
     asked = request.question == HANDSHAKE
@@ -240,7 +255,7 @@ def _digests_of_examples(job: Job) -> dict[str, str]:
 
 
 def _digests(job: Job) -> dict[str, str]:
-    """Return the digests (hashes) of task, network structure, public dataset, augmentation and settings, by name."""
+    """Return digests (hashes) of a client's task, network, public dataset, augmentation and settings, by name."""
     client, config, augmented = job.client, job.client.config, list[Tensor]()
     if (augment := client.augment) and client.own_data:
         batch = client.data.train.inputs[:ROWS]
@@ -261,9 +276,10 @@ def _digests(job: Job) -> dict[str, str]:
 
 
 def _repeatable(job: Job, doing: str, read: Callable[[], Tensor]) -> list[Tensor]:
-    """Call `read`, which uses a user's function, twice with equal seeds; return [tensor], or [] if the results differ.
+    """Return a list with the tensor that `read` returns, or an empty list if a second call with equal seeds differs.
 
-    If they differ, the server's log gets a warning that begins with `doing`, a description of the user's function.
+    `read` calls a user's function. If the results differ, the server's log gets a warning that begins with `doing`, a
+    description of this function.
     """
     values = []
     for _ in range(2):
@@ -279,7 +295,7 @@ def _repeatable(job: Job, doing: str, read: Callable[[], Tensor]) -> list[Tensor
 
 
 def _task(job: Job) -> str:
-    """Return a text that changes with the task; a loss of the user is told apart by its value on fixed outputs."""
+    """Return a text that identifies a client's task; a user's loss is identified by its value for fixed outputs."""
     client, task = job.client, job.client.task
     if task.own_loss is not None:
         like, labels = client.read(client.data.train.inputs[:ROWS]), client.data.train.labels[:ROWS]

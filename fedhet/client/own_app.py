@@ -79,7 +79,7 @@ def wrap(
 
 
 class _Both(ClientApp):
-    """Passes messages of fedhet's strategies to `answers`, and all others to the user's own ClientApp."""
+    """A ClientApp that passes messages of fedhet's strategies to the ClientApp `answers`, and all others to `own`."""
 
     def __init__(self, answers: ClientApp, own: ClientApp) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class _Both(ClientApp):
 
 
 def _check_settings(config: Config) -> None:
-    """Raise a ConfigError for methods and settings that need fedhet's training loop or access to the examples."""
+    """Check that no method or setting needs fedhet's training loop or the examples; raise a ConfigError otherwise."""
     what = "validation" if config.validation else "unseen-clients" if config.unseen_clients else ""
     remedy = f"leave {what} unset"
     if not registry.client_side(config.method_name).takes_any_loop:
@@ -108,7 +108,7 @@ def _check_settings(config: Config) -> None:
 
 
 def _placeholders(client: ClientInfo) -> ClientData:
-    """Return data for an app that reads its own: empty examples, as many as the node's `min-examples`."""
+    """Return training and test sets of `min-examples` empty examples, for an app that reads its own data."""
     least = Policy.of(client.node_config, deployed=True).least
     part = Examples(torch.zeros(least, 0), torch.zeros(least).long())
     return ClientData(part, part)
@@ -116,10 +116,14 @@ def _placeholders(client: ClientInfo) -> ClientData:
 
 @dataclass
 class _Loop:
-    """Trains and evaluates with a user's app.
+    """Training and evaluation of a client's network by a user's own ClientApp.
 
-    `accuracy`, `loss` and `train_loss` are names of the app's metrics, `metrics` has the metrics that its `train` and
-    `evaluate` returned, and `left_out` has the names of metrics that are not finite.
+    Attributes:
+        app: the user's ClientApp.
+        message, context: Flower's message and context of the client.
+        accuracy, loss, train_loss: names of the app's metrics.
+        metrics: the metrics that the app returned, by function (`train`, `evaluate`) and name.
+        left_out: names of metrics that are not finite.
     """
 
     app: ClientApp
@@ -132,7 +136,7 @@ class _Loop:
     left_out: set[str] = field(default_factory=set)
 
     def train(self, job: Job) -> None:
-        """Train the client's network with the app's train function."""
+        """Train the client's network with the app's train function; `job` is the message and its client."""
         client = job.client
         arrays, metrics, weight = self._ask("train", job, client.request.round)
         count = _count("train", metrics)
@@ -154,7 +158,7 @@ class _Loop:
         self._report(job)
 
     def measure(self, job: Job, when: str) -> None:
-        """Evaluate the client's network on its test examples; `when` is `received` or `trained`."""
+        """Evaluate the network of the client with the app; `when` is `received` before training, `trained` after it."""
         request = job.client.request
         aggregated = request.flower and self.message.metadata.message_type == MessageType.EVALUATE
         earlier = request.final or (when == "received" and not aggregated)
@@ -188,14 +192,16 @@ class _Loop:
             self._report(job)
 
     def _report(self, job: Job) -> None:
-        """Store metrics for the reply, with a prefix for names that fedhet or both of the app's functions use."""
         evaluated = self.metrics["evaluate"]
         taken = {self.accuracy, self.loss, *evaluated}
         job.further = {f"train_{n}" if n in taken or _ours(n) else n: v for n, v in self.metrics["train"].items()}
         job.evaluated = {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
 
     def _ask(self, action: str, job: Job, round: int) -> tuple[dict[str, Any], dict[str, float], str]:
-        """Call the app's `train` or `evaluate`; return arrays, metrics, and the name of the metric with the weight."""
+        """Call the app's function named `action` (`train` or `evaluate`), with the round number `round` in its config.
+
+        Return its arrays, its metrics by name, and the name of the metric by which clients are weighted.
+        """
         client, config = job.client, job.client.config
         settings = {kebab(name): value for name, value in vars(config.options).items()}
         family = f"{config.family}."
