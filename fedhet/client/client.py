@@ -157,19 +157,13 @@ class Client:
         )
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Transform raw inputs (n, ...) to the network's inputs, after augmentation if `generator` is given.
-
-        Without an augmentation in the configuration or the data, `generator` is not used.
-        """
+        """Transform raw inputs (n, ...), after augmentation if this is configured and `generator` is given."""
         if self.augment is None or generator is None:
             return self.transform(inputs)
         return self.transform(self.augment(inputs, generator))
 
     def read(self, inputs: Tensor | LazyInputs, *, until: Representation | None = None, rows: int = BATCH) -> Tensor:
-        """Return outputs (n, ...), or the representation `until` (n, d), of raw inputs (n, ...) in evaluation mode.
-
-        Batches have at most `rows` inputs.
-        """
+        """Return outputs, or the representation `until`, for raw inputs in evaluation mode, in batches of `rows`."""
         return read(self.model, inputs, self.transform, until=until, rows=rows)
 
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"]) -> Tensor:
@@ -209,10 +203,7 @@ class Client:
             )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Re-estimate the network's running statistics, such as BatchNorm's, from the client's training examples.
-
-        `chosen` returns whether to re-estimate the layer whose running mean has the given name; by default, all are.
-        """
+        """Re-estimate the running statistics whose names `chosen` accepts, from the client's training examples."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)
 
 
@@ -287,10 +278,7 @@ class ClientSide(Generic[P]):
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """The kind ("trained", "frozen", "statistic" or "buffer") of each array of `network`.
-
-        Keys are both the arrays' names and the keys under which they are sent.
-        """
+        """The kind (such as "trained" or "statistic") of each array of `network`, by name and by key in messages."""
         kinds, keys = kinds_of(self.network), self.shared_names()
         return kinds | {keys[name]: kind for name, kind in kinds.items() if name in keys}
 
@@ -305,34 +293,24 @@ class ClientSide(Generic[P]):
         return Payload({"model": to_arrays(shared)} if shared else {})
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return a payload that tells the server's side of the method about the client before the first round.
-
-        The default is an empty payload. `payload` has the arrays and values that the server sent.
-        """
+        """Return what the server needs to know before the first round; `payload` is what the server sent."""
         return Payload()
 
     def begin(self, payload: Payload) -> None:
-        """Load the arrays in the server's message `payload` into the network, before evaluation and training."""
+        """Load the arrays in the server's `payload` into the network, before evaluation and training."""
         if model := payload.arrays.get("model"):
             load_into(self.shared(), model)
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the loss terms to add to the task's loss in training; `payload` is what the server sent."""
+        """Return the loss terms to add to the task's loss in training, given the server's `payload`."""
         return ()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return the training phases in order; by default one phase on the client's examples with `terms`.
-
-        `payload` has the arrays and values that the server sent.
-        """
+        """Return the training phases, given the server's `payload`; by default one phase with the loss `terms`."""
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the payload of the reply after training.
-
-        By default, it has the shared arrays and the means of the scalars that loss terms record. `payload` is what the
-        server sent.
-        """
+        """Return the reply after training; by default, shared arrays and the means of what loss terms record."""
         reply = self.share()
         reply.values |= self.client.trained.means
         return reply

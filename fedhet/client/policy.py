@@ -30,20 +30,23 @@ from fedhet.utils.statistics import Metric
 from fedhet.utils.text import log
 
 KINDS = ("weights", "statistics", "features", "posteriors", "prototypes", "descriptors", "hypernetwork", METRICS)
-"""Kinds of what a node sends, in order: arrays of a network or their changes; classes, numbers of examples by class
-and BatchNorm's statistics; representations of shared examples; class scores of shared examples, or means by class with
-numbers of examples; mean representations and numbers of examples by class; descriptors of shared images; a
-hypernetwork's parameters; metrics and losses. Numbers of examples are always sent, and so are facts about a network
-(`STRUCTURE`), subject to `disclose-architecture`."""
+"""Kinds of values that a node can send.
+
+In order: arrays of a network or their changes; classes, numbers of examples by class and BatchNorm's statistics;
+representations of shared examples; class scores of shared examples, or means by class with numbers of examples; mean
+representations and numbers of examples by class; descriptors of shared images; a hypernetwork's parameters; metrics and
+losses. Numbers of examples are always sent, and so are facts about a network (`STRUCTURE`), subject to
+`disclose-architecture`.
+"""
 
 TRAINED = frozenset({"weights", "hypernetwork", "features", "descriptors", "posteriors", METRICS, STRUCTURE})
 """Kinds that depend on training examples only through a trained network, unless `Traits.sums_examples` is set."""
 
 LEAST = 10
-"""Default of `min-examples` at a deployed node: how many examples must be behind every number that it sends."""
+"""Default of `min-examples` at a deployed node: minimum number of examples behind every number that it sends."""
 
 PINNED = "fedhet.split"
-"""Record of a node's context with the settings by which its data are split in this run."""
+"""Name of the record in Flower's context of a node that stores the settings by which its data are split."""
 
 DIGITS = 4
 """Significant digits of metrics that a deployed node sends."""
@@ -72,7 +75,7 @@ class Policy:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], *, deployed: bool) -> "Policy":
-        """Return the policy in a node config; raise a ConfigError if a setting is invalid."""
+        """Return the policy that a node config sets; raise a ConfigError if a setting is invalid."""
         allowed = None
         if "allow" in node_config:
             allowed = frozenset(listed(str(node_config["allow"])))
@@ -83,8 +86,8 @@ class Policy:
         budget = number_in(node_config, "dp-epsilon", math.inf)
         if (noise > 0) != (clip > 0) or (budget < math.inf and not noise):
             raise ConfigError(
-                "the node has only some of its settings for differential privacy: set both dp-noise and dp-clip, or "
-                "remove dp-noise, dp-clip and dp-epsilon"
+                "the node config has only some of the settings for differential privacy: set both dp-noise and "
+                "dp-clip, or remove dp-noise, dp-clip and dp-epsilon"
             )
         return cls(allowed, least, deployed, noise, clip, budget)
 
@@ -95,33 +98,33 @@ class Policy:
 
     @property
     def keeps_secret(self) -> bool:
-        """Whether the node draws its batches from a secret seed (`fedhet.client.secret`)."""
+        """Whether the node draws its mini-batches with a secret seed instead of the run's seed."""
         return self.noise > 0 or (self.deployed and self.allowed is not None)
 
     def check_method(self, method: str, traits: Traits) -> None:
-        """Raise `Refused` if a method sends a kind of values, other than metrics, that the node does not allow."""
+        """Raise `Refused` if a method's `traits` declare that it sends values, except metrics, of a forbidden kind."""
         if self.allowed is not None and not self.allowed:
             raise Refused(
-                "this node allows nothing to be sent (allow = ''), so it cannot take part in a run: add the kinds of "
-                "values that it may send"
+                "this node allows nothing to be sent (allow = ''), so it cannot take part in a run: add kinds of "
+                "values that it may send to allow in its node config"
             )
         self._check(method, traits.kinds, sums_examples=traits.sums_examples)
 
     def check_shared(self, side: AnySide) -> None:
-        """Raise `Refused` if the network's shared arrays are of a kind that the node does not allow."""
+        """Raise `Refused` if a client (by its method's client side) shares arrays of a kind that is not allowed."""
         if self.allowed is not None:
             kinds = {_kind_of("model", name, side) for name in side.shared()}
             self._check(side.client.config.method_name, kinds, remedy="set batch-norm = local")
 
     def check_examples(self, count: int, batch_size: int) -> None:
-        """Raise `Refused` if a client, or one of its batches, has fewer examples than min-examples.
+        """Raise `Refused` if `count` training examples or a batch of `batch_size` are fewer than `min-examples`.
 
         Batches count, because weights can depend on the last step alone, for example with a large weight decay.
         """
         if count < self.least:
             raise Refused(
                 f"the client has {count} training examples, but its node requires at least {self.least} examples "
-                "behind every number that it sends (min-examples): add examples or leave it out"
+                "behind every number that it sends (min-examples): add examples or leave the client out"
             )
         if batch_size < self.least and not self.keeps_secret:  # which trains on whole groups
             raise Refused(
@@ -130,7 +133,7 @@ class Policy:
             )
 
     def outgoing(self, payload: Payload, side: AnySide) -> Payload:
-        """Return the payload with metrics rounded or left out; raises `Refused` for kinds that are not allowed."""
+        """Return the client's payload with metrics rounded or left out; raise `Refused` for kinds not allowed."""
         if self.allowed is not None or self.noise:
             kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
             kinds |= {side.traits.sends.get(name, f"an undeclared kind ({name})") for name in payload.values}
@@ -144,7 +147,7 @@ class Policy:
         return Payload(payload.arrays, values)
 
     def account(self, reply: Reply, side: AnySide) -> str:
-        """Describe a reply for the node's log: its kinds of values, and the size of their arrays in bytes."""
+        """Describe a client's reply for the node's log: its kinds of values, and their arrays' size in bytes."""
         bytes_of: Counter[str] = Counter()
         for group, arrays in reply.payload.arrays.items():
             for name, array in arrays.items():
@@ -160,6 +163,7 @@ class Policy:
     ) -> Measured:
         """Return an evaluation in the form that may be sent: rounded, without values from too few examples.
 
+        `metric` has a value and a weight for each label or class, and `examples` is the number of evaluated examples.
         `ranked` says that the metric is an AUC, whose weights are numbers of pairs of examples. `behind` has the number
         of examples that each value depends on, or is None if this is all; if given, weights are rounded, too.
         """
@@ -179,14 +183,20 @@ class Policy:
         return float(f"{value:.{DIGITS}g}") if self.deployed else value
 
     def reason(self, client: str, error: Exception) -> str:
-        """Return the reason of a failure for the server; a deployed node withholds reasons that could disclose data."""
+        """Return the reason of a client's failure for the server.
+
+        A deployed node withholds reasons that could disclose data, and logs them with the client's name.
+        """
         if not self.deployed or isinstance(error, Refused | LostState | WireError):
             return in_words(error) if isinstance(error, OSError) else str(error)
         log.error("client %s failed", client, exc_info=error)
         return "the client failed; the reason is in its node's log, since it could disclose data"
 
     def _check(self, method: str, kinds: Collection[str], *, sums_examples: bool = False, remedy: str = "") -> None:
-        """Raise `Refused`, with a remedy, if `kinds` are forbidden or the differential privacy does not cover them."""
+        """Raise `Refused` if `kinds` of values are forbidden, or the differential privacy does not cover them.
+
+        `sums_examples` is as in `Traits`; `remedy` is the advice in the message if only statistics are forbidden.
+        """
         allowed = kinds if self.allowed is None else self.allowed
         if refused := sorted({*kinds} - {METRICS, STRUCTURE, *allowed}):
             remedy = (refused == ["statistics"] and remedy) or "choose another method"
@@ -213,7 +223,10 @@ def number_in(
     at_most: float = math.inf,
     whole: bool = False,
 ) -> float:
-    """Return a number from a node config, or the default; raise a ConfigError for a value that is not allowed."""
+    """Return the number `key` of a node config, or `default` if it is not set.
+
+    Raises a ConfigError unless it is a number (if `whole`, an integer) from `at_least` to `at_most`.
+    """
     value = node.get(key, default)
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not at_least <= value <= at_most:
@@ -224,7 +237,7 @@ def number_in(
 
 @contextmanager
 def memory_limited(context: Context) -> Iterator[None]:
-    """Context manager that limits memory to the node's `memory-limit`, on Linux; raises `Refused` if it is exceeded."""
+    """Context manager that limits memory to the node's `memory-limit` (GB, on Linux); raises `Refused` beyond it."""
     if "memory-limit" not in context.node_config:
         yield
         return
@@ -297,7 +310,10 @@ def opened(
 
 
 def _configured(text: str, node: Mapping[str, Any], *, here: bool) -> Config:
-    """Return the server's configuration `text` with the settings of `node`; `here`: the server is on this machine."""
+    """Return the server's configuration (TOML `text`) with the settings of the node config `node`.
+
+    `here` says whether the server is on this machine, so that its paths are used.
+    """
     chosen = tuple((key, node[key]) for key in keys_that("at_node") if key in node)
     config, server = configuration.at_node(text, chosen, here=here), configuration.parse(text)
     if config.local_epochs > (most := max(server.local_epochs, server.max_local_epochs)):
@@ -317,7 +333,7 @@ def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pin(context: Context, now: dict[str, Any]) -> None:
-    """Store the settings `now` that split the node's data; raise `Refused` if the run has stored different ones."""
+    """Store the settings `now` that split the node's data in `context`; raise `Refused` if the run stored others."""
     if PINNED not in context.state:
         context.state[PINNED] = ConfigRecord(now)
     kept = context.state.config_records[PINNED]

@@ -1,4 +1,4 @@
-"""A node's secret: the seed and the groups of examples that a node with a policy uses in all runs.
+"""The secret seed of a node with a policy, and the fixed groups in which its examples are used for training.
 
 A server chooses the seed of a run. If a node drew its batches from that seed, the server would know which examples are
 in which step, and could compute single examples from the differences between rounds. A node with `allow` therefore
@@ -26,7 +26,7 @@ from fedhet.utils.statistics import grouped
 from fedhet.utils.text import log
 
 DELTA = 1e-5
-"""The delta at which the epsilon of differentially private training is computed."""
+"""The delta of differential privacy at which epsilon is computed."""
 
 FOLDER = "nodes"
 """Folder in a node's `state-dir` with a file for each client."""
@@ -35,23 +35,23 @@ FOLDER = "nodes"
 class NodeSecret:
     """The secret seed of a client and the settings that choose its examples, stored in `state-dir`/nodes/NAME.json.
 
-    `seed` is the seed of all random streams that decide which private examples are in which training step; `data` is
-    the name of the data set. Raises a FedhetError if the file is damaged.
+    The attribute `seed` is the seed of all random streams that decide which private examples are in which training
+    step. The argument `data` is the name of the data set. Raises a FedhetError if the file is damaged.
     """
 
     def __init__(self, state_folder: Path, client: str, data: str) -> None:
         self._path, self._client, self._data = state_folder / FOLDER / f"{file_name(client)}.json", client, data
         with locked(self._path.parent, wait=True):
             if not self._path.is_file():
-                log.info("client %s: a new secret and a new account of privacy begin in %s", client, self._path)
+                log.info("client %s: its new secret seed and privacy budget are stored in %s", client, self._path)
                 self._write({"seed": secrets.randbits(62), "examples": {}, "spent": []})
             self.seed = int(self._read()["seed"])
 
     def keep(self, choice: Mapping[str, Any]) -> None:
         """Store settings that decide which examples are used, or compare them with the stored settings.
 
-        Raises `Refused` if a setting differs: sums over two sets of examples could differ by a single example, and
-        disclose it.
+        `choice` has the settings by key. Raises `Refused` if one differs from the stored value: sums over two sets of
+        examples could differ by a single example, and disclose it.
         """
         with locked(self._path.parent, wait=True):
             content = self._read()
@@ -67,10 +67,11 @@ class NodeSecret:
                 self._write(content)
 
     def spend(self, noise: float, rate: float, steps: int, budget: float) -> float:
-        """Charge steps of differentially private training to the node's budget; return epsilon over all its runs.
+        """Charge `steps` of differentially private training to the node's budget; return epsilon over all its runs.
 
-        `rate` is the probability of each example to be in a step. The charge is stored before training, so that lost
-        and repeated work counts, too. Raises `Refused`, and charges nothing, if epsilon would exceed the budget.
+        `noise` is the noise multiplier, `rate` the probability of each example to be in a step, and `budget` the
+        largest epsilon. The charge is stored before training, so that lost and repeated work counts, too. Raises
+        `Refused`, and charges nothing, if epsilon would exceed the budget.
         """
         with locked(self._path.parent, wait=True):
             content = self._read()
@@ -84,10 +85,11 @@ class NodeSecret:
         return epsilon
 
     def grouped(self, data: ClientData, least: int, outputs: Outputs) -> ClientData:
-        """Return the client's data with its training examples in fixed groups (see `groups_of`).
+        """Return the client's data with its training examples in fixed groups of at least `least` examples.
 
-        Examples without a group are removed, because running statistics and means over few of them would disclose them.
-        If no group can be formed, no example is removed, and the client does not train.
+        For class scores (`outputs`), a group has examples of one class. Examples without a group are removed, because
+        running statistics and means over few of them would disclose them. If no group can be formed, no example is
+        removed, and the client does not train.
         """
         labels = data.train.labels
         self.keep({"min-examples": least, "training labels": digest(labels)})
@@ -140,11 +142,10 @@ def epsilon_of(spent: Iterable[Sequence[float]]) -> float:
 
 
 def groups_of(labels: Tensor, least: int, generator: torch.Generator, *, by_class: bool) -> tuple[Tensor, ...]:
-    """Divide examples at random into groups of at least `least`, and fewer than 2 * `least`, examples.
+    """Return random groups of at least `least`, and fewer than 2 * `least`, examples, as index tensors (k,) int64.
 
     With `by_class`, all examples of a group have the same label, and labels with too few examples are left out: the
-    gradient of a linear layer separates classes, so a mixed group would disclose sums over few examples. Return the
-    rows (k,) int64 of each group's examples, on the device of the labels.
+    gradient of a linear layer separates classes, so a mixed group would disclose sums over few examples.
     """
     order = torch.randperm(len(labels), generator=generator)
     kinds = torch.zeros(len(labels), dtype=torch.int64)
