@@ -1,4 +1,4 @@
-"""Data sets by name, users' data, and how data are split among clients."""
+"""Data sets by name, data of users, and partitions of data among clients."""
 
 from fedhet.data import chestxray as chestxray
 from fedhet.data import images as images

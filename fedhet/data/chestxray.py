@@ -20,17 +20,14 @@ from fedhet.tasks import Task
 from fedhet.utils.files import read_tensors, write_tensors
 from fedhet.utils.machine import cores
 
-FINDINGS = (
+FINDINGS = (  # the labels, in the order of Wang et al. (CVPR 2017)
     *("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax"),
     *("Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia"),
 )
-"""In the order of Wang et al. (CVPR 2017). An image without findings is labelled `No Finding`."""
-
 LABELS = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
 TEST_LIST = "test_list.txt"
 COLUMNS = {"Image Index", "Finding Labels", "Patient ID"}
-SIZE = 224
-"""Largest height and width of images in memory, as in FLHA-GHN's experiment."""
+SIZE = 224  # largest height and width of images in memory, as in FLHA-GHN's experiment
 
 Row = dict[str, str]
 
@@ -39,10 +36,10 @@ Row = dict[str, str]
 def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
     """Load ChestX-ray14 (Wang et al., CVPR 2017): 112,120 grey images of 30,805 patients with 14 labels.
 
-    The folder contains the table of labels (see `LABELS`), directly or in its subfolder `chestxray`, and PNG images in
-    any subfolder. Rows without an image are left out, and larger images are shrunk to `size`. Test patients are those
-    of `test_list.txt`, or else every fifth. Decoded images (5.6 GB at 224 x 224) are stored in the user's cache folder.
-    Raises a `DataError` for missing or damaged files, or if the list has only some images of a patient.
+    `folder`, which is required, contains the table of labels (`Data_Entry_2017.csv`), directly or in its subfolder
+    `chestxray`, and PNG images in any subfolder. Rows without an image are left out. Images are shrunk to `size` x
+    `size` pixels and stored in the user's cache folder (5.6 GB). The test examples are the images in `test_list.txt`
+    or, without this file, those of every fifth patient. Raises a `DataError` for missing or damaged files.
     """
     table = locate_one(folder, "chestxray", LABELS, "chestxray14")
     files = {path.name: path for path in sorted(table.parent.rglob("*.png"), reverse=True)}
@@ -92,12 +89,12 @@ def _labels(row: Row, table: Path) -> list[int]:
     named = row["Finding Labels"].split("|")
     if unknown := set(named) - {*FINDINGS, "No Finding"}:
         finding, image = min(unknown), row["Image Index"]
-        raise DataError(f"{table} has the unknown finding {finding!r} of image {image}: correct it")
+        raise DataError(f"{table} has the unknown finding {finding!r} of image {image}: download it again")
     return [int(finding in named) for finding in FINDINGS]
 
 
 def _images(files: Sequence[Path], size: int) -> Tensor:
-    """Return decoded images, from the cache folder if these files were decoded at this size before."""
+    """Return the images of PNG files, at most `size` pixels high and wide, from the cache if decoded before."""
     content = digest(size, *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
     cache = cache_folder() / "chestxray14" / f"{content}.safetensors"
     with suppress(FedhetError):  # a damaged file is replaced

@@ -1,4 +1,4 @@
-"""Examples, the data of a client, data sets, and transforms of images."""
+"""Classes for labelled examples, the data of a client, public datasets and data sets; transforms of images."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ class Examples:
     """Labelled examples: raw inputs (n, ...), in memory or read on demand (`[:]` reads all), and their labels.
 
     Labels are (n,) int64 classes, (n, labels) of 0 and 1, (n, targets) float32, (n, tokens) int64 for tokens, or (n, h,
-    w) integers for pixels. `groups` lists the rows of each group, if mini-batches must consist of whole groups.
+    w) integers for pixels. If `groups`, tensors of example indices, are given, a mini-batch consists of whole groups.
     """
 
     inputs: Tensor | LazyInputs
@@ -39,7 +39,7 @@ class Examples:
         return len(self.labels)
 
     def at(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Return the inputs and labels of examples, selected by their indices or a slice; the order may change."""
+        """Return the inputs and labels at `rows` (indices or a slice); a user's collate function may reorder them."""
         if isinstance(self.inputs, LazyInputs):
             return self.inputs.pairs(rows)
         if isinstance(rows, slice):
@@ -47,7 +47,7 @@ class Examples:
         return self.inputs.index_select(0, rows), self.labels.index_select(0, rows)  # faster than inputs[rows]
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Iterate over inputs and labels of `size` examples at a time (see `spans`)."""
+        """Iterate over pairs (inputs, labels) of `size` examples; a single last example joins the batch before it."""
         return map(self.at, spans(len(self), size))
 
     def subset(self, indices: Indices | Tensor) -> "Examples":
@@ -57,12 +57,12 @@ class Examples:
         return Examples(inputs, self.labels[chosen])
 
     def to(self, device: torch.device) -> "Examples":
-        """Return the examples on a device."""
+        """Return a copy of the examples on a device."""
         return Examples(self.inputs.to(device), self.labels.to(device))
 
 
 def digest(*content: object) -> str:
-    """Return a hash of tensors (values, dtype and shape) and other objects (their text), in hexadecimal."""
+    """Return a hexadecimal hash of tensors (their values, dtype and shape) and other objects (their `str`)."""
     digested = hashlib.blake2b(digest_size=12)
     parts = ([*each.parts, *each.parts.values()] if isinstance(each, Inputs) else [each] for each in content)
     for each in chain.from_iterable(parts):
@@ -87,7 +87,7 @@ class PublicDataset:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of inputs and labels."""
+        """Hexadecimal hash of inputs and labels."""
         return digest(*(tensor for tensor in (self.inputs, self.labels) if tensor is not None))
 
     @cached_property
@@ -96,7 +96,7 @@ class PublicDataset:
         return self if self.labels is None else PublicDataset(self.inputs)
 
     def to(self, device: torch.device) -> "PublicDataset":
-        """Return the public dataset on a device."""
+        """Return a copy of the public dataset on a device."""
         return PublicDataset(self.inputs.to(device), None if self.labels is None else self.labels.to(device))
 
 
@@ -105,12 +105,12 @@ P = TypeVar("P", Examples, PublicDataset)
 
 @lru_cache(maxsize=4)
 def resident(part: P, device: torch.device) -> P:
-    """Return a copy of examples on a device; copies are cached until `resident.cache_clear()` is called."""
+    """Return a copy of `part` (examples or the public dataset) on a device; the last four copies are cached."""
     return part.to(device)
 
 
 def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
-    """Apply `change` to the labels of examples; returns `part` itself if no label changes."""
+    """Return `part` (examples or the public dataset) with labels `change(labels)`, or itself if no label changes."""
     labels = part.labels if part.labels is None else change(part.labels)
     if labels is part.labels:
         return part
@@ -120,10 +120,10 @@ def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """A client's training, test and validation parts, the public dataset and the common test set.
+    """A client's training, test and validation examples, the public dataset, and the common test set (`common`).
 
-    `augment` returns a random variant of a raw training batch, given a generator. `batch_size`, unless None, replaces
-    the configured batch size. `dataset` is the configured data set that the data are from, None for a user's data.
+    `augment(inputs, generator)` returns a randomly changed copy of raw training inputs. `batch_size`, unless None,
+    replaces the configured batch size. `dataset` is the configured data set of the examples, or None for a user's data.
     """
 
     train: Examples
@@ -136,19 +136,19 @@ class ClientData:
     dataset: "DataSet | None" = None
 
     def to(self, device: torch.device) -> "ClientData":
-        """Return the data with all parts on a device, except for the public dataset."""
+        """Return the data with all examples on a device, except for the public dataset, which is not moved."""
         parts: dict[str, Any] = {name: part for name, part in vars(self).items() if isinstance(part, Examples)}
         return replace(self, **{name: part.to(device) for name, part in parts.items()})
 
     def relabelled(self, change: Callable[[Tensor], Tensor]) -> "ClientData":
-        """Apply `change` to the labels of all parts; returns the object itself if no label changes."""
+        """Return the data with `change` applied to every tensor of labels, or the object itself if no label changes."""
         parts: dict[str, Any] = {name: p for name, p in vars(self).items() if isinstance(p, Examples | PublicDataset)}
         changed = {name: relabelled(part, change) for name, part in parts.items()}
         return self if all(changed[name] is part for name, part in parts.items()) else replace(self, **changed)
 
 
 class Owners(NamedTuple):
-    """The owner of each training and test example, such as a patient or a user, as numbers (n,); -1 for no owner."""
+    """The owner (a patient or user) of each training and test example, as int64 numbers (n,); -1 is for no owner."""
 
     train: Indices
     test: Indices
@@ -189,7 +189,7 @@ class Normalise:
         self._offset = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).view(shape)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return normalised images as a new tensor."""
+        """Return images (n, channels, height, width) of any dtype as normalised float32, in a new tensor."""
         floats = images.to(torch.float32, copy=True)
         if self._factor.device != images.device:  # copying them for each batch would make a GPU wait
             self._factor, self._offset = self._factor.to(images.device), self._offset.to(images.device)
@@ -197,12 +197,12 @@ class Normalise:
 
 
 def resized(images: Tensor, transform: Callable[[Tensor], Tensor], size: int) -> Tensor:
-    """Return transformed images resized to (n, channels, size, size): bilinear, with antialiasing."""
+    """Apply `transform` to images and resize the result to (n, channels, size, size), bilinearly with antialiasing."""
     return F.interpolate(transform(images), size=(size, size), mode="bilinear", antialias=True)
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool = True) -> Tensor:
-    """Augment images (n, channels, height, width) as usual for CIFAR: pad by 4 pixels, crop and flip at random.
+    """Augment images (n, channels, height, width) as usual for CIFAR: pad by 4 pixels, randomly crop and flip.
 
     The padding is the reflected image, or zeros without `reflect`. The generator must be on the CPU.
     """

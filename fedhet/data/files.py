@@ -1,4 +1,4 @@
-"""Find, unpack and check published data files; a `DataError` names a file that is missing or damaged."""
+"""Functions to find, unpack and check published data files; they raise a `DataError` for a missing or damaged file."""
 
 import gzip
 import io
@@ -40,14 +40,14 @@ def cache_folder() -> Path:
 
 
 def variant(file: Path) -> Path | None:
-    """Return the path of a file or of its variant with suffix `.gz` or `.xz`; None if none of them exists."""
+    """Return the path of a file or of its compressed copy (suffix `.gz` or `.xz`), or None if neither exists."""
     return next((packed for suffix in _OPENERS if (packed := file.with_name(file.name + suffix)).is_file()), None)
 
 
 def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
-    """Return the first of the `subfolders` of `folder` that contains all `files` of a data set.
+    """Return the first of the `subfolders` of `folder` that contains all `files` of a data set; else raise a DataError.
 
-    The default of `folder` is the cache folder, to which torchvision downloads its data set `dataset` if necessary.
+    If `folder` is None, it is the cache folder, to which `torchvision.datasets` downloads `dataset` if necessary.
     """
     root = folder or cache_folder()
     places = [root / subfolder for subfolder in subfolders]
@@ -66,7 +66,7 @@ def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str],
 
 
 def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset: str) -> Path:
-    """Return the first of the `files` of a data set that exists in `root` or in its `subfolder`."""
+    """Return the first of the `files` of `dataset` in the folder `root` or its `subfolder`; else raise a DataError."""
     if root is None:
         raise DataError(f"{dataset} cannot be downloaded: set data (--data DIR) to a folder with {' or '.join(files)}")
     paths = (place / file for place in (root, root / subfolder) for file in files)
@@ -100,14 +100,14 @@ def _opened(file: Path, **options: str) -> Iterator[Any]:
 
 
 def read(file: Path) -> bytes:
-    """Return the contents of a file, decompressed if necessary."""
+    """Return the content of a file or of its compressed copy, decompressed."""
     with _opened(file, mode="rb") as opened:
         content: bytes = opened.read()
         return content
 
 
 def rows_of(file: Path) -> Iterator[str]:
-    """Iterate over the lines of a UTF-8 text file, decompressed if necessary."""
+    """Iterate over the lines of a UTF-8 text file or of its compressed copy."""
     with _opened(file, mode="rt", encoding="utf-8") as lines:
         yield from lines
 
@@ -133,12 +133,15 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise DataError(f"it contains {module}.{name}, but must contain only arrays")
+            raise DataError(f"a CIFAR file must contain only arrays, but contains {module}.{name}")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
 def read_cifar(file: Path, key: str = "labels", classes: int = 10) -> tuple[Tensor, Tensor]:
-    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64 (named `key`) from a file of CIFAR's Python version."""
+    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64 from a file of CIFAR's Python version.
+
+    The labels, from 0 to `classes` - 1, are the entry `key` of the file.
+    """
     content = read(file)
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()

@@ -1,7 +1,7 @@
-"""Image data sets: handwritten digits, MNIST, Fashion-MNIST, CIFAR-10 with variants and CIFAR-100.
+"""Loaders of image data sets: handwritten digits, MNIST, Fashion-MNIST, CIFAR-10 with variants and CIFAR-100.
 
-The digits are part of scikit-learn; the others are read from the files that their authors published. Loaders raise a
-`DataError` if a file is missing or damaged, or if a data set cannot be downloaded.
+The digits are part of scikit-learn. Other loaders read the files that the authors published from a folder, or download
+them if the folder is None; they raise a `DataError` if a file is missing or damaged.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def _images(
 def digits(folder: Path | None) -> DataSet:
     """Load the digits of scikit-learn (UCI, 1998): 1,797 grey images, 8 x 8 pixels, 10 classes.
 
-    Every fifth image of each digit is a test example (355), so most writers are in both parts.
+    Every fifth image of each digit is a test example (355 images). `folder` is ignored.
     """
     try:
         # `sklearn.datasets.load_digits` reads the same file, but importing scikit-learn takes seconds.
@@ -74,14 +74,14 @@ def digits(folder: Path | None) -> DataSet:
 
 @register_dataset("mnist")
 def mnist(folder: Path | None) -> DataSet:
-    """Load MNIST (LeCun et al., 1998): 60,000 training and 10,000 test images, grey, 28 x 28 pixels, 10 classes."""
+    """Load MNIST (LeCun et al., 1998): 70,000 grey images of digits, 28 x 28; downloads it if `folder` is None."""
     place = locate(folder, MNIST_FOLDERS, MNIST_FILES, "MNIST")
     return _from_idx("mnist", place, Normalise(255.0, mean=(0.1307,), std=(0.3081,)))
 
 
 @register_dataset("fashion-mnist")
 def fashion_mnist(folder: Path | None) -> DataSet:
-    """Load Fashion-MNIST (Xiao et al., 2017): 70,000 grey images of 10 kinds of clothing, 28 x 28 pixels."""
+    """Load Fashion-MNIST (Xiao et al., 2017): 70,000 grey images of clothes, 28 x 28; downloaded without `folder`."""
     place = locate(folder, FASHION_FOLDERS, MNIST_FILES, "FashionMNIST")
     return _from_idx("fashion-mnist", place, Normalise(255.0, mean=(0.2860,), std=(0.3530,)))
 
@@ -102,7 +102,7 @@ def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
 
 @register_dataset("cifar10", augments=True)
 def cifar10(folder: Path | None) -> DataSet:
-    """Load CIFAR-10 (Krizhevsky, 2009): 50,000 training and 10,000 test images, colour, 32 x 32 pixels, 10 classes.
+    """Load CIFAR-10 (Krizhevsky, 2009): 60,000 colour images, 32 x 32 pixels; downloads it if `folder` is None.
 
     Mean, standard deviation and augmentation are as in the code of FedMA's authors.
     """
@@ -115,7 +115,7 @@ def cifar10(folder: Path | None) -> DataSet:
 
 @register_dataset("cifar100", augments=True)
 def cifar100(folder: Path | None) -> DataSet:
-    """Load CIFAR-100 (Krizhevsky, 2009): 60,000 colour images of 100 classes, 32 x 32 pixels; augmented as CIFAR-10."""
+    """Load CIFAR-100 (Krizhevsky, 2009), augmented in the same way as CIFAR-10; downloads it if `folder` is None."""
     place = locate(folder, CIFAR100_FOLDERS, CIFAR100_FILES, "CIFAR100")
     parts = [Examples(*read_cifar(place / file, "fine_labels", 100)) for file in CIFAR100_FILES]
     transform = Normalise(255.0, (129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255))
@@ -124,13 +124,16 @@ def cifar100(folder: Path | None) -> DataSet:
 
 @register_dataset("cifar10-fedhenn", augments=True)
 def cifar10_fedhenn(folder: Path | None) -> DataSet:
-    """Load CIFAR-10 as in the code of FedHeNN's authors: ImageNet's mean and standard deviation, padding with zeros."""
+    """Load CIFAR-10 (see `cifar10`) normalised by ImageNet's statistics, and padded with zeros to be cropped.
+
+    This is the preprocessing in the code of FedHeNN's authors.
+    """
     return _by_imagenet("cifar10-fedhenn", folder, partial(crop_and_flip, reflect=False))
 
 
 @register_dataset("cifar10-fedharm", augments=True)
 def cifar10_fedharm(folder: Path | None) -> DataSet:
-    """Load CIFAR-10 with FedHARM's augmentation, and ImageNet's mean and standard deviation as in its authors' code."""
+    """Load CIFAR-10 (see `cifar10`) with FedHARM's augmentation, normalised by ImageNet's mean and std."""
     return _by_imagenet("cifar10-fedharm", folder, flip_crop_brighten_blur)
 
 
@@ -156,22 +159,25 @@ def _with_grey(examples: Examples, shares: np.ndarray, rng: np.random.Generator)
 
 @register_dataset("cifar10-domains", augments=True)
 def cifar10_domains(folder: Path | None) -> DataSet:
-    """Load CIFAR-10 with the colour bias of FedMA, section 3 ("Handling data bias").
+    """Load CIFAR-10 (see `cifar10`) with the colour bias of FedMA, section 3 ("Handling data bias").
 
-    In a fixed random half of the classes, 95 % of the training images are grey, in the other half 5 %; of the test
-    images, half are grey. The partition `natural` has two clients, one for each half of the classes.
+    In five random classes, 95 % of the training images are grey, in the other five 5 %; of the test images, half are
+    grey. The partition `natural` has two clients, one with the first five classes and one with the others.
     """
     return _domains("cifar10-domains", folder, 0.95)
 
 
 @register_dataset("cifar10-domains-balanced", augments=True)
 def cifar10_domains_balanced(folder: Path | None) -> DataSet:
-    """Load the control for `cifar10-domains` (FedMA, section 3): half of each class's images are grey."""
+    """Load CIFAR-10 (see `cifar10`) with half of each class's images grey, the control for `cifar10_domains`."""
     return _domains("cifar10-domains-balanced", folder, 0.5)
 
 
 def _domains(name: str, folder: Path | None, share: float) -> DataSet:
-    """Return CIFAR-10 with a fraction `share` of grey training images in half of the classes, else 1 - `share`."""
+    """Return CIFAR-10 as data set `name`, with a fraction `share` of grey training images in half of the classes.
+
+    In the other classes, the fraction is 1 - `share`; of the test images, half are grey.
+    """
     colourful, rng = load("cifar10", folder), numpy_generator(0, "domains")
     grey_classes = rng.choice(colourful.classes, colourful.classes // 2, replace=False)
     shares = np.where(np.isin(np.arange(colourful.classes), grey_classes), share, 1 - share)

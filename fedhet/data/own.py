@@ -1,7 +1,7 @@
-"""Convert a user's data from the usual forms to `ClientData`.
+"""Conversion of a user's data to `ClientData`.
 
-Each part (training, test, common test and validation examples) is a pair (inputs, labels) of tensors, arrays or lists;
-a mapping with columns by name; a torch `Dataset`, a Hugging Face partition or another sequence of rows; or a
+Examples (for training, test, common test or validation) are a pair (inputs, labels) of tensors, arrays or lists; a
+mapping with columns by name; a torch `Dataset`, a Hugging Face partition or another sequence of rows; or a
 `DataLoader`. Rows are read on demand (see `fedhet.data.reading`).
 """
 
@@ -28,7 +28,7 @@ PARTS = ("train", "test", "public", "common", "validation")
 
 
 def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Convert a user's raw inputs for a model: scale bytes to [0, 1], and cast floats to `dtype`."""
+    """Convert a user's raw inputs for a model: divide bytes by 255, and cast floats to `dtype`, if given."""
 
     def scaled(part: Tensor) -> Tensor:
         part = part / 255 if part.dtype == torch.uint8 else part
@@ -38,7 +38,10 @@ def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def check_scale(raw: Mapping[str, Tensor]) -> None:
-    """Raise a `DataError` if one part has bytes, which `as_input` scales, and another values beyond [0, 1]."""
+    """Check that a client's raw inputs (by name, such as `train`) have one scale; raise a `DataError` otherwise.
+
+    If some are bytes, which `as_input` scales to [0, 1], the values of others must be in [0, 1].
+    """
     for name in parts_of(raw["train"]):
         tensors = {part: parts_of(inputs)[name] for part, inputs in raw.items() if name in parts_of(inputs)}
         scaled = [part for part, each in tensors.items() if each.dtype == torch.uint8]
@@ -52,9 +55,10 @@ def check_scale(raw: Mapping[str, Tensor]) -> None:
 
 
 def as_client_data(client: str, value: Any) -> ClientData:
-    """Convert the value of a user's data function to `ClientData`.
+    """Convert `value`, which a user's data function returned for the named client, to `ClientData`.
 
-    Raises a `DataError` that names the client and the part if the form is unknown or a number is not finite.
+    It is a `ClientData`, a pair (train, test), or a mapping (see `fedhet.make_client_app`). Raises a `DataError` that
+    names the client if the form of the data is unknown or a number is not finite.
     """
     if isinstance(value, ClientData):
         value = {name: getattr(value, name) for name in (*PARTS, "augment")}
@@ -83,9 +87,10 @@ def as_client_data(client: str, value: Any) -> ClientData:
 
 
 def as_public_dataset(value: Any) -> PublicDataset | None:
-    """Convert a user's public dataset (inputs alone, or any form of a client's part), and read it into memory.
+    """Convert a user's public dataset to a `PublicDataset` in memory; return None if `value` is None.
 
-    Raises a `DataError` for unknown forms and numbers that are not finite; returns None if `value` is None.
+    It is an array of inputs without labels, or has any form that this module accepts for examples. Raises a `DataError`
+    for other forms and for numbers that are not finite.
     """
     return None if value is None else _part("the public dataset", value, public=True)
 
@@ -141,7 +146,7 @@ def _examples(value: Any) -> Examples:
 
 
 def _sampled(loader: DataLoader[Any]) -> Tensor:
-    """Return the sorted indices that a loader's sampler yields; raises a `DataError` if they differ between epochs."""
+    """Return the sorted example indices of a `DataLoader`; raises a `DataError` if they differ between epochs."""
     if type(loader).__iter__ is not DataLoader.__iter__ or loader.batch_sampler is None:
         raise DataError(
             "the examples of a DataLoader that has its own __iter__ or batch_size = None are unknown: give the dataset"
@@ -166,7 +171,7 @@ def _rows(
     if isinstance(value, IterableDataset | str) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         kind = "None" if value is None else f"a {type(value).__name__}"
         raise DataError(
-            f"rows of {kind} cannot be read by number: give a pair (inputs, labels), a torch "
+            f"rows of {kind} cannot be read by number: give data as a pair (inputs, labels), a torch "
             f"Dataset with a length, or a mapping with the columns {INPUTS[0]} and {LABELS[0]}"
         )
     rows = torch.arange(len(value)) if loader is None else _sampled(loader)
@@ -216,9 +221,9 @@ def _as_augment(augment: Any) -> Augment | None:
 
 
 def open_parameters(function: Callable[..., Any]) -> tuple[list[Parameter], list[Parameter]]:
-    """Return a function's parameters that `functools.partial` has not set, and the required ones among them.
+    """Return a function's parameters without a value from `functools.partial`: all of them, and the required ones.
 
-    The lists are empty for built-in functions, whose parameters are unknown.
+    Both lists are empty for built-in functions, whose parameters are unknown.
     """
     try:
         parameters = signature(function).parameters.values()

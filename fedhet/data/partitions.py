@@ -1,6 +1,6 @@
-"""Partitions: rules that assign the examples of a data set to clients.
+"""Partitions: functions that assign the examples of a data set to clients.
 
-A rule assigns training and test examples in the same way, so both have the same distribution at a client.
+Training and test examples are assigned in the same way, so both have the same distribution at a client.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,8 +16,7 @@ from fedhet.errors import DataError, nearest
 from fedhet.utils.randomness import numpy_generator
 
 DIRICHLET_TRIES = 200
-DIRICHLET_LEAST = 10
-"""Smallest number of training examples of a client in a Dirichlet partition, as in FedMA's code."""
+DIRICHLET_LEAST = 10  # smallest number of training examples of a client in a Dirichlet partition, as in FedMA's code
 
 
 class Part(NamedTuple):
@@ -28,12 +27,15 @@ class Part(NamedTuple):
 
 
 Dealt = list[list[Indices]]
-"""Indices of each client's training examples, and of each client's test examples."""
+"""The examples assigned to clients: a list for training and one for test, with an index array for each client."""
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The input of a partition function: settings, and the indices of the training and test examples to assign."""
+    """The input of a partition function: the settings of `partition` and a random generator.
+
+    `examples` are the indices of the training and of the test examples to assign.
+    """
 
     dataset: DataSet
     examples: tuple[Indices, Indices]
@@ -43,18 +45,18 @@ class Job:
     rng: np.random.Generator
 
     def labels(self) -> list[Indices]:
-        """Return the classes of the training and of the test examples; raises a `DataError` for multi-label data."""
+        """Return the classes (n,) of training and of test examples; raises a `DataError` for several per example."""
         if self.dataset.train.labels.ndim != 1:
             raise DataError(f"{self.dataset.name} has several labels per example: set partition to iid or natural")
         parts = zip((self.dataset.train, self.dataset.test), self.examples, strict=True)
         return [part.labels.numpy()[indices] for part, indices in parts]
 
     def class_sizes(self) -> list[Indices]:
-        """Return the numbers of training and of test examples of each class, (classes,) each."""
+        """Return the numbers of examples by class, (classes,), for training and for test."""
         return [np.bincount(labels, minlength=self.dataset.classes) for labels in self.labels()]
 
     def by_owner(self, owners: Owners) -> list[dict[int, Indices]]:
-        """Return a dict for training and one for test examples, which map each owner's number to example indices."""
+        """Return two dicts, for training and test, which map each owner's number to the indices of its examples."""
         parts = []
         for indices, owner in zip(self.examples, owners, strict=True):
             numbers, starts = np.unique(np.sort(owner[indices]), return_index=True)
@@ -63,7 +65,10 @@ class Job:
         return parts
 
     def deal(self, counts: Iterable[Indices]) -> Dealt:
-        """Assign random examples: client i gets `n[i, k]` of class k; `counts` has n for training and for test."""
+        """Assign random examples to clients: client i gets `n[i, k]` examples of class k.
+
+        `counts` has n, of shape (clients, classes), for training and for test.
+        """
         dealt = []
         for indices, labels, numbers in zip(self.examples, self.labels(), counts, strict=True):
             classes = [
@@ -92,13 +97,13 @@ def partition(
     test_share: float = 0.0,
     available: Indices | None = None,
 ) -> list[Part]:
-    """Assign the examples of a data set to clients; each example belongs to one client at most.
+    """Assign the examples of a data set to clients by the partition `name`; no example belongs to two clients.
 
-    `classes_per_client` and the concentration `alpha` are for the partitions `classes` and `dirichlet`. With
-    `samples_per_client`, a client keeps at most this number of training examples, stratified by class; `test_share`,
-    unless 0, is then the share of test examples among all of its examples. `halved_clients` is the fraction of clients
-    that lose half of their training examples. `available` are the indices of the training examples to assign. Raises a
-    `DataError` if a client gets no training or test examples.
+    `classes_per_client` is for the partition `classes`, and the concentration `alpha` for `dirichlet`. Unless it is 0,
+    `samples_per_client` limits the training examples of a client, stratified by class, and `test_share` is then the
+    fraction of test examples among its examples (0: keep all). `halved_clients` is the fraction of clients that lose
+    half of their training examples. `available` are the indices of the training examples to assign, by default all.
+    Raises a `DataError` if a client gets no training or test examples.
     """
     if name not in _PARTITIONS:
         raise DataError(nearest("partition", name, _PARTITIONS))
@@ -133,7 +138,7 @@ def _sampled(part: Indices, labels: Tensor, size: int, rng: np.random.Generator)
 def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
     """Return random indices (min(n, size),) into the labels (n,), stratified by class.
 
-    The number of each class is its share of `size`, rounded up or down.
+    The number of each class is its share of `size`, rounded up or down. Labels (n, ...) are not stratified.
     """
     order = rng.permutation(len(labels))
     if labels.ndim == 1:
@@ -147,14 +152,14 @@ def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> 
 
 
 def iid(job: Job) -> Dealt:
-    """Shuffle examples and split them evenly among clients; examples of one owner, such as a patient, stay together."""
+    """Shuffle the examples in `job` and split them evenly; examples of one owner, such as a patient, stay together."""
     if job.dataset.together is not None:
         return [_evenly(job, list(owned.values())) for owned in job.by_owner(job.dataset.together)]
     return [np.array_split(job.rng.permutation(indices), job.clients) for indices in job.examples]
 
 
 def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
-    """Return each client's examples: each group in `units`, the largest first, goes to the client with the fewest."""
+    """Return each client's example indices: each array in `units`, by size, goes to the client with the fewest."""
     shares: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in range(job.clients)]
     sizes = np.zeros(job.clients, dtype=np.int64)
     for unit in sorted((units[place] for place in job.rng.permutation(len(units))), key=len, reverse=True):
@@ -165,7 +170,7 @@ def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
 
 
 def by_classes(job: Job) -> Dealt:
-    """Assign to every client examples of k classes (`classes_per_client`), which are the same in training and test.
+    """Assign to each client in `job` examples of k classes (`classes_per_client`), the same in training and test.
 
     Clients choose in turn the classes that the fewest clients have chosen, with ties at random.
     """
@@ -181,7 +186,7 @@ def by_classes(job: Job) -> Dealt:
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Return numbers of examples (clients, classes): the size of each class, split evenly where `holds` is True."""
+    """Return numbers of examples (clients, classes): `sizes[k]` of class k, divided evenly where `holds[:, k]`."""
     counts = np.zeros(holds.shape, dtype=np.int64)
     for label, size in enumerate(sizes):
         holders = np.flatnonzero(holds[:, label])
@@ -192,7 +197,7 @@ def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Genera
 
 
 def dirichlet(job: Job) -> Dealt:
-    """Divide each class among clients in proportions p ~ Dir(alpha), which are the same in training and test.
+    """Divide each class in `job` among clients in proportions p ~ Dir(alpha), the same in training and test.
 
     As in the code of FedMA's authors, a client that has 1 / clients of all examples receives no further classes, and
     all is drawn anew, at most `DIRICHLET_TRIES` times, until each client has `DIRICHLET_LEAST` training examples.
@@ -217,13 +222,13 @@ def dirichlet(job: Job) -> Dealt:
 
 
 def _rounded(shares: NDArray[np.float64], size: int) -> Indices:
-    """Divide `size` into whole numbers (clients,) in proportion to `shares`, which sum to 1."""
+    """Divide `size` into integers (clients,) in proportion to `shares` (clients,), which sum to 1."""
     ends: Indices = np.rint(np.minimum(np.cumsum(shares), 1) * size).astype(np.int64)
     return np.diff(ends, prepend=np.int64(0))
 
 
 def natural(job: Job) -> Dealt:
-    """Assign the examples of one owner, such as a user, to each client; the owners are drawn at random."""
+    """Assign the examples of one owner, such as a user, to each client in `job`; owners are drawn at random."""
     groups = job.dataset.groups
     train, test = job.by_owner(groups) if groups is not None else ({}, {})
     owners = np.array(sorted(owner for owner in train.keys() & test.keys() if owner >= 0))

@@ -1,7 +1,4 @@
-"""Read rows of a user's dataset on demand, and convert columns, images and labels to tensors.
-
-Callers prepend the name of the client's part, such as "train: ", to the message of a `DataError`.
-"""
+"""Inputs that are read on demand from a user's dataset, and conversion of columns, images and labels to tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,20 +13,19 @@ from torch.utils.data import Subset
 from fedhet.errors import DataError, FedhetError, UserCodeError
 from fedhet.utils.inputs import parts_of, together
 
+# Known names of columns, including those of Hugging Face's datasets.
 INPUTS = ("image", "img", "pixel_values", "inputs", "input", "features", "x", "data")
 LABELS = ("label", "labels", "target", "targets", "fine_label", "y")
-"""Known names of columns, including those of Hugging Face's datasets."""
-
 Collate = Callable[[Sequence[Any]], Any]
-"""Combines rows into a batch, as the `collate_fn` of a `DataLoader`."""
+"""A function that combines rows into a batch, as the `collate_fn` of a `DataLoader`."""
 
 
 @dataclass(eq=False)
 class LazyInputs:
-    """Inputs of some rows of a dataset, read on demand; used like a tensor (n, ...).
+    """Inputs of a user's `dataset` at the indices `rows` (n,), read on demand; used like a tensor (n, ...).
 
-    If `collate` is None, inputs are stacked. `relabel` converts the labels that are read together with inputs, and
-    `part` is the name of the client's part in messages, such as `train`.
+    `collate` combines rows into a batch; if None, inputs are stacked. `relabel` converts the labels that are read with
+    the inputs. `part` begins error messages, such as `client 0: train`.
     """
 
     dataset: Any
@@ -46,7 +42,7 @@ class LazyInputs:
         return self.pairs(index)[0]
 
     def pairs(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Read the inputs and labels of some rows; if there is a collate function, in the order that it returns.
+        """Read the inputs and labels at `index`, positions in `rows`; `collate` may change their order.
 
         Raises a `DataError` if inputs are not finite or rows cannot be used.
         """
@@ -59,7 +55,7 @@ class LazyInputs:
         return inputs.to(self.device), (self.relabel(labels) if self.relabel else labels).to(self.device)
 
     def subset(self, rows: Tensor) -> "LazyInputs":
-        """Return the inputs of some of the rows, without reading them."""
+        """Return the inputs at the positions `rows` (k,), without reading them."""
         return replace(self, rows=self.rows[rows])
 
     def to(self, device: torch.device) -> "LazyInputs":
@@ -70,21 +66,21 @@ class LazyInputs:
 def spans(count: int, size: int) -> list[slice]:
     """Return slices of `size` rows each that cover `count` rows; a single last row belongs to the slice before it.
 
-    A slice with a single row is avoided since BatchNorm without running statistics cannot normalise it.
+    A single row is avoided, since BatchNorm without running statistics cannot normalise it.
     """
     starts = [start for start in range(0, count, size) if start == 0 or count - start > 1]
     return [slice(start, end) for start, end in pairwise([*starts, count])]
 
 
 def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
-    """Return the labels of rows, from the dataset's list of labels if it has one, or by reading each row once."""
+    """Return the labels at the indices `rows`, from the dataset's list of labels if known, or by reading the rows."""
     if collate is None and (known := _known_labels(dataset)) is not None:
         return as_labels(known)[rows]
     return as_labels(torch.cat([_read(dataset, part.tolist(), collate)[1] for part in rows.split(256)]))
 
 
 def _known_labels(dataset: Any) -> Any:
-    """Return the labels that a torchvision or Hugging Face dataset stores, or None if reading a row may change them."""
+    """Return all labels that a torchvision or Hugging Face dataset stores; None if its transforms may change them."""
     if type(dataset) is Subset:
         known = _known_labels(dataset.dataset)
         return None if known is None else torch.as_tensor(known)[torch.as_tensor(dataset.indices, dtype=torch.int64)]
@@ -122,7 +118,10 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
 
 
 def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> None:
-    """Raise a `DataError` if a tensor has NaN or infinity; its message has `kind` and the row's number in `rows`."""
+    """Check that a tensor (n, ...) has no NaN or infinity; raise a `DataError` otherwise.
+
+    Its message names the `kind` of tensor, such as `inputs`, and the entry of `rows` for the first bad row.
+    """
     for part in parts_of(tensor).values():
         if (part.is_floating_point() or part.is_complex()) and not bool(part.isfinite().all()):
             row = next(row for row, each in enumerate(part) if not each.isfinite().all())
@@ -157,9 +156,9 @@ def _is_text(column: Any) -> bool:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Convert inputs to a tensor; a PIL image becomes (channels, height, width), uint8, or float32 beyond 8 bits.
+    """Convert an array, list or PIL image to a tensor, and a dict or tuple of several arrays to `Inputs`.
 
-    A dict, or a tuple of tensors or arrays, with several entries becomes `Inputs`.
+    An image becomes (channels, height, width), as uint8 or, if its pixels have more than 8 bits, as float32.
     """
     if isinstance(value, tuple) and value and all(isinstance(each, Tensor | np.ndarray) for each in value):
         value = {str(place): each for place, each in enumerate(value)}
@@ -178,7 +177,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def _dense(value: Any, what: str, remedy: str) -> Tensor:
-    """Convert an array to a dense tensor; a `DataError` calls the array `what` and gives the advice `remedy`."""
+    """Convert an array to a dense tensor; a `DataError` begins with `what` (its name) and ends with `remedy`."""
     if isinstance(value, Tensor):
         dense = value.layout is torch.strided and not (value.is_meta or value.is_nested)
     else:
@@ -212,7 +211,7 @@ def _stacked(values: Sequence[Any]) -> Tensor:
 
 
 def as_labels(value: Any) -> Tensor:
-    """Convert labels to a tensor: (n,) int64 classes, (n, labels) of 0 and 1 or floats, or (n, h, w) for pixels.
+    """Convert labels to a tensor: (n,) or (n, labels) int64, (n, targets) float32, or (n, height, width) for pixels.
 
     Labels of pixels keep their integer type; an axis of one channel is removed.
     """

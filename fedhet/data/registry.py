@@ -9,10 +9,10 @@ from fedhet.data.examples import DataSet, resized
 from fedhet.errors import DataError, nearest
 
 Loader = Callable[[Path | None], DataSet]
-"""Loads a data set from a folder; None if the user named none."""
+"""A function that loads a data set from a folder, or from its default place if the folder is None."""
 
 LOADED: dict[tuple[str, Path | None, int], DataSet] = {}
-"""Data sets that this process has loaded, by name, folder and input size. Worker processes receive them."""
+"""Data sets that this process has loaded, by the arguments of `load`; they are copied to worker processes."""
 
 _LOADERS: dict[str, Loader] = {}
 _WITHOUT_EFFECT: dict[str, set[str]] = {}
@@ -21,7 +21,7 @@ _WITHOUT_EFFECT: dict[str, set[str]] = {}
 def register_dataset(name: str, *, augments: bool = False, included: bool = False) -> Callable[[Loader], Loader]:
     """Return a decorator that registers a loader under `name`.
 
-    `augments` states whether the data set has an augmentation, `included` whether it is loaded without a folder.
+    `augments` states whether the data set has an augmentation, `included` whether an installed package contains it.
     """
 
     def register(loader: Loader) -> Loader:
@@ -38,12 +38,12 @@ def names() -> list[str]:
 
 
 def keys_without_effect(name: str) -> set[str]:
-    """Return which of the keys `data` and `augment` have no effect for a data set, without loading it."""
+    """Return the configuration keys among `data` and `augment` that have no effect on a data set; does not load it."""
     return _WITHOUT_EFFECT.get(name, {"augment"})
 
 
 def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) -> DataSet:
-    """Load a data set; the same arguments return the same object.
+    """Load a registered data set by name; the same arguments return the same object.
 
     Without `folder`, missing files are downloaded to the user's cache folder. Images are resized to height and width
     `input_size`, unless that is 0. Raises a `DataError` for unknown names and missing or damaged files.

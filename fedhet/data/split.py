@@ -1,4 +1,4 @@
-"""Draw public datasets, test sets and validation examples by a seed."""
+"""Random draws of public datasets, test sets and validation examples, each determined by a seed."""
 
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -17,8 +17,8 @@ from fedhet.utils.randomness import numpy_generator
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     """Draw `size` training examples for a public dataset; return their indices and the remaining indices.
 
-    The draw is stratified by class. If examples belong together, such as those of a patient, all examples of some
-    owners are drawn, and those beyond `size` are not used. Raises a `DataError` if nothing is left for the clients.
+    The draw is stratified by class. If examples have owners, such as patients, all examples of some owners are drawn,
+    and more than `size` are discarded. Raises a `DataError` if no example remains for the clients.
     """
     n = len(dataset.train)
     if not 0 <= size < n:
@@ -46,11 +46,11 @@ D = TypeVar("D", DataSet, ClientData)
 
 
 def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str = "") -> D:
-    """Return a data set, or a client's own data, with a test part that is drawn by the seed from all its examples.
+    """Return a data set, or the data of the named `client`, with test examples drawn by `seed` from all its examples.
 
-    The test part keeps its size or, if `share` is not 0, has this fraction of the examples. It is stratified by class,
-    or has all examples of some owners, such as patients. Raises a `DataError` if the data set divides the examples of
-    each owner into training and test itself, or if the parts are not in memory or differ in shape or dtype.
+    Their number is unchanged or, if `share` is not 0, this fraction of all examples. They are stratified by class, or
+    all examples of some owners, such as patients. Raises a `DataError` if the data set divides the examples of each
+    owner into training and test itself, or if training and test inputs are not in memory or differ in shape or dtype.
     """
     if not len(data.test):
         return data
@@ -77,7 +77,10 @@ def _size(labels: Tensor, share: float) -> int:
 
 
 def _drawn(labels: Tensor, size: int, rng: np.random.Generator, owners: Indices | None) -> tuple[Indices, Indices]:
-    """Draw about `size` examples, all of an owner or none; return the sorted indices of the others and of the drawn."""
+    """Draw about `size` examples; return the sorted indices of the remaining and of the drawn examples.
+
+    If `owners` (n,) are given, all examples of an owner are drawn or none; otherwise, the draw is stratified by class.
+    """
     if owners is None:
         drawn = np.isin(np.arange(len(labels)), proportional_sample(labels, size, rng))
     else:
@@ -90,8 +93,8 @@ def with_validation(
 ) -> ClientData:
     """Return a client's data with a fraction `share` of its training examples, at least one, held out for validation.
 
-    With `owners` (n,), all examples of some owners are held out. Data that have a validation part already, or a single
-    example or owner, are returned unchanged.
+    The draw depends on `seed` and the name `client`. With `owners` (n,), all examples of some owners are held out. Data
+    that have validation examples already, or a single example or owner, are returned unchanged.
     """
     if not share or len(data.train) < 2 or data.validation is not None:
         return data

@@ -1,4 +1,4 @@
-"""Texts: Shakespeare's plays by speaking role, and the tweets of Sentiment140 by user."""
+"""Loaders of texts: Shakespeare's plays by speaking role, and the tweets of Sentiment140 by user."""
 
 import csv
 import html
@@ -22,13 +22,10 @@ from fedhet.models.networks import VOCABULARY
 from fedhet.tasks import Task
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's vocabulary of 80. As in LEAF, other characters are read as the last one."""
+"""LEAF's vocabulary of 80 characters. As in LEAF, any other character is read as the last one."""
 
-WINDOW = 80
-"""Number of characters from which the next one is predicted."""
-
-FILES = ("t8.shakespeare.txt", "raw_data.txt")
-"""Names of the text of the complete works; the second is LEAF's."""
+WINDOW = 80  # number of characters from which the next one is predicted
+FILES = ("t8.shakespeare.txt", "raw_data.txt")  # names of the text of the complete works; the second is LEAF's
 
 Speeches = dict[str, list[str]]
 
@@ -45,7 +42,7 @@ _POEMS = ("THE SONNETS", "A LOVER'S COMPLAINT")
 
 
 def encode(text: str) -> Tensor:
-    """Convert a text to indices into `CHARACTERS`, (characters,) uint8; white space becomes one space, as in LEAF."""
+    """Convert a text to indices (n,) uint8 into `CHARACTERS`; any white space becomes one space, as in LEAF."""
     plain = " ".join(text.split()).encode("latin-1", "replace")
     return torch.from_numpy(_CODES[np.frombuffer(plain, np.uint8)])
 
@@ -95,8 +92,9 @@ def _windows(texts: list[Tensor]) -> tuple[Examples, Indices]:
 def shakespeare(folder: Path | None, *, min_characters: int = 10_000) -> DataSet:
     """Load Shakespeare's plays as in LEAF and in FedMA, section 4: windows of 80 characters and the next character.
 
-    Each role is a natural client, and the first 80 % of its text are training data. Roles with fewer than
-    `min_characters` (10,000 in FedMA) are left out. Raises a `DataError` if the text is missing or unknown.
+    `folder`, which is required, contains the text of the complete works. Each role is a natural client, and the first
+    80 % of its text are training data. Roles with fewer than `min_characters` characters (10,000 in FedMA) are left
+    out. Raises a `DataError` if the text is missing or unknown.
     """
     path = locate_one(folder, "shakespeare", FILES, "shakespeare")
     try:
@@ -119,25 +117,16 @@ def shakespeare(folder: Path | None, *, min_characters: int = 10_000) -> DataSet
     )
 
 
-WORDS = 25
-"""Number of words at the start of a tweet that a network reads, as in LEAF."""
-
+WORDS = 25  # number of words at the start of a tweet that a network reads, as in LEAF
 TWEETS = tuple(f"training.1600000.processed.noemoticon{part}.csv" for part in ("", ".subset20000"))
-"""Names of the file of all tweets and of a sample."""
-
-VECTORS = tuple(
+VECTORS = tuple(  # names of files of word vectors, in order of preference
     f"glove.{corpus}.{width}d.txt"
     for corpus, widths in {"6B": (300, 200, 100, 50), "twitter.27B": (200, 100, 50, 25)}.items()
     for width in widths
 )
-"""Names of files of word vectors, in order of preference."""
-
-MIN_TWEETS = 50
-"""Smallest number of tweets of a natural client."""
-
+MIN_TWEETS = 50  # smallest number of tweets of a natural client
 POLARITIES = {"0": 0, "4": 1}
-PADDING, UNKNOWN = 0, 1
-"""Indices that pad a short tweet at its start and stand for unknown words; those of known words follow."""
+PADDING, UNKNOWN = 0, 1  # indices that pad a short tweet at its start and represent unknown words; known words follow
 
 _WORD = re.compile(r"https?://\S+|www\.\S+|@\w+|[\w']+|[.,!?;]")
 
@@ -155,17 +144,17 @@ def sentiment140(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSe
     """Load Sentiment140 (Go et al., 2009): 1,600,000 positive or negative tweets, as indices into a vocabulary.
 
     Natural clients are users with at least `min_tweets` tweets (LEAF's option `-k`). Every fifth tweet, sorted by user,
-    is a test example. The vocabulary has the most frequent words of the training part. Raises a `DataError` if the file
-    (see `TWEETS`, can be compressed) is missing or damaged.
+    is a test example. The vocabulary has the most frequent words of the training examples. `folder`, which is required,
+    contains `training.1600000.processed.noemoticon.csv`; raises a `DataError` if it is missing or damaged.
     """
     return _tweets(folder, min_tweets)[0]
 
 
 @register_dataset("sentiment140-glove")
 def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
-    """Load Sentiment140 (see `sentiment140`) with each tweet as 25 frozen word vectors, (25, width).
+    """Load Sentiment140 (see `sentiment140`) with each tweet as 25 frozen GloVe vectors, (25, width) float32.
 
-    The file of word vectors (see `VECTORS`) is in the same folder. Vectors of words that it does not contain are zeros.
+    They are read from a file such as `glove.6B.300d.txt` in `folder`; words that it does not contain become zeros.
     """
     dataset, vocabulary = _tweets(folder, min_tweets)
     vectors = read_vectors(locate_one(folder, "sentiment140", VECTORS, "word vectors"), vocabulary)
@@ -178,9 +167,10 @@ def _look_up(indices: Tensor, vectors: Tensor) -> Tensor:
 
 
 def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
-    """Read the word vectors of a vocabulary, (2 + words, width) float32; the first two, padding and unknown, are zeros.
+    """Read the vectors of the words in `vocabulary`, (2 + words, width) float32, from a file in GloVe's text format.
 
-    Raises a `DataError` if the file, in GloVe's text format, is damaged or contains none of the words.
+    The first two, for padding and unknown words, are zeros. Raises a `DataError` if the file is damaged or contains
+    none of the words.
     """
     numbers = {word: number for number, word in enumerate(vocabulary, UNKNOWN + 1)}
     vectors, found, width = np.zeros((0, 0), np.float32), 0, 0
@@ -203,7 +193,7 @@ def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
 
 
 def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
-    """Return Sentiment140 as indices into a vocabulary, and the vocabulary's words, the first with index 2."""
+    """Return Sentiment140 (see `sentiment140`) and the list of its vocabulary's words, the first with index 2."""
     path = locate_one(folder, "sentiment140", TWEETS, "sentiment140")
     known: dict[str, str] = {}  # one object for each word
     labels, users, texts = [], [], []
