@@ -1,20 +1,19 @@
-"""Functions that the server sides of several methods use: means by class, public examples, training at the server."""
+"""Functions that the server sides of several methods use: means by class, and training at the server."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedhet.algorithms.alignment.targets import unpack
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Reply, WireError, check, load_into, to_arrays
 from fedhet.tasks import Task
 from fedhet.training import Phase, train
 from fedhet.utils.machine import one_thread
-from fedhet.utils.randomness import numpy_generator, seeded, torch_generator
+from fedhet.utils.randomness import seeded, torch_generator
 from fedhet.utils.text import log
 
 N = TypeVar("N", bound=nn.Module)
@@ -62,36 +61,6 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
         means = np.concatenate([means, known["means"][kept]])
     order = np.argsort(classes)
     return {"classes": classes[order], "means": means[order].astype(np.float32)}
-
-
-def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | None = None) -> Tensor:
-    """Unpack the matrix `name` (n, d) of a reply; raise a WireError if it is missing or `check` raises a ValueError."""
-    if name not in reply.arrays:
-        raise WireError(f"the client's reply has no array {name!r}: use the server's version of fedhet")
-    try:
-        rows = unpack(reply.arrays[name])
-        if check:
-            check(rows)
-    except ValueError as error:
-        raise WireError(f"the client's {name} cannot be read: {error}") from error
-    return rows
-
-
-def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignment"]) -> dict[str, float]:
-    """Return the clients' mean distance as metric "distance", or 1 minus it as "alignment"; empty if none sent it."""
-    distances = [reply.payload.values["distance"] for reply in replies if "distance" in reply.payload.values]
-    if not distances:
-        return {}
-    distance = float(np.mean(distances))
-    return {name: 1 - distance if name == "alignment" else distance}
-
-
-# ---- public examples
-
-
-def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> NDArray[np.int32]:
-    """Return up to `count` distinct row numbers below `size`, drawn at random from the seed, `purpose` and round."""
-    return numpy_generator(seed, purpose, round).permutation(size)[:count].astype(np.int32)
 
 
 # ---- networks that the server trains

@@ -31,7 +31,8 @@ from fedhet.server import Common, FederatedStrategy, State, in_order
 from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft_divergence
 from fedhet.utils.machine import device_of, one_thread
 
-from ._common import build_at_server, distance_metric, outputs_of, packed_rows, public_rows, train_at_server
+from ._common import build_at_server, outputs_of, train_at_server
+from .fedhenn import distance_metric, packed_rows, public_rows
 
 
 @dataclass

@@ -8,11 +8,12 @@ In round t, a client receives the target on X(t) and returns its representations
 which is not in the paper, it returns class posteriors instead.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows, mean_target, pack, unpack
@@ -22,9 +23,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
 from fedhet.methods.included.fedhenn import LEAST_ROWS, FedHeNNOptions, fedhenn
 from fedhet.server import FederatedStrategy, State
-from fedhet.utils.randomness import torch_generator
-
-from ._common import distance_metric, packed_rows, public_rows
+from fedhet.utils.randomness import numpy_generator, torch_generator
 
 
 @dataclass
@@ -107,7 +106,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             self.state.target, self.state.target_round = self.next_target(values, round + 1), round + 1
         return distance_metric(replies.values(), "alignment")
 
-    def rad(self, round: int) -> np.ndarray[Any, Any]:
+    def rad(self, round: int) -> NDArray[np.int32]:
         """Return the row numbers of the alignment examples X(t) in the public dataset, drawn from the seed."""
         return public_rows(self.config.seed, "rad", round, self.state.public_size, self.options.rad_size)
 
@@ -132,3 +131,33 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             generator = torch_generator(self.config.seed, "parallel analysis", round)
             return pack(cluster_rows(peers, generator=generator))
         return pack(mean_target(peers))
+
+
+# ---- functions that FedMD and FedHARM use, too
+
+
+def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> NDArray[np.int32]:
+    """Return up to `count` distinct row numbers below `size`, drawn at random from the seed, `purpose` and round."""
+    return numpy_generator(seed, purpose, round).permutation(size)[:count].astype(np.int32)
+
+
+def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | None = None) -> Tensor:
+    """Unpack the matrix `name` (n, d) of a reply; raise a WireError if it is missing or `check` raises a ValueError."""
+    if name not in reply.arrays:
+        raise WireError(f"the client's reply has no array {name!r}: use the server's version of fedhet")
+    try:
+        rows = unpack(reply.arrays[name])
+        if check:
+            check(rows)
+    except ValueError as error:
+        raise WireError(f"the client's {name} cannot be read: {error}") from error
+    return rows
+
+
+def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignment"]) -> dict[str, float]:
+    """Return the clients' mean distance as metric "distance", or 1 minus it as "alignment"; empty if none sent it."""
+    distances = [reply.payload.values["distance"] for reply in replies if "distance" in reply.payload.values]
+    if not distances:
+        return {}
+    distance = float(np.mean(distances))
+    return {name: 1 - distance if name == "alignment" else distance}
