@@ -124,7 +124,7 @@ class Policy:
         if count < self.least:
             raise Refused(
                 f"the client has {count} training examples, but its node requires at least {self.least} examples "
-                "behind every number that it sends (min-examples): add examples or leave the client out"
+                "behind every number that it sends (min-examples): add examples or leave it out"
             )
         if batch_size < self.least and not self.keeps_secret:  # which trains on whole groups
             raise Refused(

@@ -1,7 +1,7 @@
 """The files of a client: its state after each round, public datasets, and models, from which another run can start.
 
-The server names the round whose state it expects. A client whose reply was lost returns to the state before that round,
-and a client that stopped within a round repeats the round from the same state.
+The server names the round whose state it expects. If a client's reply is lost, the client returns to the state before
+that round. If a client stops within a round, it repeats the round from the same state.
 """
 
 import json
@@ -33,19 +33,20 @@ from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
 
 KEPT_DAYS = 90
-"""Runs and public datasets that were not used for so many days are removed from a node's folder by a new run."""
+"""A new run removes runs and public datasets from a node's folder if they were not used for this number of days."""
 
 BEGINNING = "beginning"
-"""Folder of a run with digests of what its clients' numbers depend on."""
+"""Name of the folder with digests (hashes) of each client's task, network and examples at the beginning of a run."""
 
 GLOBAL = "global"
-"""Name of the global model among the models of a run."""
+"""File name of the global model, without extension, among the models of a run."""
 
 
 class ClientStore:
     """The files of one client in one run, written atomically.
 
-    `run` is the run's identifier, and a subfolder of `state_dir`; it is empty if `state_dir` belongs to one run.
+    `client` is the client's name, and `run` the run's identifier, which is the name of a subfolder of `state_dir`, or
+    empty if `state_dir` belongs to one run.
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:
@@ -54,13 +55,13 @@ class ClientStore:
         self._beginning = self._base / run / BEGINNING / f"{file_name(client)}.json"
 
     def make_room(self) -> None:
-        """Remove old runs and public datasets, if several runs share the state folder."""
+        """Remove runs and public datasets that were not used for `KEPT_DAYS`, if runs share the state folder."""
         if self._run:
             for path in remove_old(self._base, KEPT_DAYS):
                 log.info("%s was not used for %d days and is removed", path, KEPT_DAYS)
 
     def save(self, round: int, tensors: dict[str, Tensor], *, after: int, closing: bool = False) -> None:
-        """Save the state after `round`, and remove earlier states except the state after round `after`.
+        """Save `tensors` as the client's state after `round`; remove other states except the one after round `after`.
 
         The server returns to the state after round `after` if this reply is lost. A `closing` round removes no state,
         since a run that is resumed with more rounds continues from the state before it.
@@ -84,7 +85,7 @@ class ClientStore:
             return None
 
     def note_beginning(self, digests: Mapping[str, str]) -> None:
-        """Save digests of the client's task, network and examples at the beginning of the run."""
+        """Save digests (hashes) of the client's task, network and examples, by name, when the run begins."""
         write_text(self._beginning, json.dumps(digests))
 
     def beginning(self) -> dict[str, str]:
@@ -94,7 +95,7 @@ class ClientStore:
         return from_json(self._beginning.read_text(encoding="utf-8"), str(self._beginning))
 
     def write_model(self, tensors: dict[str, Tensor], round: int = 0) -> None:
-        """Save the client's personal model after `round`; 0 stands for the end of the run."""
+        """Save the tensors of the client's personal model after `round`; 0 stands for the end of the run."""
         path = self._base / self._run / "models" / round_folder(round) / f"{file_name(self._client)}.safetensors"
         write_tensors(path, tensors)
         if self._run:  # else the server collects it
@@ -114,7 +115,7 @@ class ClientStore:
         try:
             return _read_public(path, path.stat().st_mtime_ns)
         except (FileNotFoundError, LookupError) as error:
-            raise LostState(f"client {self._client} has no public dataset {digest} (any more)") from error
+            raise LostState(f"client {self._client} has no public dataset {digest}: it must be sent again") from error
 
     def _public(self, digest: str) -> Path:
         return self._base / "public" / f"{digest}.safetensors"
@@ -122,20 +123,20 @@ class ClientStore:
 
 @lru_cache(maxsize=4)
 def _read_public(path: Path, modified: int) -> PublicDataset:
-    """Read a public dataset from a file; each process caches it until the file's modification time changes."""
+    """Read a public dataset, cached for the file's modification time `modified`; raise a LookupError if damaged."""
     try:
         tensors = read_tensors(path) or {}
         return PublicDataset(from_parts(tensors, "public"), tensors.get("labels"))
     except (FedhetError, KeyError, ValueError) as error:
-        log.warning("%s: it is removed, and asked for again", error)
+        log.warning("%s: this public dataset is removed, and the server sends it again", error)
         path.unlink(missing_ok=True)
         raise LookupError from error
 
 
 def remove_old(base: Path, days: float) -> list[Path]:
-    """Remove runs and public datasets from a node's folder that were not written to for `days` days; return them.
+    """Remove runs and public datasets that were not written to for `days` days from a node's folder `base`.
 
-    Folders that contain other files are not removed.
+    Folders that contain other files are not removed. Return the removed paths.
     """
     oldest, removed = time.time() - 86400 * days, []
     runs = {path.parent for name in (BEGINNING, "clients") for path in base.glob(f"*/{name}")}
@@ -196,10 +197,10 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
 
 
 def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
-    """Return a new network, adapted to the method (`ClientSide.adapt`), with weights of an earlier run (`start-from`).
+    """Load the weights of an earlier run (`start-from`) into a new network; return it, adapted to the method.
 
-    If `owner` is `all`, these are the global model's weights, otherwise the client's. Raises a ConfigError if the
-    folder has no such model, and a ModelError if the network does not fit.
+    `model` is the new network and `info` the client. If `owner` is `all`, the weights are the global model's, otherwise
+    the client's. Raises a ConfigError if the folder has no such model, and a ModelError if the network does not fit.
     """
     tensors, path = _saved(Path(info.config.start_from), info.name, owner)
     if plain := not _misfit(model, tensors):
@@ -211,7 +212,10 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
 
 
 def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Path]:
-    """Return a client's saved tensors, or the global model's if it has none or `owner` is `all`, and their file."""
+    """Return a client's saved tensors in the run directory `folder`, and their file.
+
+    These are the global model's tensors if the client has no personal model, or `owner` is `all`.
+    """
     folder = folder / "models" if (folder / "models").is_dir() else folder
     own, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
     if owner == "all" and not common.is_file():
@@ -230,7 +234,7 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
 
 
 def _misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
-    """Return the first difference between a network's arrays and saved arrays, or an empty string if they fit."""
+    """Return the first difference between a network's arrays and saved ones, or an empty string if there is none."""
     expected, there = spec_of(network.state_dict()), spec_of(tensors)
     return "" if expected == there else difference(expected, there)
 
@@ -247,7 +251,10 @@ def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client:
 def _formed(
     network: nn.Module, info: ClientInfo, tensors: Mapping[str, Tensor], data_of: user_functions.DataFunction
 ) -> tuple[nn.Module, Mapping[str, Tensor]]:
-    """Return a network in the form that the method trained, such as a part of it, and its arrays from `tensors`."""
+    """Return `network` in the form that the method trained, such as a part of it, and its saved arrays among `tensors`.
+
+    `data_of` returns a client's data, from which the part of a network is derived.
+    """
     side = registry.client_side(info.config.method_name)
     network = side.adapt(network, info.config)
     if side.parts:

@@ -28,14 +28,14 @@ from fedhet.utils.text import log
 T = TypeVar("T")
 
 ClientWork = Generator[Computation, None, T]
-"""A client's work as a generator: it yields each training phase and evaluation to compute, and returns its result."""
+"""A generator that yields each training phase and evaluation before it is computed, and returns the work's result."""
 
 
 class Loop(Protocol):
     """A user's own training and evaluation of a client's network, which replace fedhet's training loop."""
 
     def train(self, job: "Job") -> None:
-        """Train the network of the job's client."""
+        """Train the network of the client that answers the message `job`."""
 
     def measure(self, job: "Job", when: str) -> None:
         """Evaluate the client's network; `when` is `received` before training, `trained` after training."""
@@ -46,7 +46,9 @@ class Job:
     """A message, and the client that answers it by the method's client side (`side`).
 
     Attributes:
+        side: the method's client side, with the client as its attribute `client`.
         payload: the arrays and values that the server sent.
+        policy: the rules of the client's node.
         build: function from a client's name to a new, whole network with that client's initial weights, or with the
             common initial weights for `all`; `redraw` loads these weights into the client's network.
         loop: the user's own training and evaluation; None for fedhet's training loop.
@@ -84,7 +86,7 @@ class Job:
         self.batches = self.client.generator("batches")
 
     def say(self, remark: str) -> None:
-        """Add a remark for the server's log, once."""
+        """Add a remark for the server's log, unless it was added before."""
         if remark and remark not in self.remarks:
             self.remarks.append(remark)
 
@@ -93,7 +95,7 @@ class Job:
 
 
 def train(job: Job) -> ClientWork[Payload]:
-    """Answer a training message: do a client's work for one round, and return the reply's payload."""
+    """Answer a training message `job`: do the client's work for one round, and return the reply's payload."""
     side, client = job.side, job.client
     restore(job)
     begin(job)
@@ -123,7 +125,7 @@ def train(job: Job) -> ClientWork[Payload]:
 
 
 def evaluate(job: Job) -> ClientWork[Payload]:
-    """Answer an evaluation message: evaluate the received and any own model; at the end, save the personal model."""
+    """Answer an evaluation message `job`: evaluate the received and the personal model; at the end, save the latter."""
     side, client = job.side, job.client
     restore(job)
     # Until a client has trained, the received model is its own.
@@ -169,7 +171,7 @@ def join(job: Job) -> ClientWork[Payload]:
 
 
 def first(job: Job) -> Payload:
-    """Return a payload with common initial weights, those of the whole network if clients train parts of it."""
+    """Return common initial weights as a payload; if clients train parts of a network, those of the whole network."""
     if job.client.part is None:
         job.redraw("all")
         return job.side.share()
@@ -206,7 +208,7 @@ def restore(job: Job) -> None:
 
 
 def begin(job: Job) -> None:
-    """Load the received arrays; re-estimate BatchNorm's statistics for them if `batch-norm = re-estimate`."""
+    """Load the received arrays; if `batch-norm = re-estimate`, re-estimate BatchNorm's running statistics for them."""
     job.side.begin(job.payload)
     if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
         if job.loop and "statistic" in job.side.kinds.values():
@@ -215,7 +217,7 @@ def begin(job: Job) -> None:
 
 
 def run_phases(job: Job, phases: Iterable[Phase], seed: int) -> ClientWork[None]:
-    """Train the client's network in the given phases, in order; `seed` seeds dropout."""
+    """Train the client's network in the given `phases`, in order; `seed` seeds dropout."""
     client, phases = job.client, [phase for phase in phases if phase.epochs or phase.steps]
     for number, phase in enumerate(phases):
         computation = Training(
@@ -237,7 +239,7 @@ def run_phases(job: Job, phases: Iterable[Phase], seed: int) -> ClientWork[None]
 
 
 def keep(job: Job) -> None:
-    """Save the tensors that the client keeps between rounds."""
+    """Save the tensors that the job's client keeps between rounds."""
     client, request = job.client, job.client.request
     kept = {f"model/{name}": tensor for name, tensor in _lasting(job.side).items()}
     kept |= {f"memory/{name}": tensor for name, tensor in client.memory.items()}
@@ -258,7 +260,6 @@ def _shares_all(side: AnySide) -> bool:
 
 
 def _has_own_model(side: AnySide) -> bool:
-    """Return whether the client's model differs from the global model, at least in running statistics."""
     estimated = side.client.config.batch_norm != "aggregate" and "statistic" in side.kinds.values()
     return side.traits.keeps == "model" or not _shares_all(side) or estimated
 
@@ -267,10 +268,10 @@ def _has_own_model(side: AnySide) -> bool:
 
 
 def measure(job: Job, when: str) -> ClientWork[None]:
-    """Evaluate the network for `job.measured[when]`, unless the node's policy forbids metrics; `when` is as in `Loop`.
+    """Evaluate the network and store the result in `job.measured[when]`, unless the node's policy forbids metrics.
 
-    Evaluation does not influence training: its random numbers have their own seed, the same in every round, and buffers
-    that a network changes in evaluation mode are restored.
+    `when` is `received` before training, `trained` after it. Evaluation does not influence training: its random numbers
+    have their own seed, the same in every round, and buffers that a network changes in evaluation mode are restored.
     """
     client = job.client
     if not job.policy.tells_metrics:
@@ -294,7 +295,7 @@ def measure(job: Job, when: str) -> ClientWork[None]:
 
 
 def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> ClientWork[None]:
-    """Evaluate `outputs` on own, common and validation sets; store results by set and `when` (`common-trained`)."""
+    """Evaluate the function `outputs` on local, common and validation sets; store results in `job.measured`."""
     client = job.client
     if outputs is not client.model:
         client.model.eval()  # which a method's own function of outputs may use
@@ -327,14 +328,15 @@ def enough(job: Job, count: int, metric: str) -> bool:
     """Return whether the node's policy allows a metric of `count` examples; if not, log a warning naming `metric`."""
     if 0 < count < job.policy.least:
         log.warning(
-            "client %s has %d examples for the metric %s, and its node requires at least %d (min-examples)",
+            "client %s has %d examples for the metric %s, and its node requires at least %d (min-examples): "
+            "the metric is not sent",
             *(job.client.name, count, metric, job.policy.least),
         )
     return count >= max(job.policy.least, 1)
 
 
 def _common(job: Job, when: str) -> Examples | None:
-    """Return the common test set, or None if the server evaluates on it or `when` does not score the method."""
+    """Return the common test set, or None if the client does not evaluate the `when` model on it."""
     client, traits = job.client, job.side.traits
     if when in ("received", "trained") and when != traits.scored:
         return None
