@@ -1,4 +1,4 @@
-"""The data and the architecture of each client, as configured; a user's own functions can replace them."""
+"""Data and model of each client as the configuration keys determine them, unless the user passes functions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,8 +26,12 @@ from fedhet.utils.randomness import numpy_generator
 class ClientInfo:
     """Identity and configuration of a client, which a user's model and data functions receive.
 
-    `name` is the node's partition id, if it has one; `config` includes this node's settings, and `node_config` is
-    Flower's node config.
+    Attributes:
+        name: `name` or `partition-id` of the node config or, without them, Flower's node id.
+        partition_id: the number of the client's partition, from 0; None if the node config has none.
+        num_partitions: the number of partitions; None if the node config has none.
+        config: the run's configuration, with this node's own settings.
+        node_config: Flower's node config.
     """
 
     name: str
@@ -38,7 +42,7 @@ class ClientInfo:
 
     @property
     def split_seed(self) -> int:
-        """Seed for splitting the client's data: the node's `split-seed`, or the run's seed."""
+        """Random seed of the split among clients: `split-seed` of the node config or, by default, the run's seed."""
         return int(self.node_config.get("split-seed", self.config.seed))
 
 
@@ -47,7 +51,7 @@ ModelFunction = Callable[[ClientInfo], nn.Module]
 
 
 def dataset_of(config: Config) -> DataSet:
-    """Return the configured data set, with a randomly drawn test set if `test-split = drawn`; the result is cached."""
+    """Return the data set named by the key `dataset`, with a random test set if `test-split = drawn`; cached."""
     if config.dataset == OWN:
         raise ConfigError(
             f"dataset = {OWN} needs your own data and your own model: pass both, "
@@ -63,14 +67,17 @@ _with_drawn_test_set = lru_cache(maxsize=2)(data.with_drawn_test_set)  # each is
 
 
 def transform_of(dataset: DataSet | None, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
-    """Return a function that converts raw inputs to a network's inputs; `dataset` is None for a user's data."""
+    """Return a function that converts a batch of raw inputs to a network's inputs.
+
+    `dataset` defines it, or is None for a user's data; `dtype`, unless None, is that of floating-point results.
+    """
     if dataset is None:
         return partial(as_input, dtype=dtype)
     return lambda inputs: in_precision(dataset.transform(inputs), dtype)
 
 
 def architecture_of(client: ClientInfo) -> str:
-    """Return the name of a client's architecture: `architecture` in its node config, or one of `architectures`."""
+    """Return a client's architecture: `architecture` of the node config, or as `architectures` and `assign` say."""
     if chosen := client.node_config.get("architecture"):
         return models.expand(str(chosen))[0]
     number, clients = _place(client)
@@ -78,9 +85,9 @@ def architecture_of(client: ClientInfo) -> str:
 
 
 def width_of(client: ClientInfo) -> float:
-    """Return the fraction of the full network's hidden units that a client trains.
+    """Return a client's width, depth or rank as a fraction of the whole network's, for methods with submodels.
 
-    It is `width` in the node config or, by default, the width that the keys `widths` and `assign` give this client.
+    It is set in the node config (such as `width = 0.5`) or, by default, by the keys `widths` and `assign`.
     """
     options = client.config.options
     if (width := options.width_at(client.node_config)) is not None:
@@ -90,59 +97,62 @@ def width_of(client: ClientInfo) -> float:
 
 
 def architectures(config: Config, clients: int) -> tuple[str, ...]:
-    """Return the name of each client's architecture, given the number of clients; see `fedhet.models.deal`."""
+    """Return the architecture's name for each of `clients` clients, by the keys `architectures` and `assign`."""
     return models.deal(config.architectures, config.assign, clients, config.seed)
 
 
 def owner_of_weights(config: Config, client: str) -> str:
-    """Return the name that, with the seed, determines a client's initial weights: its own, or `all` for equal ones."""
+    """Return the text that, with the run's seed, seeds initial weights: the name `client`, or `all` for equal ones."""
     return "all" if config.shared_init and registry.traits(config).common_init else client
 
 
 def model_of(client: ClientInfo) -> nn.Module:
-    """Build a client's configured model; torch's global generator initialises the weights."""
+    """Build the model of a client's architecture; torch's global generator draws the initial weights."""
     dataset = dataset_of(client.config)
     return models.build(architecture_of(client), dataset.input_shape, dataset.classes)
 
 
 def data_of(client: ClientInfo) -> ClientData:
-    """Return a client's configured data; the result is cached."""
+    """Return a client's training, validation and test examples of the configured data set; the result is cached."""
     number, clients = _place(client)
     return _client(_data_keys(client.config), clients, number, client.split_seed)
 
 
 def public_dataset(config: Config) -> PublicDataset | None:
-    """Return the public dataset, held out of `dataset`; None if `public-samples` is 0."""
+    """Return the public dataset, held out of the configured data set; None if the key `public-samples` is 0."""
     return _split(_data_keys(config), config.clients, config.seed).public if config.public_samples else None
 
 
 def public_dataset_for(method: str, need: str, public: PublicDataset | None) -> PublicDataset | None:
-    """Return what a method needs (`Traits.public`) of the public dataset: with labels, without labels, or None."""
+    """Return the public dataset with or without labels, or None, as the method named `method` needs it.
+
+    `need` is the method's `Traits.public`: `labelled`, `inputs` or `none`. Raises a ConfigError if labels are missing.
+    """
     if public is None or need == "none":
         return None
     if need == "labelled" and public.labels is None:
-        raise ConfigError(f"{method} needs labels of the public dataset, which has only inputs: give inputs and labels")
+        raise ConfigError(f"{method} needs labels of the public dataset, which has only inputs: add labels")
     return public if need == "labelled" else public.unlabelled
 
 
 def common_validation(config: Config) -> Examples | None:
-    """Return the server's validation examples for the global model, or None if the keys do not ask for them."""
+    """Return the server's validation examples for the global model, or None without `validation-on = common`."""
     if not config.validation or (config.test_on, config.validation_on) != ("global", "common"):
         return None
     return _split(_data_keys(config), config.clients, config.seed).validation
 
 
 def training_union(config: Config) -> PublicDataset:
-    """Return the training inputs of all clients, concatenated in order of the clients, as a public dataset."""
+    """Return the concatenated training inputs of clients 0, 1, ... as a public dataset without labels."""
     keys, clients = _data_keys(config), range(config.clients)
     parts = [_client(keys, config.clients, number, config.seed).train for number in clients]
     return PublicDataset(torch.cat([part.inputs[:] for part in parts]))
 
 
 def check(config: Config, *, own_model: bool = False, own_data: bool = False) -> None:
-    """Check before a run that the configured data and models can be used; raise a FedhetError if not.
+    """Check before a run that the configured data and models fit the method; raise a FedhetError otherwise.
 
-    Clients check a user's own models and data before the first round.
+    With `own_model` or `own_data`, the user passes models or data in Python, which clients check later.
     """
     traits = registry.traits(config)
     if traits.public != "none" and not (config.public_samples or config.options.makes_public_dataset or own_data):
@@ -174,7 +184,7 @@ def _check_models(config: Config, traits: Traits) -> None:
             )
     if must_be_equal(config):
         alike = "one architecture in any widths" if traits.networks == "widths" else "equal architectures"
-        raise ConfigError(f"{config.method_name} needs {alike}, not {', '.join(dealt)}: set one in architectures")
+        raise ConfigError(f"{config.method_name} needs {alike}, not {', '.join(dealt)}: set architectures to one")
     batch = dataset.transform(dataset.train.inputs[:2])
     shared: dict[str, tuple[str, list[int]]] = {}  # by key: the first architecture that has it, and its shape
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -185,7 +195,8 @@ def _check_models(config: Config, traits: Traits) -> None:
                 representation(batch)
             except Exception as error:  # whatever a registered model raises
                 why = f"inputs of shape {dataset.input_shape} and {batch.dtype} raise {type(error).__name__}: {error}"
-                raise ModelError(f"model {name!r}: {error if isinstance(error, ValueError) else why}") from error
+                why = error if isinstance(error, ValueError) else why
+                raise ModelError(f"architectures: the model {name!r} cannot be used: {why}; choose another") from error
             if config.options.changes_heads or traits.networks == "widths" or not traits.shares.averaged:
                 continue
             network, tensors = NetworkDescription(model, representation.head, name), model.state_dict()
@@ -200,7 +211,7 @@ def _check_models(config: Config, traits: Traits) -> None:
 
 
 def must_be_equal(config: Config) -> bool:
-    """Return True if clients have different architectures, but the method needs equal ones."""
+    """Return whether the configured architectures differ more than the method allows (`Traits.networks`)."""
     networks = registry.traits(config).networks
     dealt = sorted(set(architectures(config, config.clients)))
     if networks == "any" or len(dealt) == 1:
@@ -231,15 +242,12 @@ def _place(client: ClientInfo) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def _data_keys(config: Config) -> Config:
-    """Return a configuration that is equal for equal data: keys that do not affect the data have their defaults."""
     kept = [key.replace("-", "_") for key in (*keys_about("data"), "seed") if key != "clients"]
     return Config(**{key: getattr(config, key) for key in kept})
 
 
 @dataclass(frozen=True, eq=False)
 class _Split:
-    """A split data set: each client's part and, if configured, the public dataset and common validation examples."""
-
     dataset: DataSet
     parts: list[Part]
     public: PublicDataset | None

@@ -27,16 +27,16 @@ OWN_SETTINGS: Mapping[str, Value] = {
     **{"clients": 10, "fraction-train": 1.0, "rounds": 20, "local-epochs": 5, "closing-epochs": 0, "batch-size": 10},
     **{"optimizer": "adam", "learning-rate": 0.003, "lr-schedule": "constant"},
 }
-"""Settings of the preset `own` for a user's models and data; a method may have other values (`Method.own`)."""
+"""Default settings for a user's own models and data (preset `own`); `Method.own` replaces some for a method."""
 
 OWN_SGD: Mapping[str, Value] = {"optimizer": "sgd", "learning-rate": 0.05, "momentum": 0.5}
-"""Replacements if the user chooses SGD, or sets learning-rate or momentum without an optimizer."""
+"""Values that replace `OWN_SETTINGS` if the user chooses SGD, or learning-rate or momentum but no optimizer."""
 
 EXTRA = "extra-keys"
-"""Key of Flower's run config, which accepts declared keys only, for the keys of a method from outside."""
+"""Run-config key with TOML text that sets keys which the app's pyproject.toml does not declare, as Flower requires."""
 
 KeyRow = tuple[str, Value, str, str]
-"""A key, its default, the values that it accepts, and its description."""
+"""A configuration key, its default, its accepted values in words, and its description."""
 
 
 def resolve(
@@ -47,12 +47,12 @@ def resolve(
     trusted: bool = True,
     supplied: Collection[str] = (),
 ) -> Config:
-    """Complete and check a user's settings; raises a ConfigError that lists all problems.
+    """Return the complete configuration for a user's settings; raises a ConfigError that lists all problems.
 
     Args:
         chosen: keys and their values, also in nested tables; a value `""` means not set.
-        strict: raise an error for keys in `chosen` without effect; otherwise reset them and add a remark.
-        over: keys that the user sets in addition to a file, and that can make keys of the file ineffective.
+        strict: raise an error for keys in `chosen` without effect; otherwise reset them and add to `Config.remarks`.
+        over: keys that the user sets in addition to a file; keys of the file that they make ineffective are allowed.
         trusted: whether a method given as `package.module:name` or `FILE.py:NAME` may be imported; False for settings
             from messages.
         supplied: names of the arguments that the user passes in Python, such as `data`, and that replace keys.
@@ -94,7 +94,7 @@ def resolve(
     if config.unseen_clients and not traits.starts_unseen_clients:
         raise ConfigError(
             f"unseen-clients = {config.unseen_clients}: {method.name} has no weights for clients that join after the "
-            "last round: leave it out, or use a method that averages or generates weights, such as layer-average"
+            "last round: leave the key out, or use a method that averages or generates weights, such as layer-average"
         )
     config.options.check(config)
     own = {part for part in SUPPLIED if part in supplied}
@@ -109,7 +109,7 @@ def parse(text: str) -> Config:
 
 @lru_cache(maxsize=256)
 def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Config:
-    """Return a node's configuration: the server's as JSON (`Config.text`), with the node's own settings on top.
+    """Return the server's configuration (`text`, see `Config.text`) updated by pairs of key and value in `node`.
 
     Keys that are paths at the server are reset, unless the server runs on the same machine or cluster (`here`).
     """
@@ -121,10 +121,6 @@ def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Conf
 def _values_of(
     method: Method | None, layers: Mapping[str, Any], problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the fields of `Config` and those of the method's `Options`, as dicts; append messages to `problems`.
-
-    `layers` has the settings of the user and the preset, which override the method's values for common keys.
-    """
     values: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, value in {**(method.common if method else {}), **layers}.items():
         try:
@@ -179,16 +175,16 @@ def preset_settings(name: str) -> dict[str, Any]:
 
 
 def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's default settings for a user's models and data, given the settings that the user chose."""
+    """Return a method's defaults for a user's models and data; they depend on the optimizer in `chosen`, by key."""
     sgd = chosen.get("optimizer", "sgd" if {"learning-rate", "momentum"} & chosen.keys() else "adam") == "sgd"
     return {**OWN_SETTINGS, **method.own, **(OWN_SGD if sgd else {})}
 
 
 def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings of the TOML file, preset or method with this name; raises a ConfigError if there is none.
+    """Return the settings that `config` names: a TOML file, preset or method; raises a ConfigError if it is unknown.
 
-    A method stands for its preset `digits`, or for `own` if the user passes both `model` and `data` (`supplied`). If
-    `config` is None, the settings are those of `method` or, if both are None, of the default preset.
+    For a method, it is the preset `NAME/digits`, or `own` if the user passes `model` and `data` (names in `supplied`).
+    `method` replaces the method in a file, or the argument `config` if that is None; both None: the default preset.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):
@@ -206,13 +202,12 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
     if config is not None and ((path := Path(config)).is_dir() or path.suffix):
         what = "a folder; to continue the run there, use resume" if path.is_dir() else "no such file"
         raise ConfigError(f"{config}: {what}; to start a run, give a TOML file, a preset or a method (fedhet list)")
-    raise ConfigError(
-        nearest("method or preset", str(config), [*known, *registry.methods()]) + "; `fedhet list` prints all"
-    )
+    unknown = nearest("method or preset", str(config), [*known, *registry.methods()])
+    raise ConfigError(f"{unknown}; `fedhet list` prints all methods and presets")
 
 
 def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return settings given in any form (see `named`); a mapping without a preset gets that of its method."""
+    """Return settings by key (see `named`); a mapping without the key `preset` gets that of its method."""
     if not isinstance(config, Mapping):
         return named(config, supplied=supplied)
     return {**({} if "preset" in config else named(None, config.get("method"), supplied)), **config}
@@ -229,7 +224,7 @@ def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
     if missing := {name: text for name, text in notes.items() if name not in ("task", *supplied)}:
         words = " and ".join(f"{name} ({text})" for name, text in missing.items())
         again = ", ".join(f"{name}=..." for name in missing)
-        raise ConfigError(f"the run of {path} used your own {words}: call fedhet.run({str(path)!r}, {again}) with it")
+        raise ConfigError(f"the run of {path} used your own {words}: pass it again, fedhet.run({str(path)!r}, {again})")
     return toml.chosen(table)
 
 
@@ -238,7 +233,8 @@ def from_file(
 ) -> dict[str, Any]:
     """Return the settings in a configuration file; `method`, unless None, replaces the method in the file.
 
-    If a run wrote the file (always with `of_run`), its method must be installed or imported already, for safety.
+    If a run wrote the file (always with `of_run`), raises a ConfigError if its method is not installed or imported
+    yet, since importing could execute foreign code. `supplied` has the names of arguments passed in Python.
     """
     settings = read(path, supplied)
     if of_run or (path.parent / "history.jsonl").exists() or "ran" in toml.load(path):
@@ -253,7 +249,7 @@ def from_file(
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
-    """Yield the keys of `method`, or by default all keys; `outside` includes methods from other packages."""
+    """Yield a `KeyRow` for each key of `method`, or for all keys; `outside` includes other packages' methods."""
     names = ["", *(registry.methods() if outside else registry.own_methods())]
     for name in names if method is None else [registry.method(method).family]:
         try:
@@ -266,10 +262,9 @@ def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]
 
 
 def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
-    """Return the keys of the configuration, grouped by subject or method.
+    """Return the configuration keys by group: a subject such as `about data`, or a method's name.
 
-    `word` selects the keys of a method, or keys that contain it in name or description. Raises a
-    ConfigError if it selects no key.
+    `word` selects a method's keys, or keys with it in name or description. Raises a ConfigError if it selects none.
     """
     method = word if word and (":" in word or word in registry.methods()) else None
     about = {key: f"about {field.metadata['about']}" for key, field in fields_of(Config).items()}

@@ -18,10 +18,10 @@ OURS = {
     "fraction-fit": "fraction-train",
     "proximal-mu": "fedprox.mu",
 }
-"""fedhet's keys by Flower's names."""
+"""fedhet's configuration keys by Flower's names for the same settings."""
 
 TRAINING = (*keys_about("optimiser"), "local-epochs", "batch-size", "precision", "augment")
-"""Common keys that `train_config` sets for clients that train with fedhet's loop."""
+"""Configuration keys that Flower's `train_config` may set, for clients that train with fedhet's loop."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class FlowerOptions:
 
     @property
     def names(self) -> dict[str, str]:
-        """The names that were set to other values than Flower's defaults, by option: those ending in `_key`."""
+        """The values of the options ending in `_key` that differ from Flower's defaults, by option."""
         named = ("weighted_by_key", "arrayrecord_key", "configrecord_key")
         return {name: value for name in named if (value := getattr(self, name)) != getattr(FlowerOptions, name)}
 
 
 def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], FlowerOptions]:
-    """Convert the keyword arguments of a strategy class to fedhet's settings and Flower's options.
+    """Convert keyword arguments (`given`) of the class `strategy` to fedhet's settings by key and Flower's options.
 
     Raises a ConfigError if the class has no attribute `method`, or for arguments such as `train_metrics_aggr_fn`.
     """
@@ -78,7 +78,7 @@ def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any
         key = kebab(name)
         if key == "fraction-evaluate":
             if value != 1:
-                log.warning("fraction_evaluate = %s: all clients are evaluated, every evaluate-every rounds", value)
+                log.warning("fraction_evaluate = %s has no effect: all clients are evaluated; leave it out", value)
         elif key.endswith("-metrics-aggr-fn"):
             hook = f"aggregate_{key.partition('-')[0]}"
             raise ConfigError(f"{name}: fedhet's strategies average metrics themselves: override {hook} in a subclass")
@@ -101,7 +101,7 @@ def to_send(argument: str, settings: Mapping[str, Any] | None) -> dict[str, Any]
 
 
 def for_training(train_config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return the entries of `train_config` that set keys of fedhet's training loop; `known` are all keys.
+    """Return the settings in `train_config` for fedhet's training loop, by key; `known` are all keys of fedhet.
 
     Raises a ConfigError for keys that are not about training, and for names that look like a misspelt key.
     """

@@ -13,7 +13,7 @@ from fedhet.errors import ConfigError, damage, shown
 from fedhet.methods.keys import Value, fits, kebab
 
 NOTED = ("versions", "ran", "own")
-"""Tables in which a run notes what it ran with."""
+"""Tables that a run adds to its config.toml: versions of packages, its machine and command, and user functions."""
 
 DEEPEST = 16
 """Maximum depth of nested tables in a file."""
@@ -47,11 +47,11 @@ def _depth(value: Any) -> int:
 
 
 def from_json(text: str, subject: str) -> dict[str, Any]:
-    """Parse a flat table of settings from JSON; raises a ConfigError that starts with `subject`."""
+    """Parse a JSON object with plain values; raises a ConfigError whose message names the text as `subject`."""
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{subject} cannot be read as JSON: {damage(error)}") from error
+        raise ConfigError(f"{subject} cannot be read as JSON, replace it: {damage(error)}") from error
     if not isinstance(table, dict) or not all(isinstance(each, bool | int | float | str) for each in table.values()):
         raise ConfigError(f"{subject} must be a JSON object whose values are strings, numbers, true or false")
     return table
@@ -68,13 +68,13 @@ def chosen(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(table: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
-    """Flatten nested tables to dotted keys: `{"fedhenn": {"eta0": 1}}` becomes `{"fedhenn.eta0": 1}`."""
+    """Flatten nested tables: `{"fedhenn": {"eta0": 1}}` becomes `{"fedhenn.eta0": 1}`; `depth` is that of `table`."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if not isinstance(key, str):
             raise ConfigError(f"config has the key {shown(key)}: keys must be text, such as 'rounds'")
         if isinstance(value, Mapping) and depth > DEEPEST:
-            raise ConfigError(f"config is nested too deeply at {key!r}: write settings as KEY: VALUE")
+            raise ConfigError(f"config is nested too deeply at {key!r}: use at most {DEEPEST} levels")
         if isinstance(value, Mapping):
             flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value, depth + 1).items()}
         else:
@@ -83,7 +83,7 @@ def flatten(table: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert dotted keys to nested tables, the inverse of `flatten` except for empty tables."""
+    """Convert a dict with dotted keys to nested tables; the inverse of `flatten`, except for empty tables."""
     nested: dict[str, Any] = {}
     for key, value in flat.items():
         *path, name = key.split(".")
@@ -95,7 +95,7 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_toml(flat: Mapping[str, Value]) -> str:
-    """Return dotted keys as the text of a TOML file: top-level keys in their order, then tables sorted by name."""
+    """Return values by dotted key as TOML text: top-level keys in their order, then tables sorted by name."""
     return tomli_w.dumps(nest(dict(sorted(flat.items(), key=lambda item: item[0] if "." in item[0] else ""))))
 
 

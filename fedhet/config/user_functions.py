@@ -1,4 +1,4 @@
-"""A user's models, data and task, as functions of a client."""
+"""Models, data, task and client settings that a user passes in Python, as functions of a client."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -27,7 +27,7 @@ from fedhet.utils.randomness import reseeded, seeded
 DataFunction = Callable[[ClientInfo], ClientData]
 
 CLIENT_KEYS = ("local-epochs", "learning-rate", "batch-size", "device")
-"""Keys that a simulated client can have for itself, as a node sets them in its node config."""
+"""Configuration keys that a user's `client_settings` function may return for a simulated client."""
 
 _FACTS: dict[str, Callable[[ClientInfo], Any]] = {
     "client": lambda client: client,
@@ -35,18 +35,24 @@ _FACTS: dict[str, Callable[[ClientInfo], Any]] = {
     "num_partitions": attrgetter("num_partitions"),
     "batch_size": attrgetter("config.batch_size"),
 }
-"""Arguments that a user's function can take, by name."""
+"""Values of the arguments that a user's function may have, by argument name, as functions of the client."""
 
 _RETURNED = {"model": "network", "data": "train, test", "client_settings": '{"local-epochs": 2}'}
-"""Examples of the value that a user's function must return, by argument."""
 
 _CLIENT_NAMES = {"cid", "client_id", "id", "idx", "index", "node_id", "number", "partition", "rank"}
-"""Names of a model function's parameters with defaults that could be meant as the client."""
+"""Names of optional parameters of a user's model function that are rejected, since they could mean the client."""
 
 
 @dataclass(frozen=True)
 class UserFunctions:
-    """Models, data, task and client settings that a user passes in Python; None selects the configured ones."""
+    """Models, data, task and client settings that a user passes in Python; None selects the configured ones.
+
+    Attributes:
+        model: a network, a class of networks, or a function of a client that returns a network.
+        data: a function of a client that returns its data.
+        task: the task of the user's data, or its name; None finds it from the labels.
+        client_settings: a function of a simulated client that returns a dict of its own values of keys.
+    """
 
     model: Any = None
     data: Any = None
@@ -90,7 +96,7 @@ class UserFunctions:
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def replacing(self, config: Config) -> frozenset[OwnPart]:
-        """Return what the user passes in place of configuration keys: `model`, `data`, `loader`, `augmentation`."""
+        """Return what the user passes in place of keys: `model`, `data`, and what replaces chosen keys (`OwnPart`)."""
         own: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
             own.add("data")
@@ -124,17 +130,17 @@ class UserFunctions:
         return effective(config, registry.traits(config), config.chosen, self.replacing(config), strict=strict)
 
     def common_test_set(self, config: Config) -> Examples | None:
-        """Return the common test set of the first client's data, or None."""
+        """Return the common test set that the user's data function returns for client 0, if any."""
         return None if self.data_of is None else self.data_of(_first(config)).common
 
     def public_dataset(self, config: Config) -> PublicDataset | None:
-        """Return the configured public dataset or, for a user's data, client 0's, but None if the server needs none."""
+        """Return the configured public dataset; for a user's data, client 0's if the server needs one, else None."""
         if self.data_of is None:
             return public_dataset(config)
         return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
 
     def _brings(self, config: Config) -> tuple[bool, int | None, bool]:
-        """Return of client 0's data: whether there is a common test set, the batch size, whether `augment` is given."""
+        """Return whether client 0's data have a common test set, their batch size if any, and whether `augment`."""
         if (key := (config.clients, config.batch_size)) not in self._known:
             assert self.data_of is not None
             try:
@@ -150,11 +156,15 @@ def _first(config: Config) -> ClientInfo:
 
 
 class Function:
-    """A function of a client that calls `given`, the user's `model`, `data` or `client_settings` (`argument`).
+    """A function of a client that calls a user's function and checks the result.
 
-    `accept` checks and converts the returned value, given the client's name. During the call, random generators that
-    `given` refers to are seeded and, except for `model`, the global ones, so that every process splits data in the
-    same way. Raises a `ConfigError` if `given` cannot be called with a client.
+    Random generators are seeded before each call, so that all processes split data equally (for models, only those
+    that the function refers to). Raises a ConfigError if it cannot be called with a client.
+
+    Args:
+        argument: the argument of `fedhet.run` by which it was passed: `model`, `data` or `client_settings`.
+        given: the user's function, network or class of networks.
+        accept: a function of the client's name and the returned value that checks and converts the value.
     """
 
     def __init__(self, argument: str, given: Any, accept: Callable[[str, Any], Any]) -> None:
@@ -190,12 +200,12 @@ class Function:
 
 
 def model_function(model: Any) -> ModelFunction | None:
-    """Convert `model` of `fedhet.make_client_app`, unless None, to a function that returns a client's network."""
+    """Convert the argument `model` of `fedhet.run` to a function that returns a client's network; None stays None."""
     return None if model is None else Function("model", model, _as_network)
 
 
 def data_function(data: Any) -> DataFunction | None:
-    """Convert `data` of `fedhet.make_client_app`, unless None, to a function that returns a client's data."""
+    """Convert the argument `data` of `fedhet.run` to a function that returns a client's data; None stays None."""
     return None if data is None else Function("data", data, as_client_data)
 
 
@@ -210,7 +220,7 @@ def _as_settings(client: str, value: Any) -> dict[str, Any]:
 
 
 def origin(function: Callable[..., Any] | None) -> str:
-    """Return the end of an error message about a `Function`, such as ` (model = NAME)`; empty for other functions."""
+    """Return the end of an error message, such as ` (model = NAME)` for a `Function`; empty for other functions."""
     return f" ({function.argument} = {described(function.given)})" if isinstance(function, Function) else ""
 
 
@@ -222,7 +232,7 @@ def described(function: Any) -> str:
 
 
 def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
-    """Return a function of a client that calls `function` with the arguments it takes, such as `partition_id`."""
+    """Return a function of a client that calls `function` with what it takes; messages name it by `argument`."""
     taken, needed = open_parameters(function)
     named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
     wanted, is_class = named & _FACTS.keys(), isinstance(function, type)
@@ -245,7 +255,7 @@ def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[Cli
 
 
 def _as_network(client: str, model: Any) -> nn.Module:
-    """Check and copy a user's network for a client; make it take inputs of several tensors and return a tensor."""
+    """Return a copy of a user's network, with hooks for inputs of several tensors and outputs with `logits`."""
     name = "None" if model is None else f"a {type(model).__name__}"
     if problem := unusable(model):
         raise ModelError(f"client {client}: the model function returned {name}{problem}")
@@ -263,7 +273,7 @@ def _as_network(client: str, model: Any) -> nn.Module:
 
 
 def as_given(model: nn.Module) -> nn.Module:
-    """Remove the forward hooks that `_as_network` added to a user's network, in place, and return the network."""
+    """Return a user's network after removing, in place, the forward hooks that fedhet added to it."""
     for hooks in (model._forward_pre_hooks, model._forward_hooks):
         for key in [key for key, hook in hooks.items() if hook in (_copied, _plain)]:
             del hooks[key]
@@ -271,7 +281,7 @@ def as_given(model: nn.Module) -> nn.Module:
 
 
 def _copied(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Forward pre-hook that copies the inputs, since a network could change the user's data in place."""
+    """Forward pre-hook that returns copies of a network's inputs, since it could change the user's data in place."""
     if len(args) == 1 and isinstance(args[0], Inputs):
         args, kwargs = args[0].arguments
     args = tuple(each.clone() if isinstance(each, Tensor) else each for each in args)
@@ -279,7 +289,7 @@ def _copied(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:
-    """Forward hook that returns `outputs.logits`, or None for a tensor; raises a ModelError for other outputs."""
+    """Forward hook that replaces outputs by their `logits`, unless a tensor; raises a ModelError if there are none."""
     if isinstance(outputs, Tensor):
         return None
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)

@@ -1,4 +1,4 @@
-"""Check that keys do not contradict each other, and find keys without effect.
+"""Check that values of keys do not contradict each other, and find keys without effect.
 
 A key without effect is refused if the user set it, and otherwise reset to its default.
 """
@@ -19,11 +19,11 @@ SUPPLIED: dict[OwnPart, str] = {
     "loader": "a DataLoader, which has its own batch_size",
     "augmentation": "an augment function of your own, which the data function returns",
 }
-"""Descriptions of what a user passes."""
+"""Descriptions, for messages, of what a user can pass in Python in place of configuration keys."""
 
 
 def conflicts(common: Mapping[str, Any]) -> list[str]:
-    """Return a message for each unknown name in common keys, such as of a data set, and for each contradiction."""
+    """Return a message for each invalid or contradictory value in `common`, fields of `Config` with their values."""
     from fedhet import data, models
 
     config = Config(**common)
@@ -51,10 +51,12 @@ def conflicts(common: Mapping[str, Any]) -> list[str]:
 
 
 class Reason(NamedTuple):
-    """The reason why a key has no effect.
+    """The reason why a configuration key has no effect.
 
-    `of` is the cause: another key, or what the user passes, such as `data`. `words` describes the cause, such as
-    `method = fedavg`, and `remedy` what to change so that the key has an effect.
+    Attributes:
+        of: the cause: another key, or what the user passes in Python, such as `data`.
+        words: a description of the cause, such as `method = fedavg`.
+        remedy: an instruction after which the key has an effect, such as `set partition = dirichlet`, or empty.
     """
 
     of: str
@@ -68,7 +70,7 @@ class Reason(NamedTuple):
 
 
 def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset()) -> dict[str, Reason]:
-    """Return why a key has no effect, for each such key; `own` names what the user passes in Python."""
+    """Return, for each key without effect, the reason; `own` has what the user passes in Python (see `SUPPLIED`)."""
     from fedhet import data  # which imports torch
 
     own = own | {"data", "model"} if config.dataset == OWN else own
@@ -97,7 +99,7 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
 
 
 def is_complete(chosen: Collection[str]) -> bool:
-    """Return whether `chosen` has every common key, as in a file that a run wrote, and not only a user's choices."""
+    """Return whether the keys in `chosen` are from a file that a run wrote, and so include every common key."""
     written = {key for key, spec in fields_of(Config).items() if default_of(spec) != ""}
     return written - {"clients", "resume"} <= {*chosen}
 
@@ -111,10 +113,11 @@ def effective(
     strict: bool = True,
     over: Collection[str] = (),
 ) -> Config:
-    """Return the configuration with ineffective keys reset, and `dataset = own` for the user's data and models.
+    """Return the configuration with keys without effect reset, and `dataset = own` for the user's data and models.
 
-    If the user set such a key (`chosen`), raises a ConfigError, or adds a remark if not `strict`. Keys in `over` take
-    precedence over others: keys in `chosen` without effect because of them raise no error.
+    If `chosen` (keys that the user set) has a key without effect, raises a ConfigError or, if not `strict`, adds a
+    remark. A key without effect because of a key in `over` (given after others) raises no error. `own` has what the
+    user passes in Python (see `SUPPLIED`), and `traits` those of the method.
     """
     specs, flat, found = config.specs(), config.flat(), ineffective(config, traits, own)
     reset = {key: OWN if key == "dataset" else default_of(specs[key]) for key in found}

@@ -1,4 +1,4 @@
-"""Contents of messages as plain values: arrays, their specifications, requests and replies."""
+"""Contents of messages between server and clients: arrays with shapes and dtypes, requests and replies."""
 
 from fedhet.messages.payload import DTYPES as DTYPES
 from fedhet.messages.payload import Arrays as Arrays

@@ -1,4 +1,4 @@
-"""Payloads (named groups of arrays, and plain values), and checks of received arrays and values."""
+"""Payloads of messages (named groups of arrays, and plain values), and checks of received arrays and values."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,16 +21,16 @@ DTYPES = {name: np.dtype(name) for name in _NAMES.split()}
 """Dtypes of arrays that can be sent, by name, in this machine's byte order."""
 
 Spec = dict[str, tuple[tuple[int, ...], str]]
-"""Shape and dtype of every array of a group, by name."""
+"""Shape and name of the dtype of arrays, by the arrays' names."""
 
 
 class WireError(FedhetError):
-    """A received message is invalid."""
+    """Raised if a received message is invalid."""
 
 
 @dataclass
 class Payload:
-    """The contents of one message: groups of named arrays, and plain values (text, bytes, numbers, flat lists)."""
+    """The contents of one message: arrays by group and name, and text, bytes, numbers and flat lists by name."""
 
     arrays: dict[str, Arrays] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Payload:
 
 
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
-    """Convert tensors to NumPy arrays, without a copy if possible; bfloat16, which NumPy lacks, becomes float32."""
+    """Convert tensors by name to NumPy arrays, without a copy if possible; bfloat16 becomes float32."""
     there = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     return {name: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for name, each in there.items()}
 
@@ -59,7 +59,7 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def check(arrays: Arrays, expected: Spec, group: str) -> None:
-    """Raise a WireError, which names the `group`, unless arrays are finite, of expected names, shapes and dtypes."""
+    """Check values, names, shapes and dtypes of arrays; raise a WireError that begins with `group` otherwise."""
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
         raise WireError(
@@ -74,7 +74,7 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
 
 
 def check_finite(arrays: Arrays, group: str) -> None:
-    """Raise a WireError if an array has NaN, infinity or absolute values above `LARGEST`; `group` names the arrays."""
+    """Check that values are finite and at most 1e9; raise a WireError that begins with `group` otherwise."""
     with np.errstate(over="ignore", invalid="ignore"):
         for name, array in arrays.items():
             # A small sum of squares means that all values are small; otherwise each value is checked.
@@ -87,12 +87,12 @@ def check_finite(arrays: Arrays, group: str) -> None:
 
 
 def bytes_of(spec: Spec) -> int:
-    """Return the number of bytes of arrays with the given shapes and dtypes."""
+    """Return the total size in bytes of arrays with the shapes and dtypes in `spec`."""
     return sum(math.prod(shape) * DTYPES[dtype].itemsize for shape, dtype in spec.values())
 
 
 def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
-    """Return the shapes and dtypes with which tensors are sent; raise a ModelError for a dtype such as complex64."""
+    """Return shapes and dtypes of tensors as they are sent; raise a ModelError for a dtype such as complex64."""
     spec = {}
     for name, tensor in tensors.items():
         dtype = "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).removeprefix("torch.")
@@ -103,7 +103,7 @@ def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
 
 
 def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
-    """Return arrays cast to the dtypes in `specs`, rounded for integer dtypes; raise a ValueError if one is text."""
+    """Return arrays by name, cast to the dtypes in `specs` (rounded if integers) if listed there."""
     dtypes = {name: DTYPES[dtype] for spec in specs for name, (_, dtype) in spec.items()}
     declared = {}
     for name, each in arrays.items():
@@ -115,7 +115,7 @@ def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
 
 
 def difference(spec: Spec, other: Spec) -> str:
-    """Return the first difference between the arrays of two models in words, for an error message."""
+    """Return a phrase for a message on the first array whose shape or dtype differs between two models."""
     for name in [*spec, *other]:
         if spec.get(name) != other.get(name):
             ours, theirs = (f"{s[name][1]}{list(s[name][0])}" if name in s else "missing" for s in (spec, other))
@@ -124,7 +124,7 @@ def difference(spec: Spec, other: Spec) -> str:
 
 
 def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
-    """Copy arrays into a model's state dict in place; raise a ModelError if a name or shape differs."""
+    """Copy arrays into the state dict `tensors` in place; raise a ModelError if a name or shape differs."""
     for name, array in arrays.items():
         if name not in tensors or tuple(tensors[name].shape) != array.shape:
             expected = list(tensors[name].shape) if name in tensors else "no such tensor"
@@ -139,15 +139,15 @@ def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
 # ---- changes as low-rank factors, which are smaller to send
 
 LEFT, RIGHT = ":left", ":right"
-"""Suffixes of an array's name in the names of its factors."""
+"""Suffixes that name an array's left and right low-rank factor, as in `fc.weight:left`."""
 
 
 def to_factors(after: Arrays, before: Arrays, energy: float) -> Arrays:
-    """Return the changes from `before` to `after`, as low-rank factors where these are smaller.
+    """Return the differences `after` - `before` by name, as low-rank factors where these are smaller.
 
-    A change, flattened after the first axis to shape (m, n), is approximated by `left` (m, k) times `right` (k, n) from
-    its singular value decomposition, with the smallest k whose squared singular values reach the fraction `energy` of
-    the total. Integers are returned as their new values, and arrays missing in `before` count as zeros.
+    A difference, flattened after the first axis to shape (m, n), is approximated by `left` (m, k) times `right` (k, n)
+    from its singular value decomposition, with the smallest k whose squared singular values reach the fraction `energy`
+    of the total. Integer arrays are returned as they are in `after`; arrays missing in `before` count as zeros.
     """
     packed: Arrays = {}
     for name, array in after.items():
@@ -168,9 +168,10 @@ def to_factors(after: Arrays, before: Arrays, energy: float) -> Arrays:
 
 
 def from_factors(packed: Arrays, before: Arrays, spec: Spec, group: str) -> Arrays:
-    """Add received changes (`packed`, see `to_factors`) to the arrays `before`; raise a WireError if they are invalid.
+    """Return the arrays `before` plus received differences (`packed`, the result of `to_factors`) after a check.
 
-    `spec` has the shapes and dtypes of the arrays, and `group` names the changes in messages.
+    `spec` has the shapes and dtypes of the result. Raises a WireError, which begins with `group`, if a difference is
+    missing or has an invalid shape, dtype or value.
     """
     expected: Spec = {}
     for name, (shape, dtype) in spec.items():
@@ -187,7 +188,7 @@ def from_factors(packed: Arrays, before: Arrays, spec: Spec, group: str) -> Arra
 
 
 def add_factors(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
-    """Return `before` plus the checked changes `packed` of `to_factors`, equal at the server and all clients."""
+    """Return arrays `before` plus differences (`packed`, from `to_factors`), with shapes and dtypes as in `spec`."""
     after: Arrays = {}
     for name, (shape, dtype) in spec.items():
         if (change := packed.get(name)) is None:
@@ -203,24 +204,24 @@ def add_factors(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
 
 Name = Annotated[str, "can be the name of a file"]
 Text = Annotated[str, "has several lines"]
-"""Types of dataclass fields that `Fields.name` and `Fields.text` read; `Fields.line` reads those of type `str`."""
+"""Type of text fields that may have several lines, as `Name` is of those that must be valid file names."""
 
 LONGEST = 200
-"""Largest number of characters of a received name."""
+"""Largest number of characters in a received name or line of text."""
 
 
 class Fields:
     """The fields of a received record, such as a reply's values; each field is checked when it is read.
 
-    The methods that read a field raise a WireError if it is invalid, or is missing and has no default. The error names
-    the field and the record (`where`).
+    The methods read the field `key`; they return `default` if it is missing. They raise a WireError if it is invalid,
+    or missing without a default. `fields` has the values by key, and `where` names the record in errors.
     """
 
     def __init__(self, fields: Mapping[str, Any], where: str = "the client's reply") -> None:
         self._fields, self._where = fields, where
 
     def plain(self, dataclass: Any) -> dict[str, Any]:
-        """Return the text, number and boolean fields of `dataclass`, checked against the limits in its metadata."""
+        """Return the text, number and boolean fields of the class `dataclass` that are present, for its constructor."""
         values = {}
         for each, key in named_fields(dataclass):
             if key in self._fields or each.default is MISSING:
@@ -230,17 +231,17 @@ class Fields:
         return values
 
     def text(self, key: str, default: str | None = None, *, longest: int = LONGEST) -> str:
-        """Read text of at most `longest` characters."""
+        """Return the field `key`, text of at most `longest` characters, or `default` if it is missing."""
         right = f"text of at most {longest} characters"
         return str(self._read(key, default, str, right, lambda text: len(text) <= longest))
 
     def line(self, key: str, default: str | None = None) -> str:
-        """Read printable text of one line."""
+        """Return the field `key`, one line of printable text, or `default` if it is missing."""
         right = f"printable text of one line, of at most {LONGEST} characters"
         return str(self._read(key, default, str, right, lambda text: len(text) <= LONGEST and text.isprintable()))
 
     def name(self, key: str, default: str | None = None) -> str:
-        """Read text that is a valid file name, or the default."""
+        """Return the field `key`, text that is a valid file name, or `default` if it is missing."""
         right = (
             f"a name that a file can have: printable, of at most {LONGEST_NAME} bytes, without slashes, not hidden, "
             f"and not one of {', '.join(sorted(TAKEN_NAMES))}"
@@ -248,17 +249,17 @@ class Fields:
         return str(self._read(key, default, str, right, lambda name: name == default or plain_name(name)))
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """Read a boolean."""
+        """Return the field `key`, a boolean, or `default` if it is missing."""
         return bool(self._read(key, default, bool, "true or false"))
 
     def count(self, key: str, default: int | None = None, *, at_least: int = 0, at_most: int = 2**53) -> int:
-        """Read a whole number from `at_least` to `at_most`, or the default."""
+        """Return the field `key`, a whole number from `at_least` to `at_most`, or `default` if it is missing."""
         least = at_least if default is None else min(at_least, default)
         right = f"a whole number from {at_least} to {at_most}"
         return int(self._read(key, default, int, right, lambda number: least <= number <= at_most))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return the number `key` or `default`; a WireError if it is beyond `LARGEST`, as training has diverged."""
+        """Return the field `key`, a number of magnitude up to 1e9, or `default` if it is missing."""
         right = f"a number up to {LARGEST:.0e}: training diverged, lower learning-rate"
         return float(self._read(key, default, int | float, right, lambda number: abs(number) <= LARGEST))
 
@@ -277,24 +278,24 @@ READERS: dict[Any, str] = {
     **{str: "line", Name: "name", Text: "text", int: "count", bool: "flag", float: "number"},
     float | None: "number",
 }
-"""The method of `Fields` that reads a dataclass field, by type; fields of other types are not plain."""
+"""Name of the method of `Fields` that reads a dataclass field, by the field's type."""
 
 
 @cache
 def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
-    """Return the fields of a dataclass that are text, numbers or booleans, each with its key in messages."""
+    """Return pairs of a field of `dataclass`, if it is text, a number or a boolean, and its key in messages."""
     plain = [each for each in fields(dataclass) if each.type in READERS]
     return [(each, each.metadata.get("key", kebab(each.name))) for each in plain]
 
 
 def written(record: Any) -> dict[str, Any]:
-    """Return the text, number and boolean fields of a dataclass object that differ from their defaults, by key."""
+    """Return the text, number and boolean fields of the dataclass object `record` by key, without default values."""
     kind: Any = type(record)
     values = {key: (getattr(record, each.name), each.default) for each, key in named_fields(kind)}
     return {key: value for key, (value, default) in values.items() if value != default}
 
 
 def shortened(value: object) -> str:
-    """Return at most the first hundred characters of a received value, for an error message."""
+    """Return the first hundred characters of a received value's `repr`, for an error message."""
     shown = repr(value[:100] if isinstance(value, str | bytes | list) else value)
     return shown if len(shown) <= 100 else shown[:100] + "..."

@@ -1,4 +1,4 @@
-"""The protocol between fedhet's server and its clients: the contents of requests and replies, as plain values.
+"""The protocol between server and clients: the contents of requests and replies, as dataclasses.
 
 A request is the method's payload, the run's settings and a `Request`. A reply is the method's payload, the client's
 measurements and its `Report`, or a refusal with a reason. `fedhet.flower.messages` writes and reads the messages.
@@ -35,24 +35,24 @@ from fedhet.utils.machine import memory
 from fedhet.utils.statistics import Metric, Work
 
 HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
-"""Questions to clients: for the report, for the weights from which all start, and, to an unseen client after the last
-round, for evaluations with the received weights."""
+"""Questions in query messages: for a client's report before the first round, for initial weights that all clients
+receive, and for the training of a client that joins after the last round."""
 
 STARTS = ("received", "scratch")
-"""Starts of an unseen client: received weights, or its own new ones; a metric after epoch 3 is `received-3`."""
+"""Initial weights of a client that joins after the last round; its metrics are named as in `received-3` (epochs)."""
 
 WHOLE = "whole"
-"""Name of the group of arrays with a whole network's first weights, sent by a client that trains a part of it."""
+"""Name of the group of arrays with a whole network's initial weights, if clients train parts of one network."""
 
 MOST_PARTITIONS = 100_000
-"""The largest value of `clients`."""
+"""Largest number of partitions of the data, and so of simulated clients."""
 MOST_ARRAYS = 2**15
-"""Largest number of arrays that a client may share."""
+"""Largest number of arrays that a client may share with the server."""
 MOST_WEIGHT = 1e18
-"""Largest weight of a metric, such as a number of predictions."""
+"""Largest accepted weight of a client's metric, such as a number of predictions."""
 
 FURTHER, EVALUATED, MOST_FURTHER = "own.", "evaluated.", 1024
-"""Prefixes of metrics that a user's own train and evaluate functions return, and the largest number of either."""
+"""Prefixes of metrics that a user's train and evaluate functions return, and the largest number of metrics of each."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Request:
     Attributes:
         round: number of the round, from 1; 0 for the handshake.
         expected: the round of the client's last training, whose state the client should have; -1 for none.
+        epochs: number of epochs to train.
         closing: whether this is the closing round, after the configured rounds of training.
         evaluate: whether the client evaluates its model before and after training.
         final: whether this is the evaluation after the last round, when personal models are saved.
@@ -70,7 +71,7 @@ class Request:
         public: digest of the public dataset, if the method needs one.
         flower: whether arrays are sent in Flower's format, as Flower's strategy wrappers need.
         here: proof that the server is on the client's machine (`fedhet.utils.machine.proof` of the settings).
-        begun: in a handshake, whether a run is resumed, so that clients need the same task, model and data as before.
+        begun: whether a handshake is for a run that has begun, in which clients must keep task, model and data.
         called: the client's name at the server and in its files, if another client has the same name; or empty.
     """
 
@@ -91,7 +92,7 @@ class Request:
     @classmethod
     @lru_cache(maxsize=16)  # the same text for all clients of a round
     def from_json(cls, text: str) -> "Request":
-        """Read a request from JSON; raise a WireError if a field is invalid."""
+        """Return the request in a JSON object; raise a WireError if a field is invalid."""
         return cls(**Fields(from_json(text, "the request"), "the request").plain(cls))
 
 
@@ -100,7 +101,9 @@ class Report:
     """A client's description of itself; after the handshake, only its name, `lost_state` and `note` are sent.
 
     Attributes:
+        client: the client's name.
         lost_state: the round whose state was expected and is lost; -1 if no state is lost.
+        metric: name of the metric, such as `accuracy`.
         labels: number of values of the metric: 1, or one for each of several labels.
         architecture: the architecture's name; empty if it is not disclosed.
         partition_id, partitions: the client's partition, from 0, and their number; -1 and 0 if the node has none.
@@ -110,6 +113,7 @@ class Report:
         normalised: whether its network has running statistics, as BatchNorm does.
         spec: names, shapes and dtypes of its network's shared arrays.
         public, public_size: digest and number of examples of the client's own public dataset; empty without one.
+        device: description of the device on which it trains.
         note: a remark for the server's log, which may be shortened.
         outputs: number of values in a prediction.
         noise: noise multiplier of Flower's `LocalDpMod` on the client; 0 without it.
@@ -140,17 +144,17 @@ class Report:
 
     @property
     def partition(self) -> tuple[int, int] | None:
-        """The partition id and the number of partitions; None if the node has none."""
+        """The partition id and the number of partitions; None if the client's node has none."""
         return (self.partition_id, self.partitions) if self.partition_id >= 0 else None
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields as they are sent; a field with its default value is left out."""
+        """Return the report as a dict of plain values to send; fields with default values are left out."""
         spec = {f"spec.{name}": ",".join([dtype, *map(str, shape)]) for name, (shape, dtype) in self.spec.items()}
         return written(replace(self, note=self.note[:LONGEST])) | spec
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Report":
-        """Read a report from a received record; raise a WireError if a field is invalid."""
+        """Return the report in a received dict (see `fields`); raise a WireError if a field is invalid."""
         report = cls(**Fields(record).plain(cls), spec=_spec(record))
         if report.partition_id >= report.partitions:
             raise WireError(
@@ -161,7 +165,7 @@ class Report:
 
 
 def _spec(record: Mapping[str, Any]) -> Spec:
-    """Read dtypes and shapes of shared arrays, such as `"float32,2,3"`; raise a WireError if one is invalid."""
+    """Return shapes and dtypes in a report's entries, such as `spec.fc.weight = "float32,2,3"`; check them."""
     keys = [key for key in record if key.startswith("spec.")]
     if len(keys) > MOST_ARRAYS:
         raise WireError(
@@ -184,14 +188,14 @@ def _spec(record: Mapping[str, Any]) -> Spec:
 
 
 def check_room(size: int, needed: str) -> None:
-    """Raise a WireError, which begins with `needed`, if `size` bytes exceed a quarter of the server's memory."""
+    """Check that `size` bytes fit a quarter of the memory; raise a WireError that begins with `needed` otherwise."""
     if size > (most := memory() / 4):
         raise WireError(f"{needed} {size / 1e9:.3g} GB, but has {most / 1e9:.3g} GB per client: choose a smaller model")
 
 
 @dataclass
 class Measured:
-    """The result of an evaluation: the metric, for each label if there are several, and the mean loss."""
+    """The result of an evaluation: the metric, with one value per label if there are several, and the mean loss."""
 
     metric: Metric
     loss: float
@@ -202,6 +206,9 @@ class Reply:
     """A client's reply: numbers of examples, measurements and the method's `payload`.
 
     Attributes:
+        examples: number of training examples, unless a user's own train function returns another.
+        report: the client's description of itself.
+        test_examples, validation_examples: numbers of the client's own test and validation examples.
         train_loss: mean of the loss over the round's training steps; None without a step.
         measured: evaluations by name: of the `received` and the `trained` model on the client's test part, and with the
             prefix `common-` or `validation-` on the common test set or its validation part.
@@ -230,21 +237,21 @@ class Reply:
 
     @property
     def weight(self) -> float:
-        """The client's weight in averages over clients."""
+        """The client's weight in averages over clients, by default its number of training examples."""
         return self.given_weight if self.given_weight > 0 else float(self.examples)
 
     @property
     def arrays(self) -> dict[str, Arrays]:
-        """The arrays in the client's payload, by group and name."""
+        """The arrays in the client's payload, by group and by name in the group."""
         return self.payload.arrays
 
     @property
     def values(self) -> Fields:
-        """The method's values in the client's payload, which are checked when they are read."""
+        """The plain values in the client's payload, which are checked when they are read."""
         return Fields(self.payload.values)
 
     def metrics(self) -> dict[str, Any]:
-        """Return the client's measurements as they are sent: numbers and lists of numbers by name."""
+        """Return the client's measurements as a dict to send: numbers and lists of numbers by name."""
         metrics = written(self) | written(self.work)
         for name, measured in self.measured.items():
             metrics[f"{name}-metric"] = list(measured.metric.values)
@@ -257,7 +264,7 @@ class Reply:
 
     @classmethod
     def of(cls, payload: Payload, metrics: Mapping[str, Any], report: Report) -> "Reply":
-        """Assemble a reply from its received parts; raise a WireError if a metric is invalid."""
+        """Return the reply with received `metrics` (see `Reply.metrics`); raise a WireError if a metric is invalid."""
         numbers = Fields(metrics)
         keys = [key for key in metrics if key.endswith("-metric") and not key.startswith((FURTHER, EVALUATED))]
         measured = {key.removesuffix("-metric"): _measured(metrics, key) for key in keys}
@@ -267,7 +274,7 @@ class Reply:
 
 
 READ = {key for dataclass in (Reply, Work) for _, key in named_fields(dataclass)}
-"""Names of numbers that the server reads in a reply's metrics."""
+"""Names in a reply's metrics that are fields of `Reply` and `Work`, and so not those of a user's own metrics."""
 
 
 def _own(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
@@ -300,23 +307,23 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
 
 
 class LostState(FedhetError):
-    """Raised if a client lacks a state, or data from the handshake, so that the server repeats its handshake."""
+    """Raised if a client has lost its saved state or data of the handshake; the server then repeats the handshake."""
 
 
 def with_public_dataset(public: PublicDataset) -> Payload:
-    """Return the payload of a handshake that sends the public dataset."""
+    """Return a handshake's payload with the inputs and labels of the public dataset, the group `public`."""
     labels = {} if public.labels is None else {"labels": public.labels}
     return Payload({"public": to_arrays({**parts_of(public.inputs), **labels})})
 
 
 def public_dataset_in(payload: Payload) -> PublicDataset | None:
-    """Return the public dataset in a handshake's payload, if any; raise a WireError if it is invalid."""
+    """Return the public dataset in a handshake's payload, or None; raise a WireError if it is invalid."""
     if (sent := payload.arrays.get("public")) is None:
         return None
     names = [name for name in sent if name == "labels" or name.partition(".")[0] == "inputs"]
     tensors = {name: to_tensor(sent[name]) for name in names}
     counts = {len(part) if part.ndim else 0 for part in tensors.values()}
     if names in ([], ["labels"]) or len(counts) > 1 or 0 in counts:
-        raise WireError("the server's public dataset must have inputs and as many labels, or inputs alone: correct it")
+        raise WireError("the server's public dataset must have inputs and as many labels, or only inputs: correct it")
     labels = tensors.pop("labels", None)
     return PublicDataset(from_parts(tensors), labels)

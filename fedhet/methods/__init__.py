@@ -1,1 +1,1 @@
-"""Methods: their declarations (`Method`, `Traits`), keys (`option`) and sharing maps (`Sharing`), and the registry."""
+"""Declarations of federated methods (`Method`, `Traits`, `Sharing`), configuration keys, and the method registry."""

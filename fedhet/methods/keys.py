@@ -1,4 +1,4 @@
-"""A configuration key: a dataclass field with a default, a description, a subject and accepted values."""
+"""Configuration keys: dataclass fields with a default, a description, a subject and accepted values."""
 
 import math
 import operator
@@ -14,7 +14,7 @@ Value = bool | int | float | str
 About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
 OwnPart = Literal["data", "model", "loader", "augmentation"]
-"""Things that a user can pass: data, models, a DataLoader with its own batch size, or an `augment` function."""
+"""What a user can pass in Python in place of keys; `loader` is a DataLoader, which has its own batch size."""
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "at_least": (">=", operator.ge, "at least"),
@@ -60,10 +60,10 @@ def option(
         path: whether the value is a path, which must be set on the machine where it is used.
         needs: other keys, each with the values at which this key has an effect: a tuple of values, or limits such as
             `{"below": 1}`. An empty tuple stands for all values except 0 and "".
-        trait: the name of an attribute of `Traits`; the key has an effect if that is true or, if it is a tuple,
-            contains the key's value.
+        trait: the name of an attribute of `Traits`; the key has an effect if the attribute is true or,
+            as a tuple, contains the key's value.
         replaced_by: the key has no effect if the user passes all of these (see `OwnPart`).
-        at_need: value that `fedhet recommend` tries if the method refuses clients with the default.
+        at_need: value that `fedhet recommend` tries if the method cannot be used with the default.
     """
     limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
     kind = {"about": about, "at_node": at_node, "resumable": resumable, "path": path, "at_need": at_need}
@@ -72,13 +72,13 @@ def option(
 
 
 def default_of(key: Field[Value]) -> Value:
-    """Return the default of a key."""
+    """Return the default of a key, given as its dataclass field."""
     assert key.default is not MISSING, f"option {key.name} needs a default"
     return key.default
 
 
 def takes(key: Field[Any]) -> str:
-    """Describe the values that a key accepts: its choices, or its type and limits."""
+    """Return a text on the values that a key accepts: its choices, or its type and limits, such as `number, > 0`."""
     if choices := key.metadata["choices"]:
         return " | ".join(choices)
     kind = {bool: "true | false", int: "whole number", float: "number", str: "text"}[type(default_of(key))]
@@ -87,7 +87,7 @@ def takes(key: Field[Any]) -> str:
 
 
 def unmet(key: str, value: Value, wanted: tuple[Value, ...] | Mapping[str, float]) -> str:
-    """Return an instruction to set a key as `wanted` (see `option(needs=...)`), or "" if its value is so already."""
+    """Return an instruction such as `set alpha below 1` if `value` is not `wanted` (see `option(needs=...)`)."""
     if isinstance(wanted, Mapping):
         met = all(_LIMITS[limit][1](value, bound) for limit, bound in wanted.items())
         words = " and".join(f" {_LIMITS[limit][2]} {bound:g}" for limit, bound in wanted.items())
@@ -108,7 +108,7 @@ def fits(number: int) -> bool:
 
 
 def checked(key: str, value: Any, spec: Field[Any]) -> Value:
-    """Convert a value to the type of the key's default; raise a ConfigError that says which values are accepted."""
+    """Return a key's value in the type of its dataclass field `spec`; raise a ConfigError if it is not accepted."""
     wanted = type(default_of(spec))
     if type(value) is int and not fits(value):
         raise ConfigError(f"{key}: must be a whole number of at most 64 bits, but has {value.bit_length()} bits")
@@ -120,7 +120,6 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Value:
 
 
 def _must_be(value: Any, spec: Field[Any]) -> str:
-    """Return a description of the accepted values, or an empty string if the key accepts this value."""
     wanted, choices = type(default_of(spec)), spec.metadata["choices"]
     if type(value) is not wanted:
         return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[wanted]

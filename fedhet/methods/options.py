@@ -14,9 +14,9 @@ from fedhet.methods.keys import Value as Value
 from fedhet.methods.keys import option as option
 
 AGGREGATIONS = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped")
-"""Aggregation rules."""
+"""Values of the key `aggregation`: rules by which the server combines the arrays of clients."""
 LEAST_SHARE = 0.001
-"""The smallest share of a GPU that Ray can give a client."""
+"""The smallest fraction of a GPU that Ray can assign to a client."""
 
 OWN = "own"
 """Value of `dataset` for the user's own data; name of the preset for the user's own data and models."""
@@ -33,25 +33,25 @@ _place = partial(option, about="place", resumable=True)
 
 @dataclass(frozen=True)
 class Options:
-    """A method's own keys. Subclasses add fields made with `option`, with the paper's values as defaults."""
+    """Base class of a method's own keys: fields made with `option`, with the paper's values as defaults."""
 
     uses: ClassVar[Collection[str]] = ()
-    """Common keys that have an effect even if traits or the user's own data or models would rule it out."""
+    """Common keys that have an effect even if the method's traits or a user's own data or models would rule it out."""
     without: ClassVar[Collection[str]] = ()
-    """Common keys without effect on the method."""
+    """Common keys (fields of `Config`) that have no effect with the method."""
 
     @property
     def changes_heads(self) -> bool:
-        """Return whether the method replaces heads, so that shared arrays are known only after the handshake."""
+        """Whether the method replaces heads of networks, so that shared arrays are known only after the handshake."""
         return False
 
     @property
     def makes_public_dataset(self) -> bool:
-        """Return whether the method creates a public dataset itself, so that `public-samples` is not needed."""
+        """Whether the method creates a public dataset itself, so that `public-samples` is not needed."""
         return False
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return, by key, the values that suit a user's own models, each with the reason."""
+        """Return values of keys that suit a user's own models, by key, each with the reason as text."""
         return {}
 
     def check(self, config: "Config") -> None:
@@ -60,7 +60,12 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A complete, valid configuration. Fields are named as keys, with `_` in place of `-`; `fedhet keys` lists them."""
+    """A complete, valid configuration. Fields are named as keys, with `_` in place of `-`; `fedhet keys` lists them.
+
+    `options` has the method's own keys, whose prefix is `family`. `method_name` is a name even if `method` is a file,
+    `preset` the preset that was used (or empty), and `chosen` has the keys that the user set. `remarks` has pairs of a
+    key whose value was changed automatically and the reason.
+    """
 
     method: str = option("fedhenn", "federated method: a name (`fedhet list`), package.module:name or FILE.py:NAME")
     dataset: str = _files("digits", "data set: a name (`fedhet list`), or own for the data function's")
@@ -204,30 +209,30 @@ class Config:
     seed: int = option(0, "random seed", at_least=0)
     out: str = option("", "run directory; empty: a new folder in runs/", about="place", path=True)
 
-    options: Any = None  # the method's own keys, an instance of its `Options`
-    method_name: str = ""  # the method's name, also if `method` is package.module:name
-    family: str = ""  # prefix of the method's keys: its name, or that of the method that it is a variant of
+    options: Any = None
+    method_name: str = ""
+    family: str = ""
     preset: str = dataclasses.field(default="", compare=False)
-    chosen: frozenset[str] = frozenset()  # keys that the user set
-    remarks: tuple[tuple[str, str], ...] = ()  # keys whose value was changed, with the reason
+    chosen: frozenset[str] = frozenset()
+    remarks: tuple[tuple[str, str], ...] = ()
 
     def specs(self) -> dict[str, dataclasses.Field[Any]]:
-        """Return the dataclass field of each key, common or the method's own, by key."""
+        """Return the dataclass field of each key, common or the method's own, by key such as `fedhenn.eta0`."""
         of_method = {f"{self.family}.{key}": f for key, f in fields_of(self.options.__class__).items()}
         return {**fields_of(Config), **of_method}
 
     def flat(self) -> dict[str, Value]:
-        """Return all keys with their values, as `fedhet.config.configuration.resolve` accepts them."""
+        """Return the values of all keys by key, as `fedhet.config.configuration.resolve` accepts them."""
         return {key: getattr(self.options if "." in key else self, f.name) for key, f in self.specs().items()}
 
     @cached_property
     def text(self) -> str:
-        """Return all keys with their values as a line of JSON for messages to clients, the method by its plain name."""
+        """All keys with their values as JSON for messages to clients; `method` is the method's name, never a file."""
         return json.dumps(self.flat() | {"method": self.method_name})
 
     @property
     def resources(self) -> tuple[int, float]:
-        """Return a client's CPUs and share of a GPU on Ray, 0 if not chosen; raises a ConfigError if one is invalid."""
+        """Numbers of CPUs and GPUs per client on Ray, 0 if not chosen; raises a ConfigError if one is invalid."""
         try:
             cpus, gpus = listed(self.client_resources)
             found = int(cpus), float(gpus)
@@ -236,34 +241,34 @@ class Config:
         if not (0 <= found[0] <= 1024 and (found[1] == 0 or LEAST_SHARE <= found[1] <= 1)):
             raise ConfigError(
                 f"client-resources = {self.client_resources!r}: write a client's number of CPUs and its share of a GPU "
-                f"({LEAST_SHARE} to 1), such as 2,0.25; 0 is decided from what the machine has"
+                f"({LEAST_SHARE} to 1), such as 2,0.25, where 0 means automatic"
             )
         return found
 
     def on_own_test_parts(self) -> "Config":
-        """Return the configuration with `test-on = local`, for data without a common test set, and with the reason."""
+        """Return a copy with `test-on = local`, for data without a common test set, and a remark that says so."""
         why = "clients are scored on their own test examples (test-on = local), since the data have no common test set"
         return self.replace(test_on="local", remarks=(*self.remarks, ("test-on", why)))
 
     def replace(self, **changes: Any) -> "Config":
-        """Return the configuration with some fields changed."""
+        """Return a copy with the fields in `changes` replaced."""
         return dataclasses.replace(self, **changes)
 
 
 @cache
 def fields_of(options: Any) -> Mapping[str, dataclasses.Field[Any]]:
-    """Return the dataclass fields of `Config` or of a `Options` class by key."""
+    """Return the dataclass fields of a class, `Config` or a subclass of `Options`, by key such as `local-epochs`."""
     return MappingProxyType({kebab(f.name): f for f in fields(options) if f.metadata})
 
 
 def listed(value: str) -> list[str]:
-    """Split a comma-separated value into its parts, and remove spaces."""
+    """Split a comma-separated text into a list without spaces and empty items."""
     return [part for part in value.replace(" ", "").split(",") if part]
 
 
 @cache
 def keys_about(*about: About) -> tuple[str, ...]:
-    """Return the common keys with one of the given subjects (`option(about=...)`)."""
+    """Return the fields of `Config`, as keys, with one of the subjects `about`, such as `data` (see `option`)."""
     return tuple(key for key, field in fields_of(Config).items() if field.metadata["about"] in about)
 
 

@@ -1,4 +1,4 @@
-"""Look up methods by name.
+"""Registry of federated methods, with their server and client classes.
 
 A method (`fedhet.methods.method.Method`) is included in fedhet, provided by an installed package (entry point group
 `fedhet.methods`), registered in this process (`register`), or imported from `package.module:name` or `FILE.py:NAME`.
@@ -28,7 +28,7 @@ SIDES = {
     "server": ("fedhet.strategies", "fedhet.server:FederatedStrategy"),
     "client": ("fedhet.client_apps", "fedhet.client:ClientSide"),
 }
-"""For each side the package of the included methods' classes, and the default class."""
+"""Package with the classes of included methods, and the default class, for the server and for clients."""
 
 _registered: dict[str, Method] = {}
 
@@ -42,22 +42,22 @@ def _included() -> dict[str, Method]:
 
 
 def own_methods() -> list[str]:
-    """Return the names of the methods that are part of fedhet."""
+    """Return the sorted names of the methods that are included in fedhet."""
     return sorted(_included())
 
 
 def installed_methods() -> list[str]:
-    """Return the names of the methods of fedhet and of other installed packages."""
+    """Return the sorted names of the methods in fedhet and other installed packages."""
     return sorted({*_included(), *_installed()})
 
 
 def methods() -> list[str]:
-    """Return the names of all methods: of fedhet, of installed packages, and registered in this process."""
+    """Return the sorted names of all methods: in fedhet, in installed packages, and registered in this process."""
     return sorted({*installed_methods(), *_registered})
 
 
 def register(method: Method) -> None:
-    """Register a method under its name in this process; it replaces a registered method of the same name."""
+    """Register a method for this process, in place of one of the same name; raises a ConfigError if it is installed."""
     if not isinstance(method, Method):
         raise ConfigError(f"a method must be a fedhet.methods.method.Method, not a {type(method).__name__}")
     if method.name in installed_methods():
@@ -66,14 +66,15 @@ def register(method: Method) -> None:
 
 
 def registered() -> list[Method]:
-    """Return the methods that were registered in this process."""
+    """Return the methods that `register` added in this process."""
     return list(_registered.values())
 
 
 def method(reference: str, *, trusted: bool = True) -> Method:
-    """Return the method of a name or reference; raise a ConfigError if there is none.
+    """Return the method with a name or reference; raise a ConfigError if there is none.
 
-    If the reference is `trusted`, `package.module:name` and `FILE.py:NAME` are imported, also from the working folder.
+    A reference is `package.module:name` or `FILE.py:NAME`. Its module is imported only if `trusted`; otherwise, the
+    method must be registered already.
     """
     if found := _registered.get(reference) or _included().get(reference):
         return found
@@ -89,7 +90,7 @@ def method(reference: str, *, trusted: bool = True) -> Method:
 
 
 def check_known(reference: str, place: Path) -> None:
-    """Raise a ConfigError if the method that the file `place` names is unknown, so that its code must be imported."""
+    """Check that a method named in the file `place` is known without an import; raise a ConfigError otherwise."""
     if reference not in methods() and not _imported_before(reference):
         raise ConfigError(
             f"{place} names the method {reference!r}, which is not part of fedhet or of an installed package; code "
@@ -99,12 +100,12 @@ def check_known(reference: str, place: Path) -> None:
 
 
 def traits(config: "Config") -> Traits:
-    """Return what the configured method needs and supports with the configured values of its keys."""
+    """Return the traits of the configured method for the configured values of its keys."""
     return method(config.method_name, trusted=False).traits_of(config.options)
 
 
 def strategy(name: str) -> type[Any]:
-    """Return a method's server class, a subclass of `fedhet.server.FederatedStrategy`."""
+    """Return the server class of the method `name`, a subclass of `fedhet.server.FederatedStrategy`."""
     found = method(name)
     side = _side(found, "server")
     default = not hasattr(side, "method") and found.family in own_methods()
@@ -112,13 +113,13 @@ def strategy(name: str) -> type[Any]:
 
 
 def client_side(name: str) -> type[Any]:
-    """Return a method's client class, a subclass of `fedhet.client.ClientSide`; never imports `package.module:name`."""
+    """Return the client class of a known method, a subclass of `fedhet.client.ClientSide`."""
     return _side(method(name, trusted=False), "client")
 
 
 @cache
 def _default_strategy(name: str) -> type[Any]:
-    """Return a subclass of the default strategy, named after an included method that has no file in `strategies/`."""
+    """Return a subclass of the default strategy for an included method (`name`) without a class in `strategies/`."""
     side = _side(method(name), "server")
     names = {method: class_name for class_name, method in strategy_classes().items()}
     own = {"method": method(name), "__module__": side.__module__, "__doc__": f"The server side of {name}, the default."}
@@ -126,9 +127,9 @@ def _default_strategy(name: str) -> type[Any]:
 
 
 def strategy_classes() -> dict[str, str]:
-    """Map the class name of each included method to the method's name, such as `FedHeNN` to `fedhenn`.
+    """Return the names of the included methods by name of their strategy class, such as `fedhenn` by `FedHeNN`.
 
-    For a method without a class of its own, it is the method's name in title case without hyphens (`SecondLast`).
+    A method without its own class is listed by its name in title case without hyphens, such as `LgFedavg`.
     """
     found = {**_own_sides("client"), **_own_sides("server")}
     names = {name: reference.rpartition(":")[2] for name, reference in found.items()}
@@ -137,7 +138,7 @@ def strategy_classes() -> dict[str, str]:
 
 @cache
 def _own_sides(which: str) -> dict[str, str]:
-    """Return `module:Class` by name of each included method with a class for `which` (`server` or `client`)."""
+    """Return `module:Class` by name of the included methods with their own class for `which`, `server` or `client`."""
     found, package = {}, SIDES[which][0]
     names = {name.replace("-", ""): name for name in own_methods()}
     for folder in find_spec(package).submodule_search_locations:  # type: ignore[union-attr]
@@ -150,7 +151,6 @@ def _own_sides(which: str) -> dict[str, str]:
 
 @cache
 def _installed() -> dict[str, EntryPoint]:
-    """Return the entry points of the methods of other installed packages, by name."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
@@ -164,7 +164,6 @@ def _loaded(name: str) -> Method:
 
 
 def _imported(reference: str) -> Method:
-    """Import the method of `package.module:name` or `FILE.py:NAME`; the working folder is searched as for a script."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     if not all(_place(reference)):
@@ -186,22 +185,20 @@ def _method_at(reference: str, subject: str) -> Method:
 
 
 def _object(reference: str, subject: str) -> Any:
-    """Import the object `package.module:name` or `FILE.py:NAME`; the message of an error starts with `subject`."""
     module, name = _place(reference)
     try:
         return getattr(module_of(module), name)
     except (ImportError, AttributeError, TypeError, ValueError, OSError, SyntaxError) as error:
-        raise ConfigError(f"{subject} cannot be imported: {error}") from error
+        raise ConfigError(f"{subject} cannot be imported: {error}; correct its name or code") from error
 
 
 def _place(reference: str) -> tuple[str, str]:
-    """Split a reference into module and name; for a file, the module is its absolute path."""
     module, _, name = reference.rpartition(":")
     return str(Path(module).resolve()) if module.endswith(".py") else module, name
 
 
 def module_of(name: str) -> ModuleType:
-    """Import a module by its name or the absolute path of its file."""
+    """Import and return a module, given its name or the absolute path of its file."""
     if not name.endswith(".py") or name in sys.modules:
         return importlib.import_module(name)
     spec = spec_from_file_location(name, name)
@@ -217,11 +214,11 @@ def module_of(name: str) -> ModuleType:
 
 
 def _side(method: Method, which: str) -> type[Any]:
-    """Return a method's class for `server` or `client`: the declared one, the one with its name, or the default."""
+    """Return a method's class for `which` (`server` or `client`): declared, named after the method, or the default."""
     default = SIDES[which][1]
     reference = getattr(method, which) or _own_sides(which).get(method.family, default)
     subject = f"the {which} side of method {method.name!r}, {reference!r},"
     side: type[Any] = _object(reference, subject)
     if getattr(side, "role", None) != which:
-        raise ConfigError(f"{subject} must be a subclass of {default.replace(':', '.')}")
+        raise ConfigError(f"{subject} must name a subclass of {default.replace(':', '.')}")
     return side

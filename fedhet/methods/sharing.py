@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # methods name their map, and are listed without torch
 
 @dataclass(frozen=True, eq=False)
 class NetworkDescription:
-    """The input of a sharing map: a client's network, the name of the module that is its head, and its architecture."""
+    """The input of a sharing map: a client's network, the name of its head (a module), and that of its architecture."""
 
     model: "nn.Module"
     head: str
@@ -34,11 +34,11 @@ class NetworkDescription:
 
 
 Keys = Callable[[NetworkDescription], Callable[[str], str | None]]
-"""A function of a network that returns the shared key for the name of an array; None if it is not shared."""
+"""A function of a network that returns a map from names in the state dict to shared keys, or None if not shared."""
 
 Units = Callable[[int, int, int], Sequence[int]]
-"""A function of the client's number of units in a hidden layer, the number of all units and the round (from 0), which
-returns the numbers of the client's units, in the client's order."""
+"""A function that returns the indices of a client's units in a hidden layer of the whole network, given the numbers of
+the client's units and of all units in the layer, and the round (from 0)."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Sharing:
             Only a method that shares everything has a global model.
         averaged: whether the server averages the arrays of each key, which must then have the same shape for all
             clients; otherwise a method uses them in another way.
-        statistics: whether running statistics are always sent, or only if the key `batch-norm` says so.
-        units: a function that returns the client's units of a hidden layer, if clients have parts of one network. Each
-            entry of an array is then averaged over the clients that have it.
+        statistics: whether running statistics are always sent, or only with `batch-norm = aggregate`.
+        units: the function that selects a client's units in each hidden layer, if clients have parts of one network.
+            Each entry of an array is then averaged over the clients that have it.
     """
 
     keys: Keys | Literal["everything", "nothing"]
@@ -85,7 +85,7 @@ def _trained(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Tensor]]]":
-    """Yield, for each layer of a network, a text that describes it (class, shapes, options), and its arrays by name."""
+    """Yield a text for each layer, with class, shapes and options such as stride, and its arrays by state dict name."""
     for name, module in network.model.named_modules():
         arrays = {key: tensor for key, tensor in module.state_dict().items() if "." not in key}
         if arrays:
@@ -96,7 +96,7 @@ def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Ten
 
 
 def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a function from an array's name to its shared key: its layer's class and shapes, and count among such."""
+    """Return a map from names of arrays to shared keys, equal for the n-th layers of the same class and shapes."""
     counts: Counter[str] = Counter()
     keys: dict[str, str] = {}
     before = ""
@@ -111,7 +111,7 @@ def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a function from an array's name to its shared key, made of class and shapes of all layers up to its."""
+    """Return a map from names of arrays to shared keys, which are equal if all layers up to the array's are equal."""
     keys: dict[str, str] = {}
     kinds = ""
     for number, (kind, arrays) in enumerate(layers(network), 1):

@@ -21,12 +21,10 @@ fedprox = Method("fedprox", fedavg.traits, FedProxOptions)
 
 @dataclass(frozen=True)
 class FedRepOptions(Options):
-    """Configuration keys of FedRep; the common key `local-epochs` counts the epochs of head and body together."""
-
     body_epochs: int = option(1, "number of epochs per round for the body; the others are for the head", at_least=1)
 
     def check(self, config: Config) -> None:
-        """Raise a ConfigError if `body-epochs` uses up `local-epochs`, which leaves no epochs for the head."""
+        """Check that `local-epochs`, of head and body together, exceeds `body-epochs`; raise a ConfigError if not."""
         if 0 < config.local_epochs <= self.body_epochs:
             epochs = f"fedrep.body-epochs = {self.body_epochs} of local-epochs = {config.local_epochs}"
             raise ConfigError(f"{epochs} leave none for the head: set body-epochs below local-epochs")
@@ -45,12 +43,8 @@ lg_fedavg = Method("lg-fedavg", Traits(shares=sharing.HEAD, keeps="model", score
 
 @dataclass(frozen=True)
 class LayerAverageOptions(Options):
-    """Configuration key of the method `layer-average`.
-
-    FlexiFed (Wang et al., WWW 2023) averages common first layers. Its authors compare layers by name and position;
-    here, layers match if class, options and shapes are equal.
-    """
-
+    # FlexiFed (Wang et al., WWW 2023) averages common first layers. Its authors compare layers by name and position;
+    # here, layers match if class, options and shapes are equal.
     by: str = option(
         "type-order",
         "layers averaged together: same type and order, equal first layers (FlexiFed), or same architecture",
@@ -76,9 +70,7 @@ layer_average = Method(
 
 
 class EnsembleOptions(Options):
-    """Options of the ensemble, whose clients always send whole networks."""
-
-    without = ("batch-norm",)
+    without = ("batch-norm",)  # clients always send whole networks
 
 
 ensemble = Method(
@@ -124,8 +116,6 @@ local = Method("local", _local, LocalOptions)
 
 @dataclass(frozen=True)
 class ClassicalOptions(Options):
-    """Options of the scikit-learn baselines, which add no keys; the common keys in `without` have no effect."""
-
     without = (
         *keys_about("optimiser"),
         *("batch-size", "augment", "precision", "local-epochs", "closing-epochs", "start-from"),

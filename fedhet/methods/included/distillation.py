@@ -12,7 +12,7 @@ from fedhet.methods.options import Options, option
 
 @dataclass(frozen=True)
 class AuxiliaryOptions(Options):
-    """Configuration keys of methods whose clients also train an auxiliary network, which they share."""
+    """Configuration keys of methods whose clients also train and share an auxiliary network (`shared_model`)."""
 
     uses = ("architectures",)  # of the auxiliary network
     shared_model: str = option("", "shared network; empty: the first of architectures, mlp-20 for tabular data")
@@ -29,11 +29,11 @@ _auxiliary = Traits(keeps="model", scored="trained", common_init=True, sends={"m
 fml = Method("fml", _auxiliary, FMLOptions)
 
 FIRST, LAST = 0.95, 0.98
-"""Fraction of the energy of a matrix's change that FedKD sends before the first and in the last round."""
+"""Fraction of an update's squared singular values that FedKD sends, in round 0 and in the last round."""
 
 
 def energy(round: int, rounds: int) -> float:
-    """Return the fraction of a change's energy (sum of squared singular values) to send in a round (from 1)."""
+    """Return the fraction of an update's squared singular values (their sum) that FedKD sends in `round`, from 1."""
     return FIRST + min(round / max(rounds, 1), 1.0) * (LAST - FIRST)
 
 
@@ -54,15 +54,13 @@ fedmrl = Method("fedmrl", _auxiliary, FedMRLOptions)
 
 @dataclass(frozen=True)
 class FLHADistillationOptions(Options):
-    """Configuration keys of FLHA-distillation; the common key `learning-rate` is for training the teacher."""
-
-    uses = ("architectures",)  # of the teacher
+    uses = ("architectures",)  # of the teacher, whose learning rate is learning-rate
     teacher: str = option("", "architecture of the teacher; empty: the first of architectures, mlp-20 for tabular data")
     teacher_rounds: float = option(0.5, "fraction of the rounds that train the teacher", above=0, at_most=1)
     student_learning_rate: float = option(0.0, "learning rate of clients' networks; 0: learning-rate / 10", at_least=0)
 
     def teaching(self, rounds: int) -> int:
-        """Return the number of first rounds that train the teacher, at least 1."""
+        """Return how many of a run's `rounds` train the teacher, from the first; at least 1."""
         return max(1, math.floor(self.teacher_rounds * rounds + 0.5))
 
 
@@ -78,7 +76,7 @@ flha_distillation = Method(
 
 
 class ScoresOptions(Options):
-    """Options of methods whose clients send class scores of public examples; subclasses can make keys of them."""
+    """Base class of the keys of methods that train on class scores of `public_batch` public examples per mini-batch."""
 
     public_batch: int
     subset: ClassVar[int] = 5000
@@ -87,8 +85,7 @@ class ScoresOptions(Options):
 
 @dataclass(frozen=True)
 class FedMDOptions(ScoresOptions):
-    """Configuration keys of FedMD, with the values of the authors' code, where `local-epochs` is "revisit"."""
-
+    # The values are from the authors' code, in which local-epochs is "revisit".
     public_batch: int = option(256, "number of public examples per mini-batch", at_least=1)
     public_epochs: int = option(
         20,

@@ -1,4 +1,4 @@
-"""FedHARM (Kastellos et al., 2024)."""
+"""Declaration of FedHARM (Kastellos et al., 2024): networks learn similar descriptors of public images."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -42,23 +42,22 @@ class FedHARMOptions(Options):
     public_steps: int = option(0, "number of public steps per round; 0: as many epochs as on private data", at_least=0)
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError unless `slots` lists positive whole numbers."""
         if not all(part.strip().isdecimal() and int(part) for part in self.slots.split(",")):
             raise ConfigError(f"fedharm.slots = {self.slots!r}: must be positive whole numbers separated by commas")
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Return the length of each block's part of a descriptor, as listed in `slots`."""
+        """Number of values in a descriptor for each block of the network, as listed in the key `slots`."""
         return tuple(map(int, self.slots.split(",")))
 
     @property
     def parts(self) -> int:
-        """Number of arrays (n, width) that a client sends for n public images: one per block, or probabilities."""
+        """Number of arrays that a client sends: a descriptor array per block, or one array of class probabilities."""
         return 1 if self.align == "spectral" else len(self.lengths)
 
 
 def traits(options: FedHARMOptions) -> Traits:
-    """Return what FedHARM needs and supports with these values of its keys."""
+    """Return the traits of FedHARM for these values of its keys."""
     sends = {"distance": METRICS}
     if options.alpha < 1:
         sends["sent"] = "posteriors" if options.align == "spectral" else "descriptors"

@@ -1,4 +1,4 @@
-"""FedHeNN (Makhija et al., ICML 2022): clients with different networks align their representations."""
+"""Declaration of FedHeNN (Makhija et al., ICML 2022): clients with different networks align representations."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,19 +9,16 @@ from fedhet.methods.options import Options, option
 from fedhet.methods.sharing import EVERYTHING, NOTHING
 
 LEAST_ROWS = 8
-"""Smallest number of rows for which similarity is estimated."""
+"""Smallest number of examples on which the similarity (CKA) of representations is estimated."""
 
 AUGMENTATION = "rad augmentation"
-"""Name of a random stream that is equal on the server and all clients."""
+"""Name from which, with seed and round, all clients seed the same augmentation of the alignment examples."""
 
 
 @dataclass(frozen=True)
 class FedHeNNOptions(Options):
-    """Configuration keys of FedHeNN; the defaults are the paper's, except for `target` and `rad-batch`.
-
-    The RAD is the paper's representation alignment dataset, on which the representations of clients are compared.
-    """
-
+    # The defaults are the paper's, except for target and rad-batch. The RAD is the paper's representation alignment
+    # dataset, on which the representations of clients are compared.
     setting: str = option(
         "heterogeneous",
         "heterogeneous: weights stay at the clients; homogeneous: weights are averaged as well",
@@ -59,7 +56,6 @@ class FedHeNNOptions(Options):
     rad_every: int = option(1, "number of steps between proximal terms, whose weight is multiplied by it", at_least=1)
 
     def __post_init__(self) -> None:
-        """Set `eta0` and `schedule` by `target` if they have no value; raise a ConfigError if keys contradict."""
         spectral = self.target == "spectral"
         if self.eta0 < 0:
             object.__setattr__(self, "eta0", 3.0 if spectral else 0.001)
@@ -70,32 +66,32 @@ class FedHeNNOptions(Options):
                 f"fedhenn.kernel = {self.kernel!r} needs fedhenn.setting = 'homogeneous': set it, or kernel = 'linear'"
             )
         if 0 < self.rad_batch < LEAST_ROWS:
-            raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: must be 0 (all rows) or at least {LEAST_ROWS}")
+            raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: must be 0 (whole RAD) or at least {LEAST_ROWS}")
 
     def eta(self, round: int) -> float:
-        """Return the weight of the proximal term in a round: `eta0` times sqrt(t), t or 1, where t = round - 1."""
+        """Return the proximal term's weight in a round: `eta0` times sqrt(t), t or 1 by `schedule`; t = round - 1."""
         return self.eta0 * {"sqrt": (round - 1) ** 0.5, "linear": round - 1, "constant": 1.0}[self.schedule]
 
     @property
     def homogeneous(self) -> bool:
-        """Return whether the weights are averaged as well, in addition to the alignment of representations."""
+        """Whether equal networks are averaged, in addition to the alignment of representations."""
         return self.setting == "homogeneous"
 
     @property
     def sent(self) -> str:
-        """Name of the arrays that clients send for alignment examples; empty if the server needs none for a target."""
+        """What clients send for alignment examples: `posteriors`, `features`, or empty if the server needs nothing."""
         if not self.eta0 or (self.homogeneous and self.target == "kernel"):
             return ""
         return "posteriors" if self.target == "spectral" else "features"
 
     @property
     def makes_public_dataset(self) -> bool:
-        """Return whether the alignment examples (RAD) are drawn from the training examples of all clients."""
+        """Whether the alignment examples (RAD) are drawn from the training examples of all clients."""
         return self.rad_source == "train-union"
 
 
 def traits(options: FedHeNNOptions) -> Traits:
-    """Return what FedHeNN needs and supports with these values of its keys."""
+    """Return the traits of FedHeNN for these values of its keys."""
     return Traits(
         networks="equal" if options.homogeneous else "any",
         shares=EVERYTHING if options.homogeneous else NOTHING,

@@ -10,8 +10,6 @@ from fedhet.methods.sharing import TRAINED
 
 @dataclass(frozen=True)
 class FLHAGHNOptions(Options):
-    """Configuration keys of FLHA-GHN, with the paper's values except for the head, which is `dense` in the paper."""
-
     without = ("start-from",)  # the hypernetwork generates the weights
 
     head: Literal["base-lowrank", "dense", "tiled"] = option(
@@ -32,11 +30,11 @@ class FLHAGHNOptions(Options):
 
     @property
     def uses(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Common keys that the method needs: `architectures` with their layer types, but not with `head = tiled`."""
+        """Keys that have an effect even with a user's own models: `architectures`, unless `head` is `tiled`."""
         return () if self.head == "tiled" else ("architectures",)
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return what suits a user's own models, with reasons: a tiled head, and a learning rate for it."""
+        """Return, by key, values for a user's own models with their reasons: `head = tiled` and a learning rate."""
         suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}
         if self.head != "tiled":
             why = "which writes layers of any type: the models are not those of `architectures`"

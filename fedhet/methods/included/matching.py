@@ -10,8 +10,6 @@ from fedhet.methods.sharing import Sharing
 
 @dataclass(frozen=True)
 class PFNMOptions(Options):
-    """Configuration keys of PFNM for matching units, with the values of the FedMA paper; FedMA inherits them."""
-
     gamma: float = option(7.0, "mass of the beta process; larger: more global units (LSTMs: 0.001)", above=0)
     average: str = option(
         "map",
@@ -28,7 +26,7 @@ class PFNMOptions(Options):
     )
 
     def check(self, config: Config) -> None:
-        """Check that `max-growth` is 0 or at least 1, so that a layer can be as wide as the widest client's."""
+        """Check that `max-growth` is 0 or at least 1; raise a ConfigError otherwise."""
         if 0 < self.max_growth < 1:
             raise ConfigError(f"{config.family}.max-growth = {self.max_growth:g}: set at least 1, or 0 for no limit")
 

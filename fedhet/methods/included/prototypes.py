@@ -1,4 +1,4 @@
-"""Declarations of methods whose clients share mean vectors of their classes, or a head for representations."""
+"""Declarations of methods whose clients share prototypes or class means, or a head for representations."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from fedhet.methods.sharing import HEAD
 
 @dataclass(frozen=True)
 class WidthOptions(Options):
-    """Configuration keys of methods that need representations of the same width from all clients."""
+    """Configuration key of methods whose clients need representations of the same `width`."""
 
     width: int = option(
         0,
@@ -21,13 +21,13 @@ class WidthOptions(Options):
     )
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return the preset's `width` with the remark that it adds a layer to the models."""
+        """Return `width` with a remark that it adds a layer to the user's models; an empty dict if it is 0."""
         why = "the width of a linear layer that is added before the head of each model (0: no such layer)"
         return {"width": (self.width, why)} if self.width else {}
 
     @property
     def changes_heads(self) -> bool:
-        """Return whether `width` adds a projection layer, and with it new heads."""
+        """Whether a layer that projects representations to `width` replaces heads."""
         return self.width > 0
 
 
@@ -71,7 +71,7 @@ fd = Method(
 
 @dataclass(frozen=True)
 class LearnerOptions(WidthOptions):
-    """Configuration keys of methods whose server trains a network on clients' mean representations, such as FedGH."""
+    """Configuration keys of methods such as FedGH, whose server trains a network on clients' mean representations."""
 
     server_epochs: ClassVar[int] = 1
     """Number of epochs per round in which the server trains."""
@@ -88,9 +88,7 @@ fedgh = Method("fedgh", _learner, LearnerOptions, own={"fedgh.width": 32, "fedgh
 
 @dataclass(frozen=True)
 class FedTGPOptions(LearnerOptions):
-    """Configuration key of FedTGP, with the authors' `server_epochs` and `threshold` (tau, the maximum margin)."""
-
-    server_epochs, threshold, predict = 100, 100.0, "all-prototypes"
+    server_epochs, threshold, predict = 100, 100.0, "all-prototypes"  # the authors'; threshold: tau, the maximum margin
     weight: float = option(0.1, "lambda, the weight of the distance to the global prototypes", at_least=0)
 
 
@@ -99,8 +97,7 @@ fedtgp = Method("fedtgp", _learner, FedTGPOptions, own={"fedtgp.width": 32})
 
 @dataclass(frozen=True)
 class FedGenOptions(WidthOptions):
-    """Configuration keys of FedGen, with the paper's weight; other defaults are from the authors' code for MNIST."""
-
+    # The weight is the paper's; other defaults are from the authors' code for MNIST.
     weight: float = option(1.0, "weight of the clients' loss on generated representations", at_least=0)
     diversity: float = option(1.0, "weight of the generator's diversity loss", at_least=0)
     server_steps: int = option(50, "number of steps per round in which the server trains the generator", at_least=1)

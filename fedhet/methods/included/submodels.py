@@ -1,4 +1,4 @@
-"""Declarations of methods whose clients have parts of one network: units of its layers, first blocks, or ranks."""
+"""Declarations of methods whose clients have parts of one network: some units of its layers, blocks or ranks."""
 
 import math
 from collections.abc import Mapping
@@ -13,47 +13,47 @@ from fedhet.methods.options import Config, Options, Value, listed, option
 from fedhet.methods.sharing import FIRST_UNITS, ROLLING_UNITS, TRAINED
 
 A, B = "lora_a", "lora_b"
-"""Suffixes of the names of an adapter's arrays, (rank, in) and (out, rank)."""
+"""Suffixes of the names of a low-rank adapter's two matrices, of shapes (rank, in) and (out, rank)."""
 
 LARGEST_COUNT = 2**16
-"""The largest depth or rank."""
+"""The largest depth (number of blocks) or rank that can be configured."""
 
 
 class SubmodelOptions(Options):
-    """Base class of the options of methods whose clients have parts of one network.
+    """Base class of the keys of methods whose clients have parts of one network, which differ in size.
 
-    A client's size is a width, the fraction of each hidden layer's units, unless a subclass sets another `size_name`.
-    The key with this name in the plural lists the sizes to assign to clients.
+    `size_name` names the size: `width` (fraction of each hidden layer's units), or `depth` or `rank` in subclasses. The
+    key with this name in the plural, such as `widths`, lists the sizes to assign to clients.
     """
 
     uses = ("assign",)
     size_name: ClassVar[str] = "width"
     counted: ClassVar[bool] = False
-    """Whether sizes are whole numbers, the largest of which is the whole network's, instead of fractions."""
+    """Whether sizes are whole numbers instead of fractions; the largest is then that of the whole network."""
 
     @cached_property
     def all_sizes(self) -> tuple[float, ...]:
-        """Return the sizes to assign to clients; raises a ConfigError if a size is invalid."""
+        """The sizes to assign to clients, in the configured order; raises a ConfigError if a size is invalid."""
         key = f"{self.size_name}s"
         return tuple(self._size(each, key) for each in listed(getattr(self, key)) or [""])
 
     @property
     def largest(self) -> float:
-        """Return the size of the whole network."""
+        """The size of the whole network: the largest depth or rank, or 1 for widths."""
         return max(self.all_sizes) if self.counted else 1.0
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """Return the sizes that a node may choose, the largest first."""
+        """The different sizes to assign to clients, the largest first."""
         return tuple(sorted({*self.all_sizes}, reverse=True))
 
     @property
     def all_widths(self) -> tuple[float, ...]:
-        """Return the sizes to assign to clients as fractions of the largest."""
+        """The sizes to assign to clients, as fractions of the whole network's size."""
         return tuple(size / self.largest for size in self.all_sizes)
 
     def width_at(self, node_config: Mapping[str, Any]) -> float | None:
-        """Return the size in a node's config as a fraction of the largest, or None; raises a ConfigError if invalid."""
+        """Return the size in a node config as a fraction of the whole network's, or None if it is not set there."""
         chosen, largest = node_config.get(self.size_name), self.largest
         return None if chosen is None else self._size(chosen, f"the node's {self.size_name}", largest) / largest
 
@@ -66,7 +66,7 @@ class SubmodelOptions(Options):
         raise ConfigError(f"{name}: {value!r} is not a valid {self.size_name}: set {valid}")
 
     def check(self, config: Config) -> None:
-        """Check the sizes, and that `shared-init` is set, so that the whole network has initial weights."""
+        """Check that sizes are valid and `shared-init` is true; raise a ConfigError otherwise."""
         try:
             _ = self.all_sizes
         except ConfigError as error:
@@ -82,7 +82,7 @@ class SubmodelOptions(Options):
 
 @dataclass(frozen=True)
 class SizedOptions(SubmodelOptions):
-    """Configuration key of methods whose clients have a fraction of the units of each hidden layer of one network."""
+    """Configuration key `widths` (fractions, separated by commas) of methods whose clients have parts of each layer."""
 
     widths: str = option(
         "1,0.5,0.25,0.125,0.0625",
@@ -92,8 +92,7 @@ class SizedOptions(SubmodelOptions):
 
 @dataclass(frozen=True)
 class FjORDOptions(SizedOptions):
-    """Configuration keys of FjORD, with the paper's values; each step draws one of the `widths` up to the client's."""
-
+    # The values are the paper's. Each step draws one of the widths up to the client's.
     distil: bool = option(True, "smaller networks learn from the outputs of the client's widest network")
 
 
@@ -124,15 +123,13 @@ fjord = Method("fjord", _traits, FjORDOptions, common={"batch-norm": "re-estimat
 
 @dataclass(frozen=True)
 class DepthOptions(SubmodelOptions):
-    """Configuration keys of methods whose clients have the first blocks of one network."""
-
-    size_name, counted = "depth", True
+    size_name, counted = "depth", True  # clients have the first blocks of one network
 
     depths: str = option("4,3,2,1", "numbers of blocks, assigned as `assign` says; a node may set its own as depth")
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return the default of `blocks` for a user's own models, since a preset's are modules of its own network."""
+        """Return the default of `blocks` with the reason for it, since a preset's value is for the preset's network."""
         return {"blocks": ("", "since a preset's are modules of its own network")} if self.blocks else {}
 
 
@@ -156,11 +153,7 @@ inclusivefl = Method("inclusivefl", _traits, InclusiveFLOptions, own={"inclusive
 
 @dataclass(frozen=True)
 class LoRAOptions(SubmodelOptions):
-    """Configuration keys of low-rank adapters (LoRA).
-
-    HetLoRA: Cho et al., EMNLP 2024; FlexLoRA: Bai et al., NeurIPS 2024; FLoRA: Wang et al., NeurIPS 2024.
-    """
-
+    # HetLoRA: Cho et al., EMNLP 2024; FlexLoRA: Bai et al., NeurIPS 2024; FLoRA: Wang et al., NeurIPS 2024.
     size_name, counted = "rank", True
 
     aggregate: str = option(
