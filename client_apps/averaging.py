@@ -19,7 +19,7 @@ from fedhet.training import Loss, Phase, Step, Term, Trained
 
 
 class FedProx(ClientSide[FedProxOptions]):
-    """Adds mu/2 ||W - W(t-1)||^2 to the task's loss, where W are the weights and W(t-1) the received ones."""
+    """Client side of FedProx: adds mu/2 ||W - W(t-1)||^2 to the loss, for weights W and received weights W(t-1)."""
 
     takes_any_loop = True
 
@@ -29,13 +29,13 @@ class FedProx(ClientSide[FedProxOptions]):
 
 
 def proximal(step: Step, mu: float, start: Sequence[Tensor]) -> Tensor:
-    """Return mu/2 times the squared distance of the parameters to `start`, their values before training."""
+    """Return mu/2 times the squared distance of a step's parameters to `start`, their values before training."""
     distances = [(now - then).square().sum() for now, then in zip(step.parameters.values(), start, strict=True)]
     return mu / 2 * torch.stack(distances).sum()
 
 
 class FedRep(ClientSide[FedRepOptions]):
-    """Trains the head on the received body, then the body with the head frozen; in the closing round only the head."""
+    """Client side of FedRep: trains the head, then the other layers; after the last round, only the head."""
 
     takes_any_loop = True
 
@@ -53,7 +53,7 @@ class FedRep(ClientSide[FedRepOptions]):
 
 
 class Local(ClientSide[LocalOptions]):
-    """Trains the client's own model and sends nothing."""
+    """Client side of local training, which sends nothing."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         phases = super().phases(payload)
@@ -67,11 +67,11 @@ class Local(ClientSide[LocalOptions]):
 
 
 LEAST = 1e-6
-"""The lowest probability of a class, so that the cross entropy of a wrong prediction is finite."""
+"""Lowest probability of a class, so that the cross entropy of a wrong prediction is finite."""
 
 
 class Classical(ClientSide[ClassicalOptions], ABC):
-    """Fits a scikit-learn classifier to the client's examples instead of training the client's network."""
+    """Base class of client sides that fit a scikit-learn classifier to the client's examples and train no network."""
 
     def handshake(self, payload: Payload) -> Payload:
         self.client.check_classes()
@@ -87,7 +87,6 @@ class Classical(ClientSide[ClassicalOptions], ABC):
         return Payload()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        """Return a function from a batch to log probabilities of classes, uniform where they are not finite."""
         outputs = self.client.model(self.client.transform(self.client.data.train.inputs[:1]))
         outputs = self.client.task.outputs.scores(outputs)
         columns = torch.as_tensor(self._classifier.classes_, device=outputs.device)
@@ -113,7 +112,7 @@ class Classical(ClientSide[ClassicalOptions], ABC):
 
 
 class NearestNeighbour(Classical):
-    """Predicts the class of the client's nearest example by Euclidean distance (Cover and Hart, 1967)."""
+    """Client side that predicts the class of the client's nearest example (Cover and Hart, 1967)."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
         from sklearn.neighbors import KNeighborsClassifier
@@ -122,7 +121,7 @@ class NearestNeighbour(Classical):
 
 
 class LogisticRegression(Classical):
-    """Predicts by a linear classifier with an L2 penalty, or the class of all examples if there is only one."""
+    """Client side that fits a linear classifier with an L2 penalty, or a constant if there is only one class."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
         from sklearn.dummy import DummyClassifier
@@ -134,7 +133,7 @@ class LogisticRegression(Classical):
 
 
 class LabelSpreading(Classical):
-    """Spreads the client's labels over a nearest-neighbour graph of private and public inputs (Zhou et al., 2003)."""
+    """Client side that spreads labels over a nearest-neighbour graph with public inputs (Zhou et al., 2003)."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
         from sklearn.semi_supervised import LabelSpreading

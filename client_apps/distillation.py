@@ -41,14 +41,14 @@ from fedhet.utils.randomness import seeded
 B = TypeVar("B", bound=AuxiliaryOptions)
 
 SMALL = "small"
-"""Name of the auxiliary network's outputs among the captured values that loss terms receive."""
+"""Name of the auxiliary network's outputs in `Step.captured`."""
 
 
 class AuxiliaryModel(ClientSide[P]):
-    """Client side with an auxiliary network, equal on all clients, which is sent in place of the client's own network.
+    """Base class of client sides with an auxiliary network, which has one architecture on all clients and is sent.
 
-    `key` is the option that sets the auxiliary network's architecture; `reason` says, in error messages, why the
-    method needs class scores.
+    The client's own network is not sent. `key` is the option that sets the auxiliary network's architecture; `reason`
+    says, in error messages, why the method needs class scores.
     """
 
     key: ClassVar[str]
@@ -75,7 +75,6 @@ class AuxiliaryModel(ClientSide[P]):
 
 
 def _build(client: Client, name: str, key: str) -> nn.Module:
-    """Build the auxiliary network `name` for the client's inputs; `key` is the option that names it."""
     config = client.config
     client.model.eval()
     purpose = key.replace("_", " "), "all" if config.shared_init else client.name
@@ -93,7 +92,7 @@ def _build(client: Client, name: str, key: str) -> nn.Module:
 
 
 class Pair(nn.Module):
-    """The client's `network` and the shared network `small`; a forward pass runs both and returns `network`'s outputs.
+    """The client's network `own` and the shared network `small`; runs both and returns the outputs of `own`.
 
     `projector` is a linear layer between the two networks' representations, if the method has one.
     """
@@ -109,7 +108,7 @@ class Pair(nn.Module):
 
 
 class Mutual(AuxiliaryModel[B]):
-    """Trains the client's network and the auxiliary network together; the client's network is evaluated."""
+    """Base class of client sides that train both networks together, and evaluate the client's own network."""
 
     key, reason = "shared_model", "which the two networks exchange"
 
@@ -119,7 +118,7 @@ class Mutual(AuxiliaryModel[B]):
 
     @property
     def captures(self) -> dict[str, Capturing]:
-        """The auxiliary network's outputs, which are captured for loss terms."""
+        """The outputs of the auxiliary network, by the name under which loss terms find them."""
         return {SMALL: Output(self.pair, SMALL)}
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
@@ -127,7 +126,7 @@ class Mutual(AuxiliaryModel[B]):
 
 
 class Projected(Mutual[B]):
-    """Trains two networks, and a linear projector between their representations, which stays on the client."""
+    """Base class of client sides that also train a linear projector between both networks' representations."""
 
     remembers = True
 
@@ -143,7 +142,10 @@ class Projected(Mutual[B]):
 
     @abstractmethod
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
-        """Return the two networks with a new projector between representations of the given widths."""
+        """Return both networks with a new projector, of type `dtype`, between their representations.
+
+        `width` is the width of the client's representation, `small_width` that of the auxiliary network's.
+        """
 
     def begin(self, payload: Payload) -> None:
         super().begin(payload)
@@ -156,7 +158,7 @@ class Projected(Mutual[B]):
 
 
 class FML(Mutual[FMLOptions]):
-    """Trains the client's network and the shared network by mutual distillation."""
+    """Client side of FML: trains the client's network and the shared network by mutual distillation."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         return [replace(phase, task_weight=self.options.alpha) for phase in super().phases(payload)]
@@ -166,7 +168,10 @@ class FML(Mutual[FMLOptions]):
 
 
 def mutual(step: Step, alpha: float, beta: float) -> Tensor:
-    """Return FML's loss of both networks, without the own network's cross entropy, which is the task's loss."""
+    """Return FML's loss of both networks, without the own network's cross entropy, which is the task's loss.
+
+    `alpha` and `beta` are the weights of the cross entropy in the losses of the client's own and the shared network.
+    """
     shared = step.captured[SMALL].to(step.outputs.dtype)
     learnt = (1 - alpha) * step.divergence(step.outputs, shared)
     taught = (1 - beta) * step.divergence(shared, step.outputs)
@@ -174,14 +179,14 @@ def mutual(step: Step, alpha: float, beta: float) -> Tensor:
 
 
 LEAST = 1e-3
-"""The smallest s, which bounds the steps of networks that make no mistake."""
+"""Smallest divisor s of FedKD's distillation losses, which limits the loss of networks that make no mistake."""
 
 RECEIVED = "received/"
 """Prefix of the received shared network's tensors in the client's memory."""
 
 
 class FedKD(Projected[AuxiliaryOptions]):
-    """Trains two networks by mutual distillation; the shared network's change is sent as low-rank factors."""
+    """Client side of FedKD: trains two networks by mutual distillation; sends the shared one's change as factors."""
 
     lost = False
 
@@ -189,7 +194,6 @@ class FedKD(Projected[AuxiliaryOptions]):
         return Pair(self.client.model, self.auxiliary, nn.Linear(small_width, width, bias=False, dtype=dtype))
 
     def begin(self, payload: Payload) -> None:
-        """Load the shared network, which the server may send as its change since the last message."""
         self.received = payload.arrays.get("model", {})
         if payload.values.get("change"):
             self.lost = not self.client.memory
@@ -219,7 +223,7 @@ class FedKD(Projected[AuxiliaryOptions]):
 
 
 def mutual_with_hidden(step: Step) -> Tensor:
-    """Return the shared network's loss plus distillation losses between the networks' outputs and representations."""
+    """Return FedKD's loss of both networks, without the own network's cross entropy, which is the task's loss."""
     shared, hidden = step.captured[SMALL].to(step.outputs.dtype), step.captured["own"]
     shared_loss = step.loss(shared)
     both = (step.loss(step.outputs) + shared_loss).detach().clamp(min=LEAST)
@@ -229,13 +233,13 @@ def mutual_with_hidden(step: Step) -> Tensor:
 
 
 ALPHA, TEMPERATURE = 0.7, 20.0
-"""The paper's weight of the distillation and temperature T, by which logits are divided."""
+"""FLHA-distillation's weight alpha of the teacher's loss, and temperature T by which logits are divided."""
 
 
 class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
-    """Trains and sends the teacher in the first rounds; later trains the client's own network to imitate it.
+    """Client side of FLHA-distillation: trains a teacher in the first rounds, and later its own network, the student.
 
-    The client keeps the final teacher, and sends neither it nor its own network.
+    The teacher is sent and averaged in the first rounds. The client keeps the final teacher, and sends no student.
     """
 
     remembers = True
@@ -246,7 +250,6 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
         return self.client.request.round <= self.options.teaching(self.client.config.rounds)
 
     def begin(self, payload: Payload) -> None:
-        """Load the received teacher or, in later rounds, the final teacher that the client has kept."""
         super().begin(payload)
         if not self.teaching:
             if "model" in payload.arrays:
@@ -255,7 +258,6 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
                 self.auxiliary.load_state_dict(self.client.memory)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase, which trains the teacher or, in later rounds, the client's own network."""
         phase = Phase(
             self.client.request.epochs, self._optimisation(), module=self.auxiliary if self.teaching else None
         )
@@ -270,7 +272,6 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
         return self.auxiliary.eval() if self.teaching else self.client.model
 
     def _optimisation(self) -> Optimisation:
-        """Return the configured optimiser, with separate learning rate schedules for teacher and students."""
         client, config = self.client, self.client.config
         teaching = self.options.teaching(config.rounds)
         first, rounds = (0, teaching) if self.teaching else (teaching, config.rounds - teaching)
@@ -282,7 +283,7 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
 
 
 def distance(step: Step, teacher: nn.Module) -> Tensor:
-    """Return alpha 2 T^2 times the KL divergence, at temperature T, of the network's outputs from the teacher's."""
+    """Return alpha 2 T^2 KL(teacher || network) at temperature T = 20, for a step's inputs, where alpha is `ALPHA`."""
     with torch.no_grad():
         wanted = teacher(step.inputs)
     return ALPHA * 2 * TEMPERATURE**2 * step.divergence(step.outputs, wanted, TEMPERATURE)

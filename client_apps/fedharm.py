@@ -23,14 +23,14 @@ from fedhet.training import Phase, Step, Term, reestimate
 
 
 class FedHARM(ClientSide[FedHARMOptions]):
-    """Trains on private examples, then on public images.
+    """Client side of FedHARM: trains on private examples, then on public images.
 
     The loss of public images is alpha * cross entropy + (1 - alpha) * distance of their descriptors to the target.
     """
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
-        """Names of the last modules of the network's blocks; raises a ModelError if there are too few blocks."""
+        """Names of the modules that end the network's blocks; raises a ModelError if there are too few blocks."""
         settings, example = self.options, self.client.transform(self.client.data.train.inputs[:2])
         try:
             return blocks(self.client.model, example, chosen=settings.blocks, count=len(settings.lengths))
@@ -38,7 +38,6 @@ class FedHARM(ClientSide[FedHARMOptions]):
             raise ModelError(f"fedharm.blocks = {settings.blocks!r}: {error}") from error
 
     def handshake(self, payload: Payload) -> Payload:
-        """Check that labels are classes, and that the network has the blocks to describe; the payload is empty."""
         self.client.check_classes(outputs=True)
         if self.options.alpha < 1 and self.options.align == "cosine":
             self._described(self.client.data.train.inputs[:1], None)
@@ -47,14 +46,13 @@ class FedHARM(ClientSide[FedHARMOptions]):
     # ---- training
 
     def phases(self, payload: Payload) -> list[Phase]:
-        """Return the previous round's phase on public images and this round's private phase, with one Adam for both."""
+        """Return the previous round's phase on public images and this round's private phase, with one optimiser."""
         phases = self._on_shared(payload) if "shared" in payload.values else []
         if not self.client.request.closing:
             phases.append(Phase(self.client.request.epochs, self.client.optimisation(0, 2), continues=True))
         return phases
 
     def _on_shared(self, payload: Payload) -> list[Phase]:
-        """Return the phase that trains on public images; an empty list if there is no target and alpha is 0."""
         client, settings, request = self.client, self.options, self.client.request
         target = self.target(payload) if settings.alpha < 1 else None
         if target is None and not settings.alpha:
@@ -84,7 +82,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
         return Term(distance, captures=captures, kind=kind, weight=weight, target=target, places=places)
 
     def target(self, payload: Payload) -> list[Tensor] | None:
-        """Return the received target, a tensor for each block or one for class probabilities; None without a target."""
+        """Return the received target (a tensor for each block, or one of class probabilities), or None."""
         if "target" not in payload.arrays:
             return None
         return [self.client.to_device(part) for part in unpack_all(payload.arrays["target"], self.options.parts)]
@@ -92,7 +90,6 @@ class FedHARM(ClientSide[FedHARMOptions]):
     # ---- descriptors
 
     def end(self, payload: Payload) -> Payload:
-        """Return packed descriptors or class probabilities of the public images, if the server requests them."""
         client = self.client
         if client.config.batch_norm == "re-estimate":
             inputs = client.public.inputs if client.request.closing else client.data.train.inputs
@@ -103,21 +100,24 @@ class FedHARM(ClientSide[FedHARMOptions]):
         return reply
 
     def sent(self) -> list[Tensor]:
-        """Return descriptors of the public images, or class probabilities with the key `align = spectral`."""
+        """Return descriptors of the public images by block, or [class probabilities] if `align = spectral`."""
         public = self.client.public
         if self.options.align == "spectral":
             return [self.client.scores(public.inputs, "probabilities")]
         return self._described(public.inputs, public.labels)[0]
 
     def _described(self, inputs: Tensor, labels: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
-        """Return, by block, descriptors of images and the positions of their activations in the block's output."""
         return describe(self.client.model, self.blocks, inputs, labels, self.options.lengths, self.client.transform)
 
 
 def distance(
     step: Step, kind: Kind, weight: float, target: Sequence[Tensor], places: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return `weight` times the distance of activations (only at `places`, if given) to `target`, and the distance."""
+    """Return `weight` times the distance of captured activations to their target, and the distance to record.
+
+    `kind` is the distance. `target` has, for each captured module, a row for each public example; `places` has the
+    positions of the activations that belong to descriptors, or is None if all activations are compared.
+    """
     features = [*step.captured.values()]
     if places is not None:
         features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]

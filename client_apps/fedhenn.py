@@ -23,7 +23,7 @@ from fedhet.utils.randomness import torch_generator
 
 
 def public_rows(arrays: Arrays, public: Tensor) -> Tensor:
-    """Return the `public` inputs with the row numbers `arrays["rows"]`; raise a WireError if a number is invalid."""
+    """Return the rows of `public` inputs with the indices `arrays["rows"]`; raise a WireError if one is invalid."""
     rows = to_tensor(arrays["rows"]).long().to(public.device)
     if not ((rows >= 0) & (rows < len(public))).all():
         raise WireError("the server's request has rows that are not in the public dataset: use one version of fedhet")
@@ -31,7 +31,7 @@ def public_rows(arrays: Arrays, public: Tensor) -> Tensor:
 
 
 class FedHeNN(ClientSide[FedHeNNOptions]):
-    """Trains with a penalty on the distance of representations to a target (Makhija et al., 2022, equations 5, 6)."""
+    """Client side of FedHeNN: trains with a penalty on the distance of representations to a target (equations 5, 6)."""
 
     def handshake(self, payload: Payload) -> Payload:
         settings = self.options
@@ -48,9 +48,10 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return Payload()
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the loss term eta(t) (1 - CKA) of representations of X(t) and their target, on mini-batches.
+        """Return the loss term eta(t) (1 - CKA) of representations of the alignment examples X(t) and their target.
 
-        With `rad-every` = k, the term is added in every k-th step, with k times the weight.
+        The server's `payload` has the weight eta(t) and the indices of X(t) in the public dataset. With `rad-every` =
+        k, the term is added in every k-th step, with k times the weight.
         """
         settings, client, eta = self.options, self.client, payload.values.get("eta", 0.0)
         if not eta:
@@ -83,7 +84,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return reply
 
     def _rad(self, arrays: Arrays, round: int) -> Tensor:
-        """Return the round's alignment examples (RAD); all clients augment training images among them identically."""
+        """Return the round's alignment examples (RAD), given their indices; all clients augment images identically."""
         client, config = self.client, self.client.config
         rad = public_rows(arrays, client.public.inputs)
         if client.augment and config.augment and self.options.makes_public_dataset:
@@ -91,7 +92,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return rad
 
     def target(self, payload: Payload, rad: Tensor) -> Tensor:
-        """Return the received target, or compute it with the client's network before this round's training."""
+        """Return the target for the alignment examples `rad`: received, or the received network's representations."""
         if "target" not in payload.arrays:  # homogeneous: by the global model W(t-1), which was just received
             return self.represent(rad)
         return self.client.to_device(unpack(payload.arrays["target"]))
@@ -100,7 +101,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return self.client.scores(rad, "probabilities")
 
     def _part_of_target(self, rad: Tensor) -> Arrays:
-        """Return the packed posteriors or representations of the alignment examples."""
+        """Return the packed class probabilities or representations of the alignment examples `rad`."""
         if self.options.sent == "posteriors":
             return pack(self.posteriors(rad))
         return pack(compress(self.represent(rad)))
@@ -118,6 +119,10 @@ def on_rad(
     stream: RandomStream,
     kind: tuple[Kernel, bool],
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return `weight` times the distance of the `representation` of inputs to `target`, and the distance itself."""
+    """Return `weight` times the distance of representations to `target`, and the distance as a value to record.
+
+    The `representation` is computed for alignment examples (n, ...), the `inputs`, with dropout by `stream`. `kind` is
+    the kernel to compare, and whether the inputs are a random mini-batch of the alignment examples.
+    """
     distance = distance_to(step.represent(inputs, representation, stream), target, kind=kind)
     return weight * distance, {"distance": distance}

@@ -22,15 +22,15 @@ Q = TypeVar("Q", bound=ScoresOptions)
 
 
 class Scores(ClientSide[Q]):
-    """Client side that learns received class scores of public examples, trains, and sends its own scores."""
+    """Base class of client sides that learn received class scores of public examples, train, and send their own."""
 
     @staticmethod
     @abstractmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:
-        """Return the mean distance between `outputs` (n, C) and the scores to learn, which are the step's labels."""
+        """Return the mean distance between `outputs` (n, C) and the received scores, which are the step's labels."""
 
     def end(self, payload: Payload) -> Payload:
-        """Return scores of the public examples that the server requests, and the mean distance to received scores."""
+        """Return the network's scores of the public examples that the server requests in `payload`."""
         reply = super().end(payload)
         if "next-rows" in payload.arrays:
             scores = self.client.scores(self._rows(payload.arrays["next-rows"]), "logits")
@@ -38,7 +38,10 @@ class Scores(ClientSide[Q]):
         return reply
 
     def in_turn(self, phases: Sequence[Phase]) -> list[Phase]:
-        """Return the phases, each with its part of the learning rate schedule, and `public-batch` if it is public."""
+        """Return a round's phases with their optimiser settings, by their position in the learning rate schedule.
+
+        Phases with public examples have the batch size `public-batch`.
+        """
         stepped = []
         for part, phase in enumerate(phases):
             optimisation = self.client.optimisation(part, len(phases))
@@ -48,7 +51,7 @@ class Scores(ClientSide[Q]):
         return stepped
 
     def digest(self, payload: Payload, epochs: int = 1) -> list[Phase]:
-        """Return the phase that trains on received mean scores; an empty list if none were received."""
+        """Return [phase], which trains for `epochs` on received mean scores; an empty list if there are none."""
         arrays = payload.arrays
         if "mean" not in arrays:
             return []
@@ -61,19 +64,18 @@ class Scores(ClientSide[Q]):
 
 
 def match(step: Step, distance: Callable[[Step, Tensor], Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the `distance` of outputs to received scores, as the loss and as a value to record."""
+    """Return the `distance` of a step's outputs to received scores, as the loss and as a value to record."""
     apart = distance(step, step.task.outputs.scores(step.outputs))
     return apart, {"distance": apart}
 
 
 class FedMD(Scores[FedMDOptions]):
-    """Trains on public and private examples in a client's first round, later on mean scores and private examples."""
+    """Client side of FedMD: trains on mean scores (first on public labels) and then on private examples."""
 
     remembers = True  # whether the client has been trained
 
     @staticmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:
-        """Return the mean absolute difference between outputs and the scores to learn."""
         return l1_loss(outputs, step.labels)
 
     def handshake(self, payload: Payload) -> Payload:
@@ -81,7 +83,6 @@ class FedMD(Scores[FedMDOptions]):
         return Payload()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return phases on public labels (in a client's first round), mean scores (if any) and private examples."""
         settings, client = self.options, self.client
         begins = "begun" not in client.memory
         client.memory["begun"] = torch.ones(1, dtype=torch.uint8)
@@ -96,11 +97,10 @@ class FedMD(Scores[FedMDOptions]):
 
 
 class FedDF(Scores[FedDFOptions]):
-    """Trains for an epoch on received scores of public examples, if there are any, then on the client's examples."""
+    """Client side of FedDF: trains for an epoch on received scores, if there are any, then on the client's examples."""
 
     @staticmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:
-        """Return the mean KL divergence from the class probabilities of received scores to those of outputs."""
         many_labels = step.task.outputs.meaning == "labels"
         return soft_divergence(outputs, step.labels.to(outputs.dtype), 1.0, many_labels=many_labels)
 

@@ -24,10 +24,11 @@ from .distillation import SMALL, Pair, Projected
 
 
 class Fused(Pair):
-    """Two networks whose heads use the first entries of one fused representation; returns the outputs of `network`.
+    """The client's and the shared network, whose heads use the first entries of one fused representation.
 
-    `heads` are the names of the heads of `network` and `small`, and `widths` the widths of their inputs; `pool` makes
-    one of the fused representations of a text's tokens.
+    A forward pass returns the outputs of the client's network. `heads` are the names of the heads of the client's
+    network and the shared network `small`, and `widths` the widths of their inputs. `pool` reduces the fused
+    representations of a text's tokens to one.
     """
 
     def __init__(
@@ -75,10 +76,9 @@ def _replaced_input(head: nn.Module, change: Callable[[Tensor], Tensor]) -> Iter
 
 
 class FedMRL(Projected[FedMRLOptions]):
-    """Trains both networks and the projector, which stays on the client; evaluates the client's own head."""
+    """Client side of FedMRL: trains both networks and the projector; evaluates the client's own head."""
 
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Fused:
-        """Return both networks with a fused representation; the shared head is replaced if its width differs."""
         nested = self.options.width or small_width
         if isinstance(head := self.client.model.get_submodule(self.client.head), nn.modules.conv._ConvNd):
             kind = type(head).__name__
@@ -104,7 +104,7 @@ class FedMRL(Projected[FedMRLOptions]):
 
 
 def nested(step: Step) -> Tensor:
-    """Return the loss of the shared network's head."""
+    """Return the task's loss of the shared network's outputs in a step."""
     return step.loss(step.captured[SMALL])
 
 

@@ -28,11 +28,11 @@ from fedhet.training import Phase
 from fedhet.utils.randomness import seeded
 
 REFINE_RATE = 0.001
-"""Learning rate of the refinement."""
+"""Learning rate at which the head is fine-tuned before an evaluation."""
 
 
 class FLHAGHN(ClientSide[FLHAGHNOptions]):
-    """Trains the hypernetwork that generates the parameters of the client's network."""
+    """Client side of FLHA-GHN: trains the hypernetwork that generates the weights of the client's network."""
 
     reads_starts = True
 
@@ -54,7 +54,10 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
-        """Map each generated array to the key of the hypernetwork's first array, one of those that all generate it."""
+        """Return a key in messages for each generated array of the client's network.
+
+        The whole hypernetwork generates each array, so the key is that of the hypernetwork's first array.
+        """
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def begin(self, payload: Payload) -> None:
@@ -81,12 +84,12 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
 
 
 class PFedHN(ClientSide[PFedHNOptions]):
-    """Trains the weights that the server's hypernetwork has generated, and sends their change."""
+    """Client side of pFedHN: trains the weights that the server's hypernetwork generated; sends their change."""
 
     reads_starts = True
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return offset and scale of generated arrays, where the server cannot derive them from name and shape."""
+        """Return offset and scale of arrays to generate, unless the server can derive them from name and shape."""
         starts, tensors = {}, self.client.tensors
         for name, key in self.shared_names().items():
             shape = tuple(tensors[name].shape)
@@ -106,7 +109,7 @@ class PFedHN(ClientSide[PFedHNOptions]):
 
 @lru_cache(maxsize=8)
 def _types(architectures: str, dataset: DataSet) -> Catalogue:
-    """Return the layer types of the configured architectures, which are the same on all clients."""
+    """Return the layer types of the networks named in `architectures`, which are the same on all clients."""
     example = dataset.transform(dataset.train.inputs[:2])
     with seeded(0, "layer types"):
         networks = [

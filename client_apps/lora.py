@@ -26,7 +26,7 @@ from fedhet.training import Phase
 
 
 class Ranks(Submodel):
-    """A client's part of the adapters: the first rows of A and columns of B, up to the client's rank."""
+    """A client's part of the adapters: the first rows of A and the first columns of B, as many as its rank."""
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
@@ -40,7 +40,7 @@ class Ranks(Submodel):
 
 
 class LoRA(ClientSide[LoRAOptions]):
-    """Trains low-rank adapters of the client's rank; the rest of the network is frozen."""
+    """Client side of LoRA: trains low-rank adapters of the client's rank; the rest of the network is frozen."""
 
     parts = Ranks
 
@@ -65,7 +65,7 @@ class LoRA(ClientSide[LoRAOptions]):
         return model
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return a digest (hash) of the frozen weights; raises a ModelError if an adapter has no effect on outputs."""
+        """Return a digest (hash) of the frozen weights; raise a ModelError if an adapter has no effect."""
         client = self.client
         check_adapters(client.model, client.transform(client.data.train.inputs[:2]))
         shared, tensors = self.shared_names(), client.tensors.items()
@@ -73,7 +73,6 @@ class LoRA(ClientSide[LoRAOptions]):
         return Payload(values={"backbone": digest(*frozen, *frozen.values())})
 
     def begin(self, payload: Payload) -> None:
-        """Load the adapters; with `aggregate = stack`, add received products B A to the weights, and reset adapters."""
         super().begin(payload)
         if self.options.aggregate != "stack":
             return
@@ -95,7 +94,7 @@ class LoRA(ClientSide[LoRAOptions]):
 
 
 def check_adapters(model: nn.Module, inputs: Tensor) -> None:
-    """Raise a ModelError if the outputs for two examples do not depend on an adapter."""
+    """Check that outputs for `inputs` (n, ...) depend on each adapter; raise a ModelError otherwise."""
     layers = adapters(model)
     total = model.eval()(inputs).sum() + torch.zeros((), requires_grad=True)
     gradients = torch.autograd.grad(total, [each.lora_b for each in layers.values()], allow_unused=True)
@@ -110,17 +109,16 @@ def adapters(model: nn.Module) -> dict[str, Any]:
 
 
 def _is_conv1d(layer: nn.Module) -> bool:
-    """Return whether a layer is the linear layer of Hugging Face's GPT-2, whose weight is (in, out)."""
+    """Return whether a layer is Hugging Face's `Conv1D`, a linear layer whose weight is (in, out)."""
     return type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers.")
 
 
 def _as_stored(layer: nn.Module, weight: Tensor) -> Tensor:
-    """Convert a weight (out, in) to the order of axes in which a layer stores it, or back."""
     return weight.T if _is_conv1d(layer) else weight
 
 
 def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[Any]:
-    """Return the layers that get an adapter; raises a ModelError if a pattern in `lora.layers` matches no layer."""
+    """Return the layers to adapt, by the patterns in `lora.layers`; raise a ModelError if one matches no layer."""
     linear = {
         name: module
         for name, module in model.named_modules()
@@ -158,7 +156,6 @@ def _start(layer: Any, generator: torch.Generator | None = None) -> None:
 
 @torch.no_grad()
 def _add(layer: Any, name: str, products: Arrays) -> None:
-    """Add the product B A of the layer `name`, if the server sent one, to the layer's weight."""
     if f"{name}." in products:
         layer.weight += _as_stored(layer, to_tensor(products[f"{name}."]).to(layer.lora_b)).to(layer.weight.dtype)
 
