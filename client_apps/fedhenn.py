@@ -51,7 +51,8 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         """Return the loss term eta(t) (1 - CKA) of representations of the alignment examples X(t) and their target.
 
         The server's `payload` has the weight eta(t) and the indices of X(t) in the public dataset. With `rad-every` =
-        k, the term is added in every k-th step, with k times the weight.
+        k, the term is added in every k-th step, with k times the weight. In each step, the `Term` calls `drawn`, and
+        then `on_rad` with the arguments in `own` and those that were drawn.
         """
         settings, client, eta = self.options, self.client, payload.values.get("eta", 0.0)
         if not eta:

@@ -28,7 +28,10 @@ from fedhet.utils.randomness import numpy_generator, torch_generator
 
 @dataclass
 class FedHeNNState(State):
-    """The state of FedHeNN: clients align to `target` (packed) on the public examples X(t) of t = `target_round`."""
+    """The state of FedHeNN: clients align to `target` (packed) on the public examples X(t) of t = `target_round`.
+
+    As all fields of a state, both are saved in the checkpoint of every round, and loaded when the run is resumed.
+    """
 
     target: Arrays = field(default_factory=dict)
     target_round: int = 0

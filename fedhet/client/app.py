@@ -194,7 +194,7 @@ class Answers:
         check_unchanged(job)
         sent = public_dataset_in(job.payload)
         if sent is not None:
-            client.store.keep(sent)
+            client.store.keep(sent)  # in a file of the node; `client.public` reads it in every round
         public = sent if sent is not None else _own_public_dataset(job)
         if public is not None:
             client.request = replace(client.request, public=public.digest)  # from now on
@@ -268,7 +268,7 @@ def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:
                 results[place] = end.value
             except (Exception, SystemExit) as error:  # a user's code may raise anything, and call sys.exit
                 results[place] = error
-        compute_in_batches(computations)
+        compute_in_batches(computations)  # only with client-batching; else `result` computes each one
     return [results[place] for place in range(len(works))]
 
 

@@ -81,7 +81,10 @@ class Federation:
     # ---- messages
 
     def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
-        """Return a message of Flower's type `kind` for each client; `asked` are additional fields of its `Request`."""
+        """Return a message of Flower's type `kind` for each client; `asked` are additional fields of its `Request`.
+
+        Its records are the payload's groups of arrays, the payload's values, and the settings and `Request` as JSON.
+        """
         encoder, messages = Encoder(flower=self.run.flower), []
         for client, payload in payloads.items():
             called = client if client != self.claimed[client] else ""

@@ -38,6 +38,7 @@ class Common(NamedTuple):
 class Hooks(Generic[P, S]):
     """The server-side hooks of a method, with defaults that implement FedAvg; a method overrides what differs.
 
+    `run` has the configuration, the state and the current `Round`, in which failures and bytes are counted.
     `state_class` is the class of the method's state. `copies` is the number of copies of each client's network that the
     server has in memory. `fresh` says that no run has used `state` yet, so that the next run starts from it.
     """
