@@ -69,7 +69,7 @@ _with_drawn_test_set = lru_cache(maxsize=2)(data.with_drawn_test_set)  # each is
 def transform_of(dataset: DataSet | None, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
     """Return a function that converts a batch of raw inputs to a network's inputs.
 
-    `dataset` defines it, or is None for a user's data; `dtype`, unless None, is that of floating-point results.
+    `dataset` defines the conversion, or is None for a user's data. Floating-point results have `dtype`, unless None.
     """
     if dataset is None:
         return partial(as_input, dtype=dtype)
@@ -102,7 +102,7 @@ def architectures(config: Config, clients: int) -> tuple[str, ...]:
 
 
 def owner_of_weights(config: Config, client: str) -> str:
-    """Return the text that, with the run's seed, seeds initial weights: the name `client`, or `all` for equal ones."""
+    """Return the name that, with the run's seed, seeds initial weights: `client`, or `all` if clients start equally."""
     return "all" if config.shared_init and registry.traits(config).common_init else client
 
 
@@ -136,7 +136,7 @@ def public_dataset_for(method: str, need: str, public: PublicDataset | None) -> 
 
 
 def common_validation(config: Config) -> Examples | None:
-    """Return the server's validation examples for the global model, or None without `validation-on = common`."""
+    """Return the server's validation examples for the global model, or None if no key requires them."""
     if not config.validation or (config.test_on, config.validation_on) != ("global", "common"):
         return None
     return _split(_data_keys(config), config.clients, config.seed).validation
@@ -184,7 +184,7 @@ def _check_models(config: Config, traits: Traits) -> None:
             )
     if must_be_equal(config):
         alike = "one architecture in any widths" if traits.networks == "widths" else "equal architectures"
-        raise ConfigError(f"{config.method_name} needs {alike}, not {', '.join(dealt)}: set architectures to one")
+        raise ConfigError(f"{config.method_name} needs {alike}, not {', '.join(dealt)}: set architectures to one name")
     batch = dataset.transform(dataset.train.inputs[:2])
     shared: dict[str, tuple[str, list[int]]] = {}  # by key: the first architecture that has it, and its shape
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -196,7 +196,7 @@ def _check_models(config: Config, traits: Traits) -> None:
             except Exception as error:  # whatever a registered model raises
                 why = f"inputs of shape {dataset.input_shape} and {batch.dtype} raise {type(error).__name__}: {error}"
                 why = error if isinstance(error, ValueError) else why
-                raise ModelError(f"architectures: the model {name!r} cannot be used: {why}; choose another") from error
+                raise ModelError(f"model {name!r}: {why}; choose another in architectures") from error
             if config.options.changes_heads or traits.networks == "widths" or not traits.shares.averaged:
                 continue
             network, tensors = NetworkDescription(model, representation.head, name), model.state_dict()

@@ -30,10 +30,10 @@ OWN_SETTINGS: Mapping[str, Value] = {
 """Default settings for a user's own models and data (preset `own`); `Method.own` replaces some for a method."""
 
 OWN_SGD: Mapping[str, Value] = {"optimizer": "sgd", "learning-rate": 0.05, "momentum": 0.5}
-"""Values that replace `OWN_SETTINGS` if the user chooses SGD, or learning-rate or momentum but no optimizer."""
+"""Values that replace defaults if the user chooses SGD, or sets learning-rate or momentum but no optimizer."""
 
 EXTRA = "extra-keys"
-"""Run-config key with TOML text that sets keys which the app's pyproject.toml does not declare, as Flower requires."""
+"""Key of Flower's run config whose value, TOML text, sets keys that the app's pyproject.toml does not declare."""
 
 KeyRow = tuple[str, Value, str, str]
 """A configuration key, its default, its accepted values in words, and its description."""
@@ -175,7 +175,7 @@ def preset_settings(name: str) -> dict[str, Any]:
 
 
 def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's defaults for a user's models and data; they depend on the optimizer in `chosen`, by key."""
+    """Return a method's defaults for a user's models and data; `chosen`, the user's settings, may select SGD."""
     sgd = chosen.get("optimizer", "sgd" if {"learning-rate", "momentum"} & chosen.keys() else "adam") == "sgd"
     return {**OWN_SETTINGS, **method.own, **(OWN_SGD if sgd else {})}
 
@@ -184,7 +184,7 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
     """Return the settings that `config` names: a TOML file, preset or method; raises a ConfigError if it is unknown.
 
     For a method, it is the preset `NAME/digits`, or `own` if the user passes `model` and `data` (names in `supplied`).
-    `method` replaces the method in a file, or the argument `config` if that is None; both None: the default preset.
+    `method` replaces the method in a file. It is used if `config` is None; if both are None, the default preset is.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):
@@ -207,7 +207,10 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
 
 
 def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return settings by key (see `named`); a mapping without the key `preset` gets that of its method."""
+    """Return settings from a mapping or from a file, preset or method (see `named`).
+
+    A mapping without the key `preset` gets its method's preset. `supplied` names the arguments passed in Python.
+    """
     if not isinstance(config, Mapping):
         return named(config, supplied=supplied)
     return {**({} if "preset" in config else named(None, config.get("method"), supplied)), **config}
@@ -249,7 +252,7 @@ def from_file(
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
-    """Yield a `KeyRow` for each key of `method`, or for all keys; `outside` includes other packages' methods."""
+    """Yield key, default, accepted values and description of `method`'s keys, or all (`outside`: not only fedhet's)."""
     names = ["", *(registry.methods() if outside else registry.own_methods())]
     for name in names if method is None else [registry.method(method).family]:
         try:

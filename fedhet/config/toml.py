@@ -68,7 +68,7 @@ def chosen(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(table: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
-    """Flatten nested tables: `{"fedhenn": {"eta0": 1}}` becomes `{"fedhenn.eta0": 1}`; `depth` is that of `table`."""
+    """Flatten nested tables: `{"fedhenn": {"eta0": 1}}` becomes `{"fedhenn.eta0": 1}`. `depth`: level of `table`."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if not isinstance(key, str):

@@ -35,7 +35,7 @@ _FACTS: dict[str, Callable[[ClientInfo], Any]] = {
     "num_partitions": attrgetter("num_partitions"),
     "batch_size": attrgetter("config.batch_size"),
 }
-"""Values of the arguments that a user's function may have, by argument name, as functions of the client."""
+"""Arguments that a user's function may have, each with a function that returns its value for a client."""
 
 _RETURNED = {"model": "network", "data": "train, test", "client_settings": '{"local-epochs": 2}'}
 
@@ -96,7 +96,10 @@ class UserFunctions:
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def replacing(self, config: Config) -> frozenset[OwnPart]:
-        """Return what the user passes in place of keys: `model`, `data`, and what replaces chosen keys (`OwnPart`)."""
+        """Return what the user passes in place of keys, of `model`, `data`, `loader` and `augmentation` (`OwnPart`).
+
+        `loader` and `augmentation` are included only if the user also sets the keys `batch-size` and `augment`.
+        """
         own: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
             own.add("data")
@@ -140,7 +143,7 @@ class UserFunctions:
         return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
 
     def _brings(self, config: Config) -> tuple[bool, int | None, bool]:
-        """Return whether client 0's data have a common test set, their batch size if any, and whether `augment`."""
+        """Return, for client 0's data, whether they have a common test set, the batch size, and if `augment` is set."""
         if (key := (config.clients, config.batch_size)) not in self._known:
             assert self.data_of is not None
             try:
@@ -232,7 +235,7 @@ def described(function: Any) -> str:
 
 
 def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
-    """Return a function of a client that calls `function` with what it takes; messages name it by `argument`."""
+    """Return a function that calls `function` with a client or its `partition_id`; `argument` names it in errors."""
     taken, needed = open_parameters(function)
     named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
     wanted, is_class = named & _FACTS.keys(), isinstance(function, type)

@@ -117,7 +117,7 @@ def effective(
 
     If `chosen` (keys that the user set) has a key without effect, raises a ConfigError or, if not `strict`, adds a
     remark. A key without effect because of a key in `over` (given after others) raises no error. `own` has what the
-    user passes in Python (see `SUPPLIED`), and `traits` those of the method.
+    user passes in Python (see `SUPPLIED`), and `traits` are those of the method.
     """
     specs, flat, found = config.specs(), config.flat(), ineffective(config, traits, own)
     reset = {key: OWN if key == "dataset" else default_of(specs[key]) for key in found}

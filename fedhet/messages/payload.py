@@ -59,7 +59,7 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def check(arrays: Arrays, expected: Spec, group: str) -> None:
-    """Check values, names, shapes and dtypes of arrays; raise a WireError that begins with `group` otherwise."""
+    """Check that arrays are finite and as `expected`; raise a WireError that begins with `group` otherwise."""
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
         raise WireError(
@@ -103,7 +103,7 @@ def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
 
 
 def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
-    """Return arrays by name, cast to the dtypes in `specs` (rounded if integers) if listed there."""
+    """Return arrays by name, cast to their dtype in `specs`, if any; floats are rounded before a cast to integers."""
     dtypes = {name: DTYPES[dtype] for spec in specs for name, (_, dtype) in spec.items()}
     declared = {}
     for name, each in arrays.items():
@@ -115,7 +115,7 @@ def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
 
 
 def difference(spec: Spec, other: Spec) -> str:
-    """Return a phrase for a message on the first array whose shape or dtype differs between two models."""
+    """Return a phrase on the first array whose shape or dtype differs between two models, `spec` and `other`."""
     for name in [*spec, *other]:
         if spec.get(name) != other.get(name):
             ours, theirs = (f"{s[name][1]}{list(s[name][0])}" if name in s else "missing" for s in (spec, other))
@@ -204,7 +204,7 @@ def add_factors(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
 
 Name = Annotated[str, "can be the name of a file"]
 Text = Annotated[str, "has several lines"]
-"""Type of text fields that may have several lines, as `Name` is of those that must be valid file names."""
+"""Type of fields with text of several lines; `Name` is for valid file names, and `str` for one line."""
 
 LONGEST = 200
 """Largest number of characters in a received name or line of text."""

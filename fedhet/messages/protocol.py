@@ -39,7 +39,7 @@ HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
 receive, and for the training of a client that joins after the last round."""
 
 STARTS = ("received", "scratch")
-"""Initial weights of a client that joins after the last round; its metrics are named as in `received-3` (epochs)."""
+"""Initial weights from which a client that joins late is trained; `received-3` is its metric after 3 epochs."""
 
 WHOLE = "whole"
 """Name of the group of arrays with a whole network's initial weights, if clients train parts of one network."""
@@ -159,7 +159,7 @@ class Report:
         if report.partition_id >= report.partitions:
             raise WireError(
                 f"the client's reply is damaged: partition-id is {report.partition_id}, but must be "
-                f"below num-partitions = {report.partitions}"
+                f"below num-partitions = {report.partitions}: correct the node config"
             )
         return report
 
@@ -180,7 +180,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
         if dtype not in DTYPES or not shaped or len(lengths) > 32 or not named:
             raise WireError(
                 f"the client's reply is damaged: {shortened(key)} is {shortened(text)}, but must be an array's dtype "
-                "and shape, such as float32,2,3, under a printable name"
+                "and shape, such as float32,2,3, under a printable name; use the server's version of fedhet"
             )
         spec[name] = (tuple(map(int, lengths)), dtype)
     check_room(bytes_of(spec), "the server needs memory for the client's shared arrays:")
@@ -188,7 +188,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
 
 
 def check_room(size: int, needed: str) -> None:
-    """Check that `size` bytes fit a quarter of the memory; raise a WireError that begins with `needed` otherwise."""
+    """Check that `size` bytes fit in a quarter of the memory; raise a WireError that begins with `needed` otherwise."""
     if size > (most := memory() / 4):
         raise WireError(f"{needed} {size / 1e9:.3g} GB, but has {most / 1e9:.3g} GB per client: choose a smaller model")
 
@@ -301,7 +301,7 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
     ):
         raise WireError(
             f"the client's reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}, "
-            f"but must be two lists of equal length: values up to 1, and weights from 0 to {MOST_WEIGHT:.0e}"
+            f"but must be equally long lists, values up to 1, weights from 0 to {MOST_WEIGHT:.0e}: check its metric"
         )
     return Measured(Metric(tuple(values), tuple(weights)), numbers.number(f"{name}-loss"))
 

@@ -14,7 +14,7 @@ Value = bool | int | float | str
 About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
 OwnPart = Literal["data", "model", "loader", "augmentation"]
-"""What a user can pass in Python in place of keys; `loader` is a DataLoader, which has its own batch size."""
+"""What a user can pass in place of keys. loader: a DataLoader with its batch size; augmentation: a function."""
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "at_least": (">=", operator.ge, "at least"),
@@ -87,7 +87,7 @@ def takes(key: Field[Any]) -> str:
 
 
 def unmet(key: str, value: Value, wanted: tuple[Value, ...] | Mapping[str, float]) -> str:
-    """Return an instruction such as `set alpha below 1` if `value` is not `wanted` (see `option(needs=...)`)."""
+    """Return a remedy such as `set alpha below 1` if `value` is not as `wanted` (see `option(needs=...)`), or ""."""
     if isinstance(wanted, Mapping):
         met = all(_LIMITS[limit][1](value, bound) for limit, bound in wanted.items())
         words = " and".join(f" {_LIMITS[limit][2]} {bound:g}" for limit, bound in wanted.items())

@@ -59,7 +59,7 @@ def methods() -> list[str]:
 def register(method: Method) -> None:
     """Register a method for this process, in place of one of the same name; raises a ConfigError if it is installed."""
     if not isinstance(method, Method):
-        raise ConfigError(f"a method must be a fedhet.methods.method.Method, not a {type(method).__name__}")
+        raise ConfigError(f"register got a {type(method).__name__}: pass an instance of fedhet.methods.method.Method")
     if method.name in installed_methods():
         raise ConfigError(f"a method named {method.name!r} is installed already: give yours another name")
     _registered[method.name] = method
@@ -90,7 +90,7 @@ def method(reference: str, *, trusted: bool = True) -> Method:
 
 
 def check_known(reference: str, place: Path) -> None:
-    """Check that a method named in the file `place` is known without an import; raise a ConfigError otherwise."""
+    """Check that the method `reference`, named in the file `place`, is known; raise a ConfigError otherwise."""
     if reference not in methods() and not _imported_before(reference):
         raise ConfigError(
             f"{place} names the method {reference!r}, which is not part of fedhet or of an installed package; code "
@@ -129,7 +129,7 @@ def _default_strategy(name: str) -> type[Any]:
 def strategy_classes() -> dict[str, str]:
     """Return the names of the included methods by name of their strategy class, such as `fedhenn` by `FedHeNN`.
 
-    A method without its own class is listed by its name in title case without hyphens, such as `LgFedavg`.
+    A method without its own class is listed by its name in title case without hyphens, such as `LayerAverage`.
     """
     found = {**_own_sides("client"), **_own_sides("server")}
     names = {name: reference.rpartition(":")[2] for name, reference in found.items()}

@@ -33,7 +33,7 @@ FIRST, LAST = 0.95, 0.98
 
 
 def energy(round: int, rounds: int) -> float:
-    """Return the fraction of an update's squared singular values (their sum) that FedKD sends in `round`, from 1."""
+    """Return the fraction of the sum of an update's squared singular values that FedKD sends in `round` of `rounds`."""
     return FIRST + min(round / max(rounds, 1), 1.0) * (LAST - FIRST)
 
 
@@ -60,7 +60,7 @@ class FLHADistillationOptions(Options):
     student_learning_rate: float = option(0.0, "learning rate of clients' networks; 0: learning-rate / 10", at_least=0)
 
     def teaching(self, rounds: int) -> int:
-        """Return how many of a run's `rounds` train the teacher, from the first; at least 1."""
+        """Return the number of rounds that train the teacher, the first of a run's `rounds`; at least 1."""
         return max(1, math.floor(self.teacher_rounds * rounds + 0.5))
 
 
