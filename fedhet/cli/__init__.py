@@ -56,7 +56,7 @@ def run(
     resume: Annotated[Path | None, arguments.place("Resume the run in this directory.")] = None,
     method: arguments.Named = None,
 ) -> None:
-    """Run a federation from beginning to end."""
+    """Run a federation from beginning to end, with the settings in CONFIG and --set."""
     with _errors():
         if resume is not None and (config is not None or out is not None):
             raise ConfigError("--resume uses the run's own configuration and directory: leave out CONFIG and --out")
@@ -228,7 +228,7 @@ def keys(
 
 
 def _filled(text: str, indent: int) -> str:
-    """Wrap text to the width of the terminal, at most 100; lines after the first are indented by `indent` spaces."""
+    """Wrap text to the terminal's width, at most 100 characters, with `indent` spaces after the first line."""
     width = min(100, get_terminal_size((100, 0)).columns)
     after = " " * indent
     return fill(printable(text), width, subsequent_indent=after, break_on_hyphens=False, break_long_words=False)
@@ -273,7 +273,7 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
 
 
 def _quietly(name: str = "fedhet.engines.running") -> Any:
-    """Import and return a module; then limit Flower's logger to warnings, since the import sets the logger's level."""
+    """Import the module `name` and return it; then limit Flower's logger, whose level the import sets, to warnings."""
     module = import_module(name)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     return module
@@ -283,7 +283,7 @@ def _quietly(name: str = "fedhet.engines.running") -> Any:
 def _errors(*, everything_is_input: bool = False, stopped: str = "stopped") -> Iterator[None]:
     """Context manager that prints errors, and exits with code 2 for invalid input and 1 for a failed run.
 
-    With `everything_is_input`, each `FedhetError` counts as invalid input. `stopped` is printed after an interrupt.
+    With `everything_is_input`, each `FedhetError` counts as invalid input. `stopped` is the message after an interrupt.
     """
     with ended_by_signals():
         try:

@@ -13,7 +13,7 @@ from fedhet.methods import registry
 
 
 def path_of(name: str | Path) -> Path:
-    """Convert an argument to a path; raise an error for an empty one, which would mean the working directory."""
+    """Convert an argument to a path; raises a `typer.BadParameter` for an empty one, which is no file or folder."""
     if not str(name) or "\0" in str(name):
         raise typer.BadParameter("this is not the name of a file or folder: give a name, or leave the option out")
     return Path(name).expanduser()
@@ -34,7 +34,7 @@ def _settings(incomplete: str) -> list[str]:
 
 
 def place(help: str, metavar: str = "DIR") -> Any:
-    """Return a typer option whose value is the path of a file or folder."""
+    """Return a typer option for the path of a file or folder, with its help text and its placeholder (`metavar`)."""
     return typer.Option(metavar=metavar, help=help, parser=path_of)
 
 
@@ -71,7 +71,7 @@ TuneRuns = Annotated[
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Parse whole numbers separated by commas; raises a ConfigError with the option's name if this fails."""
+    """Parse whole numbers separated by commas; raises a ConfigError that names the `option` if this fails."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
@@ -79,7 +79,7 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 def tuning_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse texts `KEY=V1,V2` to lists of values by key; raises a ConfigError for invalid texts and repeated keys."""
+    """Return values by key from texts `KEY=V1,V2`; raises a ConfigError for invalid texts and repeated keys."""
     grid: dict[str, list[Any]] = {}
     for text in settings:
         name, equals, values = text.partition("=")

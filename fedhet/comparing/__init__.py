@@ -1,4 +1,4 @@
-"""Compare methods over several seeds; all methods have the same clients, data, splits, participation and rounds."""
+"""Comparisons of methods over several seeds, with equal clients, data, splits, participation and rounds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +29,12 @@ __all__ = ["Comparison", "Tuning", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`; a variant is a method with its settings.
+    """The result of `compare`; a variant is a method with its own settings.
 
     Attributes:
-        folder: the folder of the comparison.
+        folder: the folder with the comparison's runs, tables and figure.
         results: the result of each variant, over its seeds.
-        baseline: the result from which differences are computed.
+        baseline: the element of `results` from which differences are computed.
         failed: the reason why each failed run failed, by the run's name.
     """
 
@@ -45,7 +45,7 @@ class Comparison:
 
     @property
     def failure(self) -> str:
-        """A message with the number of failed runs and the reasons, or an empty string if no run failed."""
+        """An error message with the reasons of failed runs, or an empty string if no run failed."""
         if not self.failed:
             return ""
         by_reason = grouped((reason, name) for name, reason in self.failed.items())
@@ -59,7 +59,7 @@ class Comparison:
             raise FedhetError(self.failure)
 
     def plot(self) -> Figure:
-        """Draw the accuracies of the variants by round."""
+        """Return a figure with the mean accuracy of each variant's personal models by round."""
         return tables.comparison_figure(self.results)
 
     def _repr_html_(self) -> str:
@@ -85,19 +85,19 @@ def compare(
     """Run every method with every seed, print a table, and write `comparison.csv`, `.md`, `.png`, `.html` into `out`.
 
     The run directories are `out/<variant>-seed<seed>/`. If called again with the same settings, a comparison keeps
-    completed runs, and resumes interrupted and failed ones. Raises a ConfigError if settings are invalid or a folder in
-    `out` has a run with other settings, and a FedhetError if all runs failed.
+    completed runs, and resumes interrupted and failed ones. Returns the results over seeds. Raises a ConfigError if
+    settings are invalid or a folder in `out` has a run with other settings, and a FedhetError if all runs failed.
 
     Args:
         methods: names of methods in the table's order, or `[NAME=]METHOD,KEY=VALUE,...` for a variant of a method with
             its own settings.
         config: settings for all methods, as for `fedhet.run`, without `seed`, `out`, `engine` and `workers`. Keys that
             are not set have the first method's defaults; a method's own keys have the values of its own preset. If one
-            method needs public examples or closing epochs, all methods get them.
+            method needs public examples or `closing-epochs` (training after the last round), all methods get them.
         seeds: each method runs once with each seed.
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
-        task: the task of the user's data.
+        task: the task (loss and metric) of the user's data, as for `fedhet.run`.
         client_settings: settings of single clients, as for `fedhet.run`.
         out: folder of the comparison; by default `runs/compare-METHODS`, with a number appended if that folder has a
             comparison with other settings.
@@ -105,7 +105,7 @@ def compare(
             one per 4 GiB of its memory.
         baseline: the variant from which differences are computed; by default the first.
         tuning: settings to try for each method before the runs, measured on validation examples.
-        console: console for progress and tables; by default standard output.
+        console: rich console for progress and tables; by default standard output.
     """
     check_list("methods", methods, str, "['fedhenn', 'local']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
@@ -118,7 +118,7 @@ def compare(
     if not variants or not seeds:
         raise ConfigError("a comparison needs at least one method and one seed: add them to methods and seeds")
     if baseline is not None and baseline not in names:
-        raise ConfigError(f"baseline {baseline} is not among the variants compared: choose one of {', '.join(names)}")
+        raise ConfigError(f"baseline {baseline} is not among the compared methods: choose one of {', '.join(names)}")
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])
     shared = shared_settings(variants, seeds=all_seeds, config=settings, functions=functions)
     if out is None:
@@ -157,21 +157,20 @@ def _compared(
         said = verdict(results, done.baseline)
         publish(done, said, notes, f"{', '.join(shared.own)} on {dataset}", execute)
     execute.show(Text("\n".join([*(note for note in notes if note not in shared.notes), said])))
-    execute.tell(f"{out.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
+    execute.tell(f"{out.resolve()} has the results: comparison.html, .md, .csv and .png, and a folder for each run")
     if len(failed) == len(runs):
         raise FedhetError(done.failure)
     return done
 
 
 def publish(
-    done: Comparison,
-    verdict: str,
-    notes: Sequence[str],
-    title: str,
-    execute: Execution,
-    more: Sequence[Section] = (),
+    done: Comparison, verdict: str, notes: Sequence[str], title: str, execute: Execution, more: Sequence[Section] = ()
 ) -> None:
-    """Print a comparison's tables to the console of `execute`, and write its files; `more` sections are on its page."""
+    """Print the tables of the comparison `done` to the console of `execute`, and write its files into its folder.
+
+    The files are `comparison.csv`, `.md`, `.png` and `.html`. They have the sentence `verdict` above the tables and the
+    lines `notes` below them. The HTML page has a `title`, and further sections (`more`).
+    """
     out, results = done.folder, done.results
     separate = tables.separate_tables(results, done.baseline)
     for lines in separate:

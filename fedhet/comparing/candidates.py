@@ -1,4 +1,4 @@
-"""Find the methods that can train a federation's clients, and the reasons why other methods cannot."""
+"""The search for methods that can train a federation's clients, and for the reasons why others cannot."""
 
 import logging
 import math
@@ -16,7 +16,7 @@ from fedhet.methods.options import Config
 from fedhet.server.handshake import NOBODY
 
 CONTROLS = ("local", "label-spreading", "logistic-regression", "nearest-neighbour")
-"""Methods in which clients exchange nothing; the first is the one that all others are compared with."""
+"""Names of the methods in which clients exchange nothing; `recommend` tries them in addition to other methods."""
 FIRST = ("fedavg", "fedproto", "fedhenn", "fml")  # asked and tried first, if there is no time for all
 SEED = 1000  # of handshakes and trials
 
@@ -29,12 +29,13 @@ def ask(
     allow: str | None,
     deadline: float = math.inf,
 ) -> tuple[dict[str, Choice], dict[str, str]]:
-    """Find out by a handshake, without training, which methods can train the clients with the settings `base`.
+    """Find out by the handshake before the first round, without training, which `methods` can train the clients.
 
-    Returns the suitable methods, each with the settings that must be changed for it, and why each other method is
-    unsuitable. `allow` has the kinds of arrays that may leave the clients, as in a node's config. After the
-    `deadline` (`time.monotonic()`), the search ends with the first suitable method. Raises a ConfigError for invalid
-    settings.
+    Returns two dictionaries: for each suitable method the settings to change for it (often none), and for each other
+    method why it is unsuitable. `base` has settings for all methods, `functions` the user's models and data. `allow`
+    lists kinds of arrays that may leave the clients, such as `"posteriors,prototypes"`; None allows all. After the
+    `deadline` (a time of `time.monotonic()`), the search ends with the first suitable method. Raises a ConfigError for
+    invalid settings.
     """
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)
@@ -62,7 +63,7 @@ def ask(
 
 
 def _configurations(name: str, base: Mapping[str, Any], functions: UserFunctions) -> Iterator[tuple[Choice, Config]]:
-    """Yield pairs of changes and configuration: without changes, then with those that the method makes at need."""
+    """Yield configurations of a method to try, each after the settings that are changed for it (none in the first)."""
     variants = variants_of([CONTROLS[0], name])
     shared = shared_settings(variants, seeds=[SEED], config=base, functions=functions, strict=False)
     as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones
@@ -74,7 +75,7 @@ def _configurations(name: str, base: Mapping[str, Any], functions: UserFunctions
 
 
 def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str, str]) -> str:
-    """Return the reason why a configured method cannot train all clients, or an empty string if it can."""
+    """Return the reason why the method in `config` cannot train all clients, or an empty string if it can."""
     try:
         client_setup.check(config, own_model=functions.model is not None, own_data=functions.data is not None)
         if not registry.traits(config).serves_clients:

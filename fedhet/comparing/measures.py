@@ -18,11 +18,11 @@ from fedhet.utils.statistics import grouped, never_took_part
 
 CONFIDENCE = 0.95
 FEWEST = 3
-"""The fewest seeds with an interval: that of two is about thirteen times as wide as their difference."""
+"""The smallest number of seeds for which confidence intervals are computed; with two, they are too wide."""
 
 ACCURACIES = ("personal_accuracy", "trained_accuracy", "global_accuracy", "common_accuracy")
 GAINS = ("worse_off", "worst_tenth")
-"""The share of clients below their accuracy under `local`, and the mean gain of the tenth that gains least."""
+"""The fraction of clients with a lower accuracy than under `local`, and the mean gain of the lowest tenth of gains."""
 EXAMPLES, WORK = ("labelled", "unlabelled"), ("private_steps", "steps", "forwards")
 COSTS = ("bytes_up", "bytes_down", "seconds")
 MEASURES = (*ACCURACIES, *GAINS, *EXAMPLES, *WORK, *COSTS)
@@ -30,10 +30,10 @@ MEASURES = (*ACCURACIES, *GAINS, *EXAMPLES, *WORK, *COSTS)
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean difference between two methods, paired over a number of seeds.
+    """The mean, over a number of `seeds`, of the differences between two methods that ran with the same seeds.
 
-    With at least `FEWEST` seeds, `low` and `high` are the ends of the confidence interval by Student's t (of level
-    `CONFIDENCE`), and `p` is the p-value of a paired t-test.
+    `low` and `high` are the ends of its confidence interval (Student's t, level `CONFIDENCE`), `p` is the p-value of a
+    paired t-test. They are None with fewer than `FEWEST` seeds.
     """
 
     mean: float
@@ -48,7 +48,7 @@ class Difference:
 
 
 def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """Return the difference `mine` - `theirs` of values by seed, over the seeds in both; None without a common seed."""
+    """Return the mean difference `mine` - `theirs` of values by seed, over common seeds; None if there are none."""
     from scipy import special  # scipy.stats takes a second to import
 
     differences = [value - theirs[seed] for seed, value in mine.items() if seed in theirs]
@@ -64,7 +64,7 @@ def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) ->
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for multiple comparisons by Holm's method (Scand. J. Statistics 6, 1979)."""
+    """Return p-values, in the given order, corrected for multiple comparisons by Holm's method (1979)."""
     corrected, least = [0.0] * len(p_values), 0.0
     for place, index in enumerate(np.argsort(p_values, kind="stable").tolist()):
         least = max(least, min(1.0, (len(p_values) - place) * p_values[index]))
@@ -74,7 +74,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A completed run of a comparison, with the values of the `MEASURES` by name (None if unknown)."""
+    """A completed run: its plan, the content of its files, and its value for each of `MEASURES` (None if unknown)."""
 
     run: PlannedRun
     files: RunFiles
@@ -82,20 +82,23 @@ class RunOutcome:
 
     @property
     def models(self) -> str:
-        """The name of the clients' model, or the number of different models."""
+        """The architecture of the clients' models, or `3 models` if there are three different ones."""
         models = {row.architecture or UNDISCLOSED for row in self.files.clients}
         return next(iter(models)) if len(models) == 1 else f"{len(models)} models"
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """Clients that never took part or failed in the last evaluation, each with the reason."""
+        """The reason why each client without a last evaluation never took part or failed in it, by client."""
         _, failed = self.files.measured("common" if self.run.settings.test_on == "global" else "own")
         return never_took_part(self.files.rows) | failed
 
 
 @dataclass(frozen=True)
 class VariantResult:
-    """The completed runs of a variant, with statistics over seeds."""
+    """The completed runs (`outcomes`) of a variant, which is a method with its own settings, and statistics over seeds.
+
+    `seeds_wanted` is the number of planned runs; `equalised`: all clients get one architecture, which the method needs.
+    """
 
     variant: str
     seeds_wanted: int
@@ -104,26 +107,26 @@ class VariantResult:
 
     @property
     def label(self) -> str:
-        """The variant's name, with a star if all clients got one architecture because the method requires this."""
+        """The name in tables, with a star if all clients got one architecture because the method requires this."""
         return self.variant + (" *" if self.equalised else "")
 
     @property
     def models(self) -> str:
-        """The name of the clients' model, or the number of different models."""
+        """The architecture of the clients' models, the number of different ones, or `-` without a completed run."""
         return self.outcomes[0].models if self.outcomes else "-"
 
     def mean(self, measure: str) -> float | None:
-        """Return the mean of a measure over seeds, or None if no run has the measure."""
+        """Return the mean over seeds of a measure in `MEASURES`, or None if no run has it."""
         values = self._by_seed(measure).values()
         return statistics.fmean(values) if values else None
 
     def spread(self, measure: str) -> float | None:
-        """Return the sample standard deviation of a measure over seeds, or None for fewer than two seeds."""
+        """Return the sample standard deviation over seeds of a measure in `MEASURES`; None for fewer than two seeds."""
         values = self._by_seed(measure).values()
         return statistics.stdev(values) if len(values) > 1 else None
 
     def difference(self, other: "VariantResult", measure: str) -> Difference | None:
-        """Return the difference in a measure to the variant `other`, paired over seeds; None without a common seed."""
+        """Return the mean difference in a measure over common seeds, this result minus `other`; None without any."""
         return paired_difference(self._by_seed(measure), other._by_seed(measure))
 
     def _by_seed(self, measure: str) -> dict[int, float]:
@@ -131,7 +134,7 @@ class VariantResult:
 
 
 def differences(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, Difference]:
-    """Return each variant's difference in personal accuracy to the baseline, with p-values corrected by `holm`."""
+    """Return each method's difference in personal accuracy to the baseline by name; p-values are Holm-corrected."""
     pairs = {each.variant: each.difference(baseline, "personal_accuracy") for each in results if each is not baseline}
     found = {variant: each for variant, each in pairs.items() if each is not None}
     known = {variant: each.p for variant, each in found.items() if each.p is not None}
@@ -140,7 +143,7 @@ def differences(results: Iterable[VariantResult], baseline: VariantResult) -> di
 
 
 def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
-    """Return a sentence on which variants differ significantly from the baseline (corrected p < 1 - `CONFIDENCE`)."""
+    """Return a sentence on the methods' differences in personal accuracy to the baseline and their significance."""
     other = "training alone" if any(is_local(each.run.settings) for each in baseline.outcomes) else baseline.variant
     known, different, same = differences(results, baseline), [], []
     if known and all(each.p is None for each in known.values()):
@@ -160,12 +163,12 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
 
 
 def is_local(config: Config) -> bool:
-    """Return whether the method is `local` without a public dataset."""
+    """Return whether `config` has the method `local`, without training on the public dataset."""
     return config.method_name == "local" and config.options.public == "unused"
 
 
 def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
-    """Return the result of each variant, in the order of `runs`, without the runs whose names are in `failed`."""
+    """Read the files of `runs`, except failed ones (by name); return each method's result, in the order of runs."""
     planned = grouped((run.variant, run) for run in runs)
     files = {run.name: read_run(run.folder) for each in planned.values() for run in each if run.name not in failed}
     local = next((variant for variant, (first, *_) in planned.items() if is_local(first.settings)), None)
@@ -179,13 +182,13 @@ def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantR
 
 
 def accuracies(files: RunFiles) -> dict[str, float]:
-    """Return the last accuracy of each client that was evaluated."""
+    """Return each client's accuracy in its last evaluation, by client name; `files` is a run's content."""
     rows = final_clients(files.clients)
     return {row.client: row.accuracy for row in rows if row.accuracy is not None and math.isfinite(row.accuracy)}
 
 
 def outcome(run: PlannedRun, files: RunFiles, alone: Mapping[str, float]) -> RunOutcome:
-    """Return the outcome of a completed run; `alone` has the clients' accuracies under `local` with the same seed."""
+    """Return a run's outcome; `alone` has clients' accuracies under `local` with the run's seed, by client name."""
     summary = files.summary or {}
     values: dict[str, float | None] = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES[:3]}
     values["common_accuracy"] = files.common_accuracy

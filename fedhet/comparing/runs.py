@@ -1,4 +1,4 @@
-"""Carry out the runs of a comparison, several at a time; completed runs are kept."""
+"""Execution of a comparison's runs in child processes, several at a time; completed runs are kept."""
 
 import math
 import os
@@ -35,14 +35,13 @@ from fedhet.utils.statistics import grouped
 from fedhet.utils.text import printable
 
 WIDEST = 1000
-"""The width of tables in a file, in characters."""
-
+"""The width, in characters, of tables that are printed to a file."""
 WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
-"""Folders that comparisons write."""
+"""Patterns of the names of folders that a comparison or a recommendation creates."""
 
 
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
-    """Raise a `FedhetError` if folders contain runs with other settings, or data or models are not available."""
+    """Check that folders contain no other runs, and that data and models exist; raise a FedhetError otherwise."""
     runs = list(runs)
     conflicts = grouped((problem, str(run.folder)) for run in runs if (problem := _conflict(run, functions)))
     if conflicts:
@@ -57,14 +56,18 @@ def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()
 def unused(
     folder: Path, runs: Callable[[Path], Iterable[PlannedRun]], besides: Container[str], functions: UserFunctions
 ) -> Path:
-    """Return `folder`, or a free `folder-N` if it has other runs than `runs(folder)`; keys in `besides` may differ."""
+    """Return `folder`, or the first of `folder-2`, `folder-3`, ... in which the planned runs can be carried out.
+
+    `runs` is a function that returns the runs planned in a folder. Runs that exist there must have the same settings,
+    except for the keys in `besides`. `functions` has the user's models and data.
+    """
     place = numbered(folder, lambda place: any(_conflict(run, functions, besides) for run in runs(place)))
     _check_links(place)
     return place
 
 
 def _conflict(run: PlannedRun, functions: UserFunctions, besides: Container[str] = ()) -> str | None:
-    """Return why the run's folder cannot be used, or None; a run there may have other values of keys in `besides`."""
+    """Return why the folder of `run` cannot be used, or None; an existing run may differ in the keys `besides`."""
     if not run.folder.exists():
         return None
     if run.folder.is_dir() and {path.name for path in run.folder.iterdir()} <= {LOCK}:  # killed as it began
@@ -86,7 +89,7 @@ def _conflict(run: PlannedRun, functions: UserFunctions, besides: Container[str]
 
 
 def _another(run: PlannedRun, functions: UserFunctions) -> str | None:
-    """Return a message if the user's model, data or task differ from those of the run in the folder, else None."""
+    """Return an error message if the user's model, data or task differ from those in the run's folder, else None."""
     if not any(run.folder.glob("checkpoint/*.safetensors")):
         return None
     config = functions.adapted(run.settings).replace(device="cpu")
@@ -110,7 +113,7 @@ def prepared(
     jobs: int | None,
     console: Console | None,
 ) -> tuple[dict[str, Any], "Execution"]:
-    """Check arguments of `compare` and `recommend`; return the settings, and the `Execution` that carries out runs."""
+    """Check arguments of `compare` or `recommend`; return all settings by key, and an `Execution` for runs."""
     children.prepare("matplotlib.backends.backend_agg")  # imported while the arguments are checked
     check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
     if jobs is not None and jobs < 1:
@@ -130,9 +133,9 @@ def _check_links(out: Path) -> None:
 
 @dataclass(frozen=True)
 class Execution:
-    """Carries out runs in child processes, `at_once` at a time; `function` carries out one run, like `fedhet.run`.
+    """A callable that carries out runs in child processes, `at_once` at a time, by a `function` like `fedhet.run`.
 
-    At the `deadline` (`time.monotonic()`), runs are stopped; they can be resumed later.
+    Progress is printed to `console`. At the `deadline` (`time.monotonic()`), runs are stopped; they can be resumed.
     """
 
     function: Callable[..., object]
@@ -141,7 +144,7 @@ class Execution:
     deadline: float = math.inf
 
     def __call__(self, runs: Sequence[PlannedRun]) -> dict[str, str]:
-        """Carry out the incomplete runs until the deadline; return the reason of each failed run, by name."""
+        """Carry out the incomplete runs until the deadline; return the reason of each failure, by name of the run."""
         ended = [run.name for run in runs if why_incomplete(run) is None]
         if ended:
             self.tell(f"{len(ended)} of {len(runs)} runs were completed before and are kept")
@@ -154,20 +157,20 @@ class Execution:
             for name, error in run_jobs(jobs, self.at_once, self.deadline):
                 ended.append(name)
                 bar.update(task, completed=len(ended))
-                said = "completed"
+                outcome = "completed"
                 if reason := error or why_incomplete(by_name[name]):
                     before = next((other for other, why in failed.items() if why == reason), None)
-                    said = f"failed as {before} did" if before else reason
+                    outcome = f"failed as {before} did" if before else reason
                     failed[name] = reason
-                self.tell(f"[{len(ended)}/{len(runs)}] {name}: {said}")
+                self.tell(f"[{len(ended)}/{len(runs)}] {name}: {outcome}")
         return failed
 
     def tell(self, words: str) -> None:
-        """Print lines of text; markup in them has no effect."""
+        """Print one or several lines of text; markup of rich in them has no effect."""
         self.console.print(printable(words, keep="\n"), markup=False)
 
     def show(self, table: RenderableType) -> None:
-        """Print a table, without a limit on its width if the output is a file."""
+        """Print a table of rich; it has the width of the terminal, or its full width in a file."""
         whole = self.console if self.console.is_terminal else text.console(file=self.console.file, width=WIDEST)
         whole.print(table, soft_wrap=not self.console.is_terminal)
 
@@ -185,7 +188,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Job:
-    """A function `call` to execute in a child process, with a file for its output (`log`) and torch's default dtype."""
+    """A function (`call`) to execute in a child process, whose output goes to `log`; `dtype` is its default dtype."""
 
     name: str
     call: Callable[[], object]
@@ -194,9 +197,9 @@ class Job:
 
 
 def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> Iterator[tuple[str, str | None]]:
-    """Run each job in its own process with one thread, `at_once` at a time, and kill processes at the deadline.
+    """Run jobs, `at_once` at a time, each in a process with one thread; kill them at `deadline` (`time.monotonic()`).
 
-    Yields the name of each job, and the reason if it failed, else None.
+    Yields the name of each job when it ends, with the reason if it failed, else with None.
     """
     waiting, running = iter(jobs), dict[Connection, tuple[Job, Child]]()
     try:

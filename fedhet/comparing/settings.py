@@ -18,23 +18,17 @@ from fedhet.methods.options import OWN, Config, Value, fields_of, keys_about, ke
 from fedhet.utils.statistics import grouped
 
 Choice = dict[str, Value]
-"""Keys and values that are tried together."""
-
+"""Values of one or several configuration keys, by key, that are tried together."""
 PLACES = frozenset(keys_about("place"))
-"""Keys of where and how a run is carried out, which do not change results; a comparison sets them."""
-
+"""Keys of where and how a run is carried out, such as `out` and `workers`, which do not change its results."""
 SET_HERE = PLACES - {"report"} | {"seed"}
-"""Keys that a comparison sets itself."""
-
+"""Keys that `compare` sets itself for each run."""
 FILES = frozenset(keys_that("path")).intersection(keys_that("resumable")) - PLACES
-"""Keys with paths of data sets, which may change when a comparison is resumed."""
-
+"""Keys whose values are paths of data sets, which may change when a comparison is resumed."""
 SAME_FOR_ALL = PLACES | {"method", "seed", "preset", *keys_about("data", "output")}
-"""Keys that variants cannot set."""
-
+"""Keys that have the same value in all variants, so that a variant cannot set them."""
 OPTIMISER = keys_about("optimiser")
-"""Keys that a method has for itself in a comparison if its clients do not train networks (`Method.trains`)."""
-
+"""Keys of the optimiser; a method whose clients train something other than networks has its own values for them."""
 EQUAL_MODEL = "cnn"
 """The model of all clients for methods that need equal architectures, if the settings have several."""
 
@@ -44,7 +38,7 @@ _COMMA = re.compile(r",(?=[\w.-]+=)")  # between settings, and not within a valu
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant in a comparison: a method, given by name or `package.module:name`, with its own settings."""
+    """A variant: a method (given by name or `package.module:name`) with its own settings, by key, in a comparison."""
 
     name: str
     method: str
@@ -52,23 +46,23 @@ class Variant:
 
 
 def variants_of(texts: Sequence[str]) -> list[Variant]:
-    """Parse variants `[NAME=]METHOD[,KEY=VALUE,...]`; raises a `ConfigError` for unknown methods and repeated names."""
+    """Parse texts `[NAME=]METHOD[,KEY=VALUE,...]`; raises a `ConfigError` for unknown methods and equal names."""
     variants = [_variant(text) for text in distinct(texts)]
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"several variants have the name {', '.join(twice)}: give one another name, NAME=METHOD")
+        raise ConfigError(f"several methods have the name {', '.join(twice)}: give one another name, NAME=METHOD")
     return variants
 
 
 def _variant(text: str) -> Variant:
     match = _VARIANT.fullmatch(text)
     if not match:
-        raise ConfigError(f"{text} is not a variant: write METHOD, or NAME=METHOD,KEY=VALUE,... to give it settings")
+        raise ConfigError(f"{text} is not a method with settings: write METHOD or NAME=METHOD,KEY=VALUE,...")
     method = match["method"]
     name = match["name"] or registry.method(method).name
     settings = parse_settings(each for each in _COMMA.split(match["settings"] or "") if each)
     if same := sorted(SAME_FOR_ALL & settings.keys()):
-        raise ConfigError(f"{name}: set {', '.join(same)} once for all variants (--set), not in one of them")
+        raise ConfigError(f"{name}: set {', '.join(same)} for all methods at once (--set), not for one of them")
     prefix = registry.method(method).family
     if others := sorted(key for key in settings if "." in key and key.rpartition(".")[0] != prefix):
         raise ConfigError(f"{name}: {', '.join(others)} is not a key of {prefix}: see fedhet keys {prefix}")
@@ -77,7 +71,7 @@ def _variant(text: str) -> Variant:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A planned run of a comparison; `equalised` means that the method requires one architecture for all clients."""
+    """The planned run of a method with its own settings (a variant); `equalised`: all clients get one architecture."""
 
     variant: str
     seed: int
@@ -93,13 +87,15 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class SharedSettings:
-    """The settings that the variants of a comparison share (`for_all`), and settings of single variants.
+    """The settings of all runs of a comparison; a variant is a method with its own settings.
 
     Attributes:
-        own: each variant's own settings, such as the method, by the variant's name.
-        fixed: the keys that a variant sets itself, which are not tuned, by the variant's name.
+        for_all: the settings that all variants share, by key.
+        own: each variant's own settings, including `method`, by the variant's name.
+        fixed: the keys that the user set for one variant, which are not tuned, by the variant's name.
         equalised: variants whose clients all get one architecture because the method requires this.
         notes: remarks on the settings, printed below the tables.
+        functions: the user's models, data and task.
     """
 
     for_all: Mapping[str, Value]
@@ -110,12 +106,12 @@ class SharedSettings:
     functions: UserFunctions
 
     def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
-        """Return a variant's settings with the changes `choice`; raises a `ConfigError` if they are invalid."""
+        """Return a variant's configuration with the changes `choice` (values by key); raises a `ConfigError`."""
         settings = {**self.for_all, **self.own[variant], **(choice or {}), "seed": seed}
         return configuration.resolve(settings, strict=False)
 
     def plan(self, variant: str, seed: int, folder: Path, choice: Mapping[str, Value] | None = None) -> PlannedRun:
-        """Return the planned run of a variant with one seed; raises a `ConfigError` if the settings are invalid."""
+        """Return the planned run in `folder` of a variant with one seed and the changes `choice` (values by key)."""
         return PlannedRun(variant, seed, self.settings(variant, seed, choice), folder, variant in self.equalised)
 
 
@@ -127,9 +123,10 @@ def shared_settings(
     functions: UserFunctions = UserFunctions(),  # noqa: B008 - it is frozen
     strict: bool = True,
 ) -> SharedSettings:
-    """Determine the settings that the variants share (see `compare`); raises a `FedhetError` with all problems.
+    """Return the settings that the `variants` share (see `compare`), and their own ones, for runs with these `seeds`.
 
-    With `strict`, a key that the user sets but that has no effect for any variant is an error.
+    `config` has the user's settings by key or in nested tables, and `functions` the user's models and data. Raises a
+    FedhetError for all problems; with `strict`, also for keys set by the user that have no effect for any variant.
     """
     flat = toml.chosen(config)
     base = {key: value for key, value in flat.items() if key not in SET_HERE | {"method"}}
@@ -180,8 +177,8 @@ def shared_settings(
 def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
     """Return the settings for all variants: each key has its value in the first variant in which it has an effect.
 
-    `alike` has each variant's configuration without the variant's own settings, which gives the optimiser's keys, and
-    `adapted` the same for the user's model and data, which gives all other keys.
+    Both arguments map the name of each variant to its settings without own ones: `alike` to configurations, for keys of
+    the optimiser, and `adapted` to settings that are adapted to the user's models and data, for all other keys.
     """
 
     def first(key: str) -> str:
@@ -192,7 +189,7 @@ def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Val
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
-    """Yield each remark once, after the names of its variants; it is shorter for keys that the user set (`by_hand`)."""
+    """Yield each remark on keys once, after its variants; it is shorter for keys set by the user (`by_hand`)."""
     remarks = grouped(
         (why.partition(": ")[0] if key in by_hand else why, name)
         for name, config in completed.items()
@@ -204,20 +201,20 @@ def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str
 
 
 def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """Return the settings of the preset that `base` names; the preset `own` has other settings for each method."""
+    """Return the settings of the preset named in `base` (settings by key); the preset `own` depends on the method."""
     name = str(base.get("preset", ""))
     return configuration.own_settings(method, base) if name == OWN else configuration.preset_settings(name)
 
 
 def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the preset METHOD/NAME, NAME being the end of the preset in `base`; {} without one."""
+    """Return the settings of the method's preset METHOD/NAME if the preset in `base` ends in NAME; {} without one."""
     name = str(base.get("preset", "")).rpartition("/")[2]
     own = name if name == OWN else f"{method.family}/{name}"
     return _preset({**base, "preset": own}, method) if own in (OWN, *configuration.presets()) else {}
 
 
 def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the methods' own keys in the presets METHOD/NAME (see `_own_preset`)."""
+    """Return the values of the methods' own keys, such as `fedprox.mu`, in each method's own preset, by key."""
     for_all, method_keys = _preset(base, methods[0]), dict[str, Any]()
     for method in methods:
         settings, prefix = _own_preset(method, base), f"{method.family}."
@@ -226,7 +223,7 @@ def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) 
 
 
 def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFunctions) -> dict[str, Value]:
-    """Return optimiser and learning rate for a method that trains something other than networks, or an empty dict."""
+    """Return the optimiser's settings of the method's preset if clients do not train networks, else {}."""
     if not (method := registry.method(config.method_name)).trains:
         return {}
     preset = _own_preset(method, base)
@@ -238,7 +235,6 @@ def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFun
 def _own_settings(
     variant: Variant, config: Config, for_all: Mapping[str, Value], wanted: Mapping[str, Value], by_hand: Set[str]
 ) -> tuple[dict[str, Value], list[str]]:
-    """Return a variant's own settings, with values `wanted` for keys that are not set `by_hand`, and notes on them."""
     settings = {key: value for key, value in config.flat().items() if key.startswith(f"{config.family}.")}
     settings["disclose-architecture"] = config.disclose_architecture  # a method's promise, whoever comes first
     notes = []
@@ -255,14 +251,14 @@ def _own_settings(
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
-    """Return the values in their order, without repetitions."""
+    """Return the values without repetitions, in order of their first occurrence."""
     return list(dict.fromkeys(values))
 
 
 def _without_effect(
     variants: Sequence[Variant], chosen: Mapping[str, Any], completed: Mapping[str, Config]
 ) -> Iterator[str]:
-    """Yield a message for each key in `chosen` or in a variant's settings that has no effect."""
+    """Yield an error for each key that the user set (`chosen`: for all methods) and that has no effect."""
     remarks = {name: dict(config.remarks) for name, config in completed.items()}
     for variant in variants:
         yield from (f"{variant.name}: {why}" for key, why in remarks[variant.name].items() if key in variant.settings)

@@ -20,17 +20,16 @@ from fedhet.utils.statistics import grouped
 
 _WORDS = ("method", "models")
 _LEAST = ("own steps", "public", "labelled", "models", "seeds", "steps", "worst tenth", "p", "global")
-"""Headings of the columns that a narrow terminal does not show, the least important first."""
+"""Headings of the columns that are left out on a narrow terminal, the least important first."""
 _COUNTED = "labelled", "public", "own steps", "steps", "examples seen"
 _COUNTS = dict(zip((*measures.EXAMPLES, *measures.WORK), _COUNTED, strict=True))
-"""Measures that are counts, and their headings."""
 _GAINS = dict(zip(measures.GAINS, ("{:.0%}", "{:+.3f}"), strict=True))
 _HEADINGS = {"trained_accuracy": "after training"}
 
 
 @dataclass(frozen=True)
 class TerminalTable:
-    """A table whose first line has the headings; a narrow terminal shows only the most important columns."""
+    """A table whose first line has the headings; on a narrow terminal, less important columns are left out."""
 
     lines: Sequence[Sequence[str]]
 
@@ -52,13 +51,13 @@ class TerminalTable:
 
 
 def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
-    """Return the tables of `separate_tables`, joined into one."""
+    """Return the tables of `separate_tables`, joined to one table with all columns."""
     lines = zip(*separate_tables(results, baseline), strict=True)
     return [[*line, *(cell for other in others for cell in other[1:])] for line, *others in lines]
 
 
 def markdown(results: Sequence[VariantResult], baseline: VariantResult, notes: Sequence[str], verdict: str = "") -> str:
-    """Return the sentence `verdict`, the `whole_table` and the notes as Markdown."""
+    """Return a Markdown text: the sentence `verdict`, the table of `results` (see `whole_table`) and the notes."""
     headings, *lines = whole_table(results, baseline)
     lines = [headings, ["---" if heading in _WORDS else "---:" for heading in headings], *lines]
     table = "\n".join(f"| {' | '.join(map(_in_markdown, line))} |" for line in lines)
@@ -71,7 +70,7 @@ def _in_markdown(cell: str) -> str:
 
 
 def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> Iterator[Sequence[object]]:
-    """Yield the rows of `comparison.csv`: headings, runs, then `mean`, `std`, paired `difference` and p-value `p`."""
+    """Yield the rows of `comparison.csv`: headings, runs, means, standard deviations, differences and p-values."""
     yield ["method", "seed", "models", "equal_architectures", *measures.MEASURES]
     for result in results:
         for each in result.outcomes:
@@ -92,7 +91,7 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
 
 
 def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[list[str]]]:
-    """Return tables of accuracies, of gains over local training (if known), and of costs, with headings."""
+    """Return tables of accuracies, of gains over local training (if known), and of costs, as rows of text."""
     found = measures.differences(results, baseline)
     p_values = {variant: each.p for variant, each in found.items() if each.p is not None}
     shown = {name: _HEADINGS.get(name, name.removesuffix("_accuracy")) for name in _shown(results)}
@@ -122,7 +121,6 @@ def _mean(measure: str, text: str, result: VariantResult) -> str:
 
 
 def _shown(results: Sequence[VariantResult]) -> list[str]:
-    """Return the names of accuracies to show: personal, as trained if this differs, global, and common if known."""
     personal, trained, overall, common = measures.ACCURACIES
     after = any(each.mean(trained) not in (None, each.mean(personal)) for each in results)
     known = any(each.mean(common) is not None for each in results)
@@ -130,12 +128,9 @@ def _shown(results: Sequence[VariantResult]) -> list[str]:
 
 
 def notes_below(
-    results: Sequence[VariantResult],
-    baseline: VariantResult,
-    settings: Sequence[str] = (),
-    tuned: Sequence[str] = (),
+    results: Sequence[VariantResult], baseline: VariantResult, settings: Sequence[str] = (), tuned: Sequence[str] = ()
 ) -> list[str]:
-    """Return notes for below the tables: how values were measured, and the notes on `settings` and `tuned` keys."""
+    """Return notes on how values were measured, then remarks on the settings, and on choices of tuned methods."""
     outcomes = [each for result in results for each in result.outcomes]
     metrics = sorted({each.files.metric for each in outcomes}) or ["accuracy"]
     common = {each.run.settings.test_on for each in outcomes} == {"global"}
@@ -186,7 +181,7 @@ def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
 
 
 def comparison_figure(results: Sequence[VariantResult]) -> Figure:
-    """Draw the personal accuracy of each variant by round: the mean over seeds, and the spread as a band."""
+    """Draw the mean personal accuracy over seeds of each method by round, with a band of one standard deviation."""
     figure, axes = new_figure(3.2)
     results = [result for result in results if result.outcomes]
     for position, result in enumerate(results):

@@ -1,6 +1,6 @@
-"""Choose every variant's settings on validation examples, with other seeds than in the comparison.
+"""The choice of each method's settings on validation examples, with other seeds than in the comparison.
 
-Every variant tries the same number of configurations with all tuning seeds; the one with the highest mean accuracy is
+Every method tries the same number of configurations with all tuning seeds; the one with the highest mean accuracy is
 chosen.
 """
 
@@ -20,7 +20,7 @@ from fedhet.utils.files import csv_lines, write_text
 from fedhet.utils.randomness import numpy_generator
 
 WHOLE: dict[str, Value] = {"validation": 0.0, "validation-on": "own"}
-"""Settings of reported runs, which train on whole training parts."""
+"""Settings of the runs after tuning, which train on all training examples, without a validation part."""
 
 RATE = "learning-rate"
 
@@ -29,13 +29,13 @@ _NOT_TUNED = SAME_FOR_ALL | {"architectures", "assign"}
 
 @dataclass(frozen=True)
 class Tuning:
-    """The configurations to try in tuning.
+    """The configurations that `compare` tries, to choose each method's settings.
 
     Attributes:
         grid: the values to try for each key, such as `learning-rate` or a method's `fedhenn.eta0`; `NAME:KEY` is for
-            the variant NAME only.
+            the method NAME only. A configuration has one value for each key.
         seeds: seeds of tuning; each configuration runs once with each seed.
-        runs: number of configurations for each variant; by default the size of the largest grid. Smaller grids are
+        runs: number of configurations for each method; by default the size of the largest grid. Smaller grids are
             extended by further learning rates.
     """
 
@@ -46,7 +46,7 @@ class Tuning:
 
 @dataclass
 class Trial:
-    """A configuration (`choice`) in tuning, with its validation accuracies, and the reasons of failures, by seed."""
+    """A configuration (`choice`) that is tried, with its validation accuracies or reasons of failure, by seed."""
 
     choice: Choice
     by_seed: dict[int, float] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Trial:
 
 @dataclass
 class Search:
-    """A variant's tuning: its trials, the size of its grid of configurations, and why `idle` keys have no effect."""
+    """A method's tuning: its trials, the number of configurations in its grid, and why `idle` keys have no effect."""
 
     variant: str
     grid: int
@@ -69,7 +69,7 @@ class Search:
 
     @property
     def best(self) -> Trial | None:
-        """The first configuration with the highest mean accuracy, or None if none completed with all seeds."""
+        """The first trial with the highest mean accuracy, or None if no configuration completed with all seeds."""
         completed = [each for each in self.tried if each.accuracy is not None]
         return max(completed, key=lambda each: each.accuracy or 0.0, default=None)
 
@@ -91,7 +91,7 @@ class Search:
 
 
 def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
-    """Yield the rows of `tuning.csv`: headings, and a row for each configuration of each variant."""
+    """Yield the rows of `tuning.csv`: headings, and a row for each configuration of each method."""
     keys = distinct(key for each in searches for tried in each.tried for key in tried.choice)
     seeds = sorted({seed for each in searches for tried in each.tried for seed in tried.by_seed})
     yield ["method", *keys, *(f"seed {seed}" for seed in seeds), "validation_accuracy", "result"]
@@ -106,10 +106,10 @@ def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
 def tune(
     tuning: Tuning, shared: SharedSettings, *, reported: Sequence[int], out: Path, execute: Execution
 ) -> list[Search]:
-    """Run every variant's configurations in `out/tuning`, write `tuning.csv` into `out`, and return the results.
+    """Choose settings: try every method's configurations in `out/tuning`, and write `out/tuning.csv`.
 
-    `reported` are the seeds of the comparison, which tuning must not use. Raises a ConfigError if settings cannot be
-    tuned, and a FedhetError if no configuration completed with all seeds.
+    Returns a result for each method. `shared` has the comparison's settings and `reported` its seeds, which tuning must
+    not use. Raises a ConfigError if settings cannot be tuned, and a FedhetError if no configuration completed.
     """
     check_tuning(tuning, shared, reported)
     grids = {variant: _grid(tuning, shared, variant) for variant in shared.own}
@@ -125,8 +125,8 @@ def tune(
         searches.append(Search(variant, len(grid), tried, idle))
         for each, seed in itertools.product(tried, tuning.seeds):
             trials.append((each, seed, trial_run(shared, out / "tuning", variant, each.choice, seed)))
-    counts = ", ".join(f"{len(each.tried)} for {each.variant}" for each in searches)
-    execute.tell(f"tuning with seeds {', '.join(map(str, tuning.seeds))}: configurations {counts}")
+    numbers = ", ".join(f"{len(each.tried)} for {each.variant}" for each in searches)
+    execute.tell(f"tuning with seeds {', '.join(map(str, tuning.seeds))}; configurations to try: {numbers}")
     runs = [run for _, _, run in trials]
     check(runs, shared.functions)
     failed = execute(runs)
@@ -153,19 +153,19 @@ def trial_run(
     seed: int,
     settings: Mapping[str, Value] | None = None,
 ) -> PlannedRun:
-    """Return a variant's planned run with the values `choice` and with `settings`, by default those of `held_out`."""
+    """Return a run with the changes `choice` and `settings` (default: `held_out`), in a new folder within `folder`."""
     words = [variant, *(f"{key}={value}".replace("/", "_") for key, value in choice.items()), f"seed={seed}"]
     return shared.plan(variant, seed, folder / ",".join(words), choice | dict(settings or held_out(shared)))
 
 
 def validation_accuracy(run: RunFiles) -> float | None:
-    """Return a run's validation accuracy, or None; a client that could not be evaluated counts as 0."""
+    """Return a run's validation accuracy, or None if unknown; a client that could not be evaluated counts as 0."""
     accuracy, (clients, failed) = run.accuracy("validation"), run.measured("validation")
     return accuracy * clients / (clients + len(failed)) if failed and accuracy is not None else accuracy
 
 
 def held_out(shared: SharedSettings) -> dict[str, Value]:
-    """Return settings that hold out validation examples whose labels are distributed as in the reported test set."""
+    """Return settings to hold out validation examples, with labels distributed as in the comparison's test set."""
     common = shared.for_all["test-on"] == "global" and shared.functions.data is None
     return {
         "validation": float(shared.for_all["validation"]) or 0.2,  # of the training examples
@@ -175,7 +175,7 @@ def held_out(shared: SharedSettings) -> dict[str, Value]:
 
 
 def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]) -> None:
-    """Raise a `ConfigError` with all errors in `tuning`, such as seeds that the comparison uses, too (`reported`)."""
+    """Check `tuning` against the comparison's settings and `reported` seeds; raise a `ConfigError` if invalid."""
     problems = []
     if not tuning.seeds:
         problems.append("tuning needs at least one seed that is not a seed of the comparison: set its seeds")
@@ -186,7 +186,7 @@ def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]
         variant, _, key = name.rpartition(":")
         prefix = key.rpartition(".")[0]
         if variant and variant not in shared.own:
-            problems.append(f"{name}: {variant} is not among the variants compared: use one of {', '.join(shared.own)}")
+            problems.append(f"{name}: {variant} is not among the compared methods: use one of {', '.join(shared.own)}")
         elif variant and key in shared.fixed[variant]:
             problems.append(f"{name}: the variant {variant} sets {key} itself, so leave it out of the grid")
         if key in _NOT_TUNED:
@@ -200,7 +200,7 @@ def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]
 
 
 def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> tuple[list[Choice], dict[str, str]]:
-    """Return a variant's configurations to try, and the reasons why some keys of the grid have no effect."""
+    """Return the configurations of a method (`variant`) to try, and why some keys of the grid have no effect."""
     prefixes = ("", shared.settings(variant, tuning.seeds[0]).family)
     grid = {name: values for name, values in tuning.grid.items() if ":" not in name}
     prefix = f"{variant}:"
@@ -217,7 +217,7 @@ def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> tuple[list[Ch
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:
-    """Return up to `number` configurations: the choices, then copies with learning rates between and beyond theirs."""
+    """Return up to `number` configurations: `choices`, then copies with learning rates between and beyond theirs."""
     rates = sorted({float(each[RATE]) for each in choices if RATE in each})
     filled = list(choices)
     while len(filled) < number and rates and rates[0] > 0:

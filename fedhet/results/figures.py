@@ -35,7 +35,6 @@ DASHES = ("-", "--", ":", "-.", (0, (9, 2)), (0, (2, 2)))
 WIDTH = 4.5
 """The width of a page's figures in inches, at which their text is legible on a phone."""
 
-
 _TESTS: tuple[tuple[TestSet, str, str], ...] = (("own", "-", ""), ("common", "--", ", common test set"))
 _CURVE_LABELS = {
     "trained": {"trained": "personal models", "received": "global model"},
@@ -45,13 +44,13 @@ _CURVE_LABELS = {
 
 
 def run_figures(run: RunFiles) -> dict[str, Figure]:
-    """Return a run's figures by name, in the order of its report."""
+    """Return the figures of a run's report (`accuracy`, `clients` and `losses`) by name, without empty figures."""
     drawn = {"accuracy": accuracy_figure(run), "clients": clients_figure(run), "losses": loss_figure(run)}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 def accuracy_figure(run: RunFiles) -> Figure | None:
-    """Draw the weighted mean accuracy by round, with the range over clients as a band."""
+    """Draw the weighted mean accuracy by round, with the range over clients as a band; return None without data."""
     figure, axes = new_figure(2.9)
     colours: dict[Which, str] = {"received": ORANGE, "trained": BLUE}
     for which, colour in colours.items():
@@ -73,7 +72,7 @@ def accuracy_figure(run: RunFiles) -> Figure | None:
 
 
 def clients_figure(run: RunFiles) -> Figure | None:
-    """Draw the clients' last accuracies by architecture, with a dot for each client and a bar at the mean."""
+    """Draw each client's last accuracy as a dot, by architecture, with a bar at the mean; return None without data."""
     rows = final_clients(run.clients)
     by_name = grouped((row.architecture, row.accuracy) for row in rows if row.accuracy is not None)
     if not by_name:
@@ -95,7 +94,7 @@ def clients_figure(run: RunFiles) -> Figure | None:
 
 
 def loss_figure(run: RunFiles) -> Figure | None:
-    """Draw the training loss, including the terms that the method adds, and the test loss by round."""
+    """Draw the training loss (with the method's additional terms) and the test loss by round; None without data."""
     figure, axes = new_figure(2.7)
     training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
     draw_line(axes, training, color=ORANGE, label="training")
@@ -104,7 +103,7 @@ def loss_figure(run: RunFiles) -> Figure | None:
 
 
 def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
-    """Draw the accuracy of several runs by round, each in the evaluation that scores its method."""
+    """Draw the accuracy of each run (by name) by round, as in `RunFiles.curve`; return None without data."""
     figure, axes = new_figure(2.9)
     for place, (name, run) in enumerate(runs.items()):
         draw_line(axes, run.curve, **look(place), label=name)
@@ -118,7 +117,7 @@ class PlainFigure(Figure):
     """A figure for notebooks and pages, whose text is drawn literally: a `$` in a name does not start a formula."""
 
     def draw(self, renderer: Any) -> None:
-        """Draw the figure without mathematical formulas."""
+        """Draw the figure with matplotlib's `renderer`, without mathematical formulas."""
         for text in self.findobj(Text):
             text.set_parse_math(False)
         super().draw(renderer)
@@ -128,7 +127,7 @@ class PlainFigure(Figure):
 
 
 def new_figure(height: float) -> tuple[Figure, Axes]:
-    """Return an empty figure, `height` inches high, and its axes."""
+    """Return an empty figure, `height` inches high and `WIDTH` inches wide, and its axes."""
     figure = PlainFigure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -167,7 +166,7 @@ def to_svg(figure: Figure, name: str) -> str:
 
 
 def look(position: int) -> dict[str, Any]:
-    """Return the colour and line style of the line with index `position`; the first 48 lines all differ."""
+    """Return colour and line style (arguments of `plot`) of the line with index `position`; the first 48 differ."""
     return {"color": PALETTE[position % len(PALETTE)], "linestyle": DASHES[position // len(PALETTE) % len(DASHES)]}
 
 
@@ -178,7 +177,7 @@ def draw_line(axes: Axes, points: Sequence[tuple[float, float]], **options: Any)
 
 
 def label_axes(axes: Axes, x: str, y: str) -> bool:
-    """Set the labels of axes and put a legend above them; return whether anything is drawn in the axes.
+    """Set the labels `x` and `y` of the axes, and put a legend above them; return whether the axes have any data.
 
     Ticks of the x axis are at integers. The figure's height grows by the height of the legend.
     """

@@ -1,4 +1,4 @@
-"""Read the files of a run directory, and compute the content of `summary.json` from a run's history.
+"""The content of a run directory, and of `summary.json`, which is computed from the run's history.
 
 Accuracies and losses are means over examples; `accuracy` is the task's metric, which `summary.json` names. Bytes are
 payload bytes, times are seconds.
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_history(folder: Path | str) -> list[Row]:
-    """Read the rows of `history.jsonl`, one for each round; raises a `FedhetError` if one cannot be read."""
+    """Read the rows of `history.jsonl`, one per round; raises a `FedhetError` if a row is damaged."""
     path = Path(folder) / "history.jsonl"
     rows: list[Row] = []
     for number, line in enumerate(_lines(path), start=1):
@@ -48,23 +48,23 @@ def _lines(path: Path) -> list[str]:
     # A shortened number is still a number, so only its end shows that a line is complete.
     whole, end, torn = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
     if torn:
-        _log.warning("%s: the last line is incomplete, probably after a crash; ignored", path)
+        _log.warning("%s: the last line is incomplete, probably after a crash, and is ignored", path)
     return whole.split("\n") if end else []
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Parse a JSON object and make its strings printable; raises a `ValueError` for any other text."""
+    """Parse a JSON object, and escape invisible characters in it; raises a `ValueError` for any other text."""
     try:
         value = all_printable(json.loads(text))
     except RecursionError:
-        raise ValueError("the JSON value is nested too deeply") from None
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError("a JSON object was expected")
+        raise ValueError("it is not a JSON object")
     return value
 
 
 def read_clients(folder: Path | str) -> list[ClientRow]:
-    """Read the rows of `clients.csv`, one for each client and round; raises a `FedhetError` if one cannot be read."""
+    """Read the rows of `clients.csv`, one per client and round; raises a `FedhetError` if a row is damaged."""
     path = Path(folder) / "clients.csv"
     reader = csv.DictReader(_lines(path))
     try:
@@ -96,10 +96,11 @@ def learning_curve(
     test: TestSet = "own",
     measure: str = "accuracy",
 ) -> list[tuple[int, float]]:
-    """Return pairs of a round and the `measure` (accuracy or loss) after it, in the latest evaluation.
+    """Return pairs (round, value) with the accuracy or loss (`measure`) after each round, from rows of `history.jsonl`.
 
-    `which` selects the models as `received` by clients or as `trained` by them, and `test` the test set. The
-    `statistic` over clients is ignored for one global model on the common test set.
+    `which` selects the networks as clients `received` them from the server, or as they `trained` them. `test` selects
+    the clients' `own` test sets, the `common` one, or `validation` examples. `statistic` is a statistic over clients,
+    such as `mean`; it is ignored for one global model on the common test set.
     """
     curve: dict[int, float] = {}
     for row in rows:
@@ -113,19 +114,19 @@ def learning_curve(
 
 
 def last_round(rows: Iterable[Row]) -> int:
-    """Return the number of the last round, not counting the evaluation at the end; 0 if there are no rounds."""
+    """Return the number of the last round in `rows`, without the evaluation after it; 0 if there are no rounds."""
     return max((row["round"] for row in rows if not row.get("final")), default=0)
 
 
 def scored_curve(
     rows: Sequence[Row], which: Which, measure: Literal["accuracy", "loss"] = "accuracy"
 ) -> list[tuple[int, float]]:
-    """Return the `learning_curve` of clients' own test sets or, if there is none, of the common test set."""
+    """Return the `learning_curve` on the clients' own test sets or, if it is empty, on the common test set."""
     return learning_curve(rows, which, measure=measure) or learning_curve(rows, which, test="common", measure=measure)
 
 
 def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:
-    """Return the content of `summary.json` for a run with this history, without engine, time and status."""
+    """Return the content of `summary.json`, given a run's history (`rows`), without engine, time and status."""
     scored = run.traits.scored
     labelled, public = sum(record.examples for record in run.state.clients.values()), run.state.public_size
     on: TestSet = "common" if config.test_on == "global" else "own"
@@ -173,14 +174,17 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
 def _last(
     rows: Sequence[Row], which: Which, test: TestSet, statistics: Sequence[str] = STATISTICS
 ) -> dict[str, float] | None:
-    """Return the last value of `learning_curve` for each of the `statistics`, or None if one of them is missing."""
     curves = {name: learning_curve(rows, which, name, test) for name in statistics}
     return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The content of a run directory (`ran`: host and command); files that an unfinished run lacks are empty."""
+    """The content of a run directory; files that an unfinished run lacks are empty or None.
+
+    `settings` has the configuration by key, `versions` the versions of packages, and `ran` the host and the command.
+    `rows` are the lines of `history.jsonl`, `clients` those of `clients.csv`, and `summary` is from `summary.json`.
+    """
 
     folder: Path
     settings: dict[str, Any]
@@ -192,17 +196,17 @@ class RunFiles:
 
     @property
     def personal(self) -> Which | None:
-        """Whether personal models are scored as clients `received` or `trained` them; None without a summary."""
+        """Which networks are personal models: as clients `received` or `trained` them; None without a summary."""
         return self.summary.get("personal") if self.summary else None
 
     @property
     def scored(self) -> Which:
-        """The evaluation that scores the run: `personal` or, without a summary, `trained`."""
+        """The networks whose accuracy is the run's result: `personal` or, without a summary, `trained`."""
         return self.personal or "trained"
 
     @property
     def curve(self) -> list[tuple[int, float]]:
-        """Pairs of round and accuracy in the evaluation that scores the run."""
+        """Pairs (round, accuracy) of the networks in `scored`, whose accuracy is the run's result."""
         return scored_curve(self.rows, self.scored)
 
     @property
@@ -212,7 +216,7 @@ class RunFiles:
 
     @property
     def scores(self) -> list[str]:
-        """The kinds of accuracy that the run has, `personal`, `global` or both; the first one is its score."""
+        """The accuracies that the run has: `personal`, `global` or both; the first one is the run's main result."""
         personal = self.personal != "received" or not self.has_global  # else the global model scores the method
         return ["personal"] * personal + ["global"] * self.has_global
 
@@ -232,7 +236,7 @@ class RunFiles:
         return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
 
     def measured(self, test: TestSet) -> tuple[int, dict[str, str]]:
-        """Return how many clients were evaluated on `test`, and why others failed, by name; (0, {}) without clients."""
+        """Return the number of clients in the last evaluation on `test`, and why others failed, by client name."""
         for row in reversed(self.rows):
             if last := (row if test == "own" else row.get(test) or {}).get(self.scored):
                 clients = int(last.get("clients", 0))
@@ -247,13 +251,13 @@ class RunFiles:
 
     @property
     def title(self) -> str:
-        """The names of the method and the data set, as a title."""
+        """A title with the method and the data set, such as `fedavg on digits`."""
         dataset = (self.summary or self.settings).get("dataset", "?")
         return f"{self.settings.get('method', '?')} on {'own data' if dataset == OWN else dataset}"
 
 
 def read_run(folder: Path | str) -> RunFiles:
-    """Read all files of a run directory; raises a `FedhetError` if it is not a run directory or a file is damaged."""
+    """Read all files of a run directory; raises a `FedhetError` if `folder` is not one or a file is damaged."""
     folder = Path(folder)
     config = folder / "config.toml"
     if not folder.is_dir():
@@ -279,7 +283,7 @@ def read_run(folder: Path | str) -> RunFiles:
 
 @contextmanager
 def showing(folder: object) -> Iterator[None]:
-    """Context manager that converts errors to a `FedhetError`, which says that the files in `folder` are damaged."""
+    """Context manager that reports an unexpected exception as a `FedhetError` about damaged files in `folder`."""
     try:
         yield
     except (FedhetError, OSError):

@@ -17,7 +17,7 @@ from fedhet.utils.statistics import ClientRow
 
 @dataclass
 class RoundReport:
-    """The results of a round for observers: its row of `history.jsonl` and its rows of `clients.csv`."""
+    """The results of a round: its line of `history.jsonl` (`row`) and its rows of `clients.csv` (`clients`)."""
 
     row: dict[str, Any]
     clients: list[ClientRow]
@@ -28,6 +28,10 @@ class RunInfo:
     """The description of a run that observers receive.
 
     Attributes:
+        method: the method's name.
+        traits: the method's properties, such as which arrays clients share.
+        state: the strategy's state after the last round.
+        metric: the name of the task's metric.
         own_data: whether clients have the user's data, not the configured data set.
         devices: the different devices on which clients compute.
         test_on: the test sets in use (`Config.test_on`); empty before the handshake.
@@ -47,26 +51,26 @@ class RunInfo:
 
 
 class Observer:
-    """Base class of observers of a run. Subclasses override the methods that they need."""
+    """Base class of observers of a run, which are called during the run. Subclasses override the methods they need."""
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
-        """Called before the first round; the rounds to run are `first` to `last`."""
+        """Called before the first round; the rounds to run have the numbers `first` to `last`."""
 
     def answered(self, done: int, asked: int) -> None:
         """Called after each reply of a client; `done` of `asked` clients have replied."""
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        """Called after each round, when `run.state` has been updated."""
+        """Called after each round with its results (`report`), when `run.state` has been updated."""
 
     def finished(self, run: RunInfo) -> None:
         """Called when the run is complete, after the evaluation at the end."""
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
-        """Called if the run fails."""
+        """Called if the run fails with the exception `error`."""
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a round as a flat dictionary, with names such as `common/trained/accuracy/weighted`."""
+    """Return the numbers in a row of `history.jsonl` by name, such as `common/trained/accuracy/weighted`."""
     numbers = {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
     numbers |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
     tested = {"": row, "common/": row.get("common") or {}, "validation/": row.get("validation") or {}}
@@ -78,21 +82,18 @@ def flat(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Logger(Observer):
-    """Observer that calls `log` with each round's metrics and number, and `end` with whether the run completed."""
+    """Observer that calls `log(metrics, round)` after each round, and `end(completed)` at the end of the run."""
 
     def __init__(self, log: Callable[[dict[str, float], int], object], end: Callable[[bool], object]) -> None:
         self._log, self._end = log, end
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        """Log the round's metrics."""
         self._log(flat(report.row), report.row["round"])
 
     def finished(self, run: RunInfo) -> None:
-        """Close the log as completed."""
         self._end(True)
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
-        """Close the log as failed."""
         self._end(False)
 
 
@@ -109,7 +110,7 @@ def _tensorboard(folder: Path, settings: Mapping[str, Value]) -> Logger:
 
 
 def _wandb(folder: Path, settings: Mapping[str, Value]) -> Logger:
-    """Return a logger that writes into `wandb/` of the run directory, offline unless WANDB_MODE is set."""
+    """Return a logger that writes into `wandb/` in `folder`, the run directory; offline unless WANDB_MODE is set."""
     import wandb
 
     place = {"project": "fedhet", "name": folder.name, "dir": str(folder)}
@@ -140,7 +141,7 @@ LOGGERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
 def loggers(names: Sequence[str], folder: Path, settings: Mapping[str, Value]) -> list[Observer]:
-    """Return the loggers with these names; raises a `ConfigError` if a logger is not installed or cannot start."""
+    """Return the loggers with these names for a run; raises a `ConfigError` if one is missing or cannot start."""
     observers: list[Observer] = []
     for name in names:
         try:

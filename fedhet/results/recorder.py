@@ -42,14 +42,16 @@ S = TypeVar("S", bound=State)
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
 EARLIER = "earlier"
-"""Folder in `checkpoint/` with the checkpoint before the last round of training."""
+"""Folder in `checkpoint/` with the checkpoint before the last round of training, to add further rounds to a run."""
 PACKAGES = ("flwr", "torch", "numpy", "scipy")
 
 
 class RunDirectory(Observer):
-    """Observer that writes the files of a run; `folder` must be usable (see `check_folder`).
+    """Observer that writes the files of a run into `folder`, which must be usable (see `check_folder`).
 
-    `supplied` has descriptions of the user's model and data, and `simulated` says whether clients run on this machine.
+    `config` is the run's configuration, and `engine` says how clients run, such as `local`. With `resume`, the run in
+    the folder is continued. `supplied` describes the model and data that the user passed in Python, by argument, and
+    `simulated` says whether clients run on this machine.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class RunDirectory(Observer):
         log.info("results go to %s", folder)
 
     def _begin(self) -> None:
-        """Cut the files back to the checkpoint's round, and write `config.toml`; only the first call has an effect."""
+        """Remove rounds after the checkpoint from the files, and write `config.toml`; later calls do nothing."""
         if not self._unchanged:
             return
         self._unchanged = False
@@ -108,13 +110,13 @@ class RunDirectory(Observer):
         write_text(self.folder / "config.toml", to_toml({**flat, **noted, **versions}))
 
     def reconfigure(self, config: Config) -> None:
-        """Write the configuration that `train_config` changed into `config.toml`."""
+        """Write `config`, which replaces the configuration during the run, into `config.toml`."""
         self._begin()
         self.config = config
         self._write_config()
 
     def resumed(self, fresh: S) -> S:
-        """Return the state after the last complete round, or `fresh` if there is none.
+        """Return the state after the last complete round, or the new state `fresh` if there is none.
 
         If clients keep their state in this run directory, `fresh.run` is set to an empty string.
         """
@@ -123,7 +125,6 @@ class RunDirectory(Observer):
         return fresh if self._last is None else type(fresh).load(self._last)
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
-        """Write the value of `test-on` that the handshake determined into `config.toml`."""
         self._begin()
         if run.test_on not in ("", self.config.test_on):
             self.reconfigure(self.config.replace(test_on=run.test_on))
@@ -150,7 +151,6 @@ class RunDirectory(Observer):
                     old.unlink()
 
     def finished(self, run: RunInfo) -> None:
-        """Write models, summary and report."""
         self._collect_models(run)
         self._write_summary(run, "completed")
         self._show()
@@ -171,18 +171,19 @@ class RunDirectory(Observer):
         write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _show(self) -> None:
-        """Write the report; errors are logged as warnings, since the result does not need it."""
         if not self.config.report:
             return
         try:
             write_report(self.folder)
         except Exception as error:
-            log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
+            log.warning(
+                "report.html was not written (%s: %s); try fedhet report", type(error).__name__, error, exc_info=error
+            )
 
     def _collect_models(self, run: RunInfo, round: int = 0) -> None:
-        """Move the models that clients wrote into their state folder to the run's folder, and write the global model.
+        """Move the models that clients saved on this machine to the run directory, and write the global model.
 
-        The models of clients on other machines stay there. `round` is 0 for the models at the end of the run.
+        `round` is the round after which they were saved (`save-every`), or 0 at the end of the run.
         """
         name = Path("models", round_folder(round))
         places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if run.state.run else [])]
@@ -194,7 +195,7 @@ class RunDirectory(Observer):
             write_arrays(self.folder / name / "global.safetensors", run.state.model)
 
     def _remove_models(self, round: int) -> None:
-        """Remove the models that were written after a round."""
+        """Remove models that were saved after `round` or at the end of the run."""
         kept = {round_folder(number) for number in range(1, round + 1)}
         for path in (self.folder / "models").glob("*"):
             if path.is_file():
@@ -213,8 +214,8 @@ class RunDirectory(Observer):
             schedule, method = self.config.lr_schedule, self.config.method_name
             if schedule != "constant" or traits(self.config).planned:
                 log.warning(
-                    "the rounds so far were planned for rounds = %d (method = %s, lr-schedule = %s), so results differ "
-                    "from those of a run with rounds = %d from the start",
+                    "the rounds so far ran with rounds = %d, on which they depend (method = %s, lr-schedule = %s), so "
+                    "results differ from those of a run with rounds = %d from the start",
                     *(planned, method, schedule, rounds),
                 )
             # A run that gets more rounds continues before its last one, which some methods treat differently.
@@ -223,13 +224,13 @@ class RunDirectory(Observer):
                 last = earlier
             elif planned < int(last.stem):
                 raise ConfigError(
-                    f"the run in {self.folder} completed its closing round and has no checkpoint before it, so it "
+                    f"the run in {self.folder} completed its closing-epochs and has no checkpoint before them, so it "
                     f"cannot get more rounds: start a new run with rounds = {rounds}"
                 )
         complete = int(last.stem) if last else -1
         done = complete - bool(self.config.closing_epochs)
         if 0 < rounds < done:
-            raise ConfigError(f"rounds = {rounds}: {self.folder} has {done} rounds already; set at least {done}")
+            raise ConfigError(f"rounds = {rounds}: {self.folder} has {done} rounds already; set rounds >= {done}")
         if last is None:
             return None
         digests = json.loads(read_arrays(last)[1].get("digests", "{}"))
@@ -257,10 +258,10 @@ class RunDirectory(Observer):
 def recorded(
     folder: Path, config: Config, engine: str, *, resume: bool = False, **arguments: Any
 ) -> Iterator[tuple[RunDirectory, *tuple[Observer, ...]]]:
-    """Context manager that locks a run directory, and yields a `RunDirectory`, created with `arguments`, and loggers.
+    """Context manager that locks a run directory, and yields a `RunDirectory` and the loggers of the configuration.
 
-    Raises a ConfigError if folder or loggers cannot be used, and a FedhetError that says how to resume the run if
-    writing fails.
+    The arguments are those of `RunDirectory`. Raises a ConfigError if the folder or a logger cannot be used, and a
+    FedhetError that says how to resume the run if writing fails.
     """
     check_folder(folder, resume=resume)
     with ExitStack() as stack:
@@ -282,13 +283,13 @@ def recorded(
 
 
 def resuming(folder: Path, supplied: Collection[str]) -> str:
-    """Return the command that resumes a run; if the user `supplied` a model or data, it is a Python call."""
+    """Return the command that resumes a run: Python if the user `supplied` a model or data, else for a shell."""
     functions = "".join(f", {name}=..." for name in supplied)
     return f"fedhet.run(resume={str(folder)!r}{functions})" if supplied else f"fedhet run --resume {folder}"
 
 
 def check_folder(folder: Path, *, resume: bool = False) -> None:
-    """Raise a `ConfigError` if a folder cannot be written to, contains a run or, with `resume`, contains none."""
+    """Check that `folder` is usable for a new run or, with `resume`, has a run; raise a `ConfigError` otherwise."""
     check_place(folder)
     if resume and not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} contains no run to resume: give the directory of a run, with its config.toml")

@@ -34,7 +34,6 @@ TABLE = """\
 </tbody></table></div>
 {% endmacro %}
 """
-"""A macro for a table."""
 
 PAGE = """\
 <!DOCTYPE html>
@@ -116,16 +115,16 @@ th { color: var(--quiet); font-weight: 500; } td:last-child { overflow-wrap: any
 </body>
 </html>
 """
-"""A page with `title`, `lines` (style `bad` or `quiet`, text), `facts` (name, value, note), `pictures` (`name`, `svg`,
-`caption`) and `sections`, in this order."""
+"""Jinja template of a page with `title`, `lines` (CSS class, text), `facts` (name, value, note), `pictures` (`name`,
+`svg`, `caption`) and `sections`, in this order."""
 
 Table = Sequence[Sequence[str]]
-"""Headings, then rows."""
+"""Rows of text; the first row has the headings."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page: tables (`kind` are their CSS classes), notes, and links by name."""
+    """A section of a page: a heading, tables (with CSS classes `kind`), notes, and links (pairs of text and URL)."""
 
     heading: str
     tables: Sequence[Table] = ()
@@ -135,7 +134,7 @@ class Section:
 
 
 def table(lines: Table) -> str:
-    """Return a table, whose first line has the headings, as HTML for a notebook."""
+    """Return a table, whose first row has the headings, as HTML for a notebook."""
     return _render("{{ table(lines[0], lines[1:]) }}", lines=lines)
 
 
@@ -227,7 +226,7 @@ def _about(run: RunFiles) -> str:
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
-    """Return name, value and note of the numbers at the top of the page; empty if there is no summary yet."""
+    """Return name, value and note of each number at the top of the page, or [] without a summary."""
     summary = run.summary
     if summary is None:
         return []
@@ -272,7 +271,7 @@ def _few(names: Iterable[str], most: int = 12) -> str:
 
 
 def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
-    """Write a page on several runs; raises a `FedhetError` if a folder contains no run or two folders have one name."""
+    """Write a page on several runs to `path`; raises a `FedhetError` if folders have equal names or no run."""
     from fedhet.results.figures import runs_figure
 
     runs = {printable(Path(folder).resolve().name): read_run(folder) for folder in folders}
@@ -295,7 +294,11 @@ def write_together(
     more: Sequence[Section] = (),
     verdict: str = "",
 ) -> Path:
-    """Write a page on several runs: the `verdict`, figures, tables, notes, `more` sections, and links to runs."""
+    """Write a page on several runs (by name) to `path`, and return the path.
+
+    Below its `title`, the page has the sentence `verdict`, the figures (with names in `_CAPTIONS`), the tables and the
+    notes below them, `more` sections, and links to the reports of the runs.
+    """
     pages = {name: run.folder / "report.html" for name, run in runs.items()}
     links = [
         (name, quote(Path(os.path.relpath(page, path.parent)).as_posix()) if page.is_file() else "")

@@ -1,7 +1,7 @@
 """The state of a strategy, which is saved after every round and from which a run can be resumed.
 
-A method may add fields: plain JSON values, `Arrays` (a group of named arrays), or `ArraysBy` (a dictionary of such
-groups, for example by client).
+A method may add fields: plain JSON values, `Arrays` (a dictionary of arrays by name), or `ArraysBy` (a dictionary of
+such dictionaries, for example by client).
 """
 
 import json
@@ -14,15 +14,15 @@ from fedhet.messages import Arrays
 from fedhet.utils.files import plain_name, read_arrays, write_arrays
 
 ArraysBy = dict[str, Arrays]
-"""Groups of arrays by name."""
+"""Dictionaries of arrays, such as each client's, by name."""
 
 
 @dataclass
 class ClientRecord:
-    """The server's record of a client; `architecture` is empty if it is not disclosed.
+    """The values that the server keeps for a client; `architecture` is empty if it is not disclosed.
 
-    `trained` is the last round in which the client trained successfully, or -1. `partition` has its partition id and
-    the number of partitions. `node` is its Flower node id, unless clients are simulated.
+    `examples` is the number of training examples. `trained` is the last round of successful training, or -1.
+    `partition` has partition id and number of partitions. `node` is the Flower node id, unless clients are simulated.
     """
 
     examples: int
@@ -39,11 +39,12 @@ class State:
     Attributes:
         serves: whether `model` is a global model that the server trains, while clients share no network.
         round: the last complete round; 0 before the first round.
+        clients: the admitted clients by name.
         run: random identifier of the run, under which clients store their state; empty if they store it in the run
             directory.
         public: digest of the public dataset, empty without one; `public_size` is its number of examples.
         common: values that must be equal for all clients, by name.
-        model: shared arrays by key; if whole networks are shared, the global model.
+        model: shared arrays by name; if whole networks are shared, the global model.
         stopped: the last round of training, if an observer set it to end training early; else 0.
     """
 
@@ -59,13 +60,13 @@ class State:
     stopped: int = 0
 
     def aside(self) -> Self:
-        """Return a copy with new dictionaries and lists; it shares only arrays and `clients` with this state."""
+        """Return a copy with new dictionaries and lists; it shares arrays and `clients` with this state."""
         values = vars(self) | {"clients": ()}  # which may be many
         copies: dict[str, Any] = {n: value.copy() for n, value in values.items() if isinstance(value, dict | list)}
         return replace(self, **copies)
 
     def save(self, path: Path, **further: str) -> None:
-        """Write the state atomically to a safetensors file, with plain values and `further` texts as metadata."""
+        """Write the state atomically to a safetensors file, with plain values and texts (`further`) as metadata."""
         arrays: Arrays = {}
         values: dict[str, Any] = {}
         for name, kind in _kinds(type(self)).items():
@@ -90,14 +91,14 @@ class State:
             for place in saved["arrays"]:  # in their order, which the file does not keep
                 name, member, key = place.split("/", 2)
                 if kinds.get(name) is None:
-                    raise FedhetError(f"the method's state has no arrays {name!r}; the file may be another method's")
+                    raise FedhetError(f"the checkpoint has arrays {name!r} of another method: check the key method")
                 groups = getattr(state, name)
                 group = groups.setdefault(member, {}) if kinds[name] == ArraysBy else groups
                 group[key] = arrays[place]
             state.round = saved["round"]
             for name in filter(None, (state.run, *saved["clients"])):  # folders and files are named after them
                 if not plain_name(name):
-                    raise FedhetError(f"{name!r} is not a valid name of a run or client")
+                    raise FedhetError(f"the checkpoint has an invalid name of a run or client, {name!r}")
             for name, record in saved["clients"].items():
                 place = record.get("partition")
                 state.clients[name] = ClientRecord(**record | {"partition": tuple(place) if place else None})
@@ -109,7 +110,6 @@ class State:
 
 
 def _kinds(state: type[State]) -> dict[str, Any]:
-    """Return the type of each field of a state class: Arrays, ArraysBy, or None for a plain value."""
     hints = get_type_hints(state)
     names = [each.name for each in fields(state) if each.name not in ("round", "clients")]
     return {name: hints[name] if hints[name] in (Arrays, ArraysBy) else None for name in names}

@@ -1,4 +1,4 @@
-"""The output of a run on a terminal: its progress and its closing table; functions that format numbers.
+"""The output of a run on a terminal (progress and closing table), and functions that format numbers.
 
 Progress is an updated line on a terminal, and a line for each round elsewhere.
 """
@@ -37,7 +37,7 @@ def format_value(value: float | None) -> str:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Format a duration in seconds, minutes and seconds (from two minutes), or hours and minutes (from two hours)."""
+    """Format a duration as `5.0 s`, `3 min 20 s` (from two minutes) or `2 h 5 min` (from two hours); None as `-`."""
     if seconds is None:
         return "-"
     if seconds < 120:
@@ -47,7 +47,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def by_architecture(run: RunFiles) -> list[list[str]]:
-    """Return a table of mean accuracies over clients, with a row for each architecture and one for all clients."""
+    """Return a table of the clients' last accuracies, as rows of text: headings, each architecture, all clients."""
     final = final_clients(run.clients)
     if not final:
         return []
@@ -63,7 +63,7 @@ def by_architecture(run: RunFiles) -> list[list[str]]:
 
 
 def headline(run: RunFiles) -> str:
-    """Return a line with the method, accuracies, bytes and time of a run."""
+    """Return a one-line summary of a run: method, accuracies, bytes, time, and failures if there are any."""
     method = run.settings.get("method", "unknown method")
     summary = run.summary
     if summary is None:
@@ -102,9 +102,9 @@ def absence(run: RunFiles) -> str:
 
 
 def stage(run: RunFiles, which: str) -> str:
-    """Return a note on whether a score (`personal` or `global`) was measured before or after the last aggregation.
+    """Return a note on whether the accuracy `which` was measured before or after the last aggregation.
 
-    The note includes the accuracy at the other time if it is known and different.
+    `which` is `personal` or `global`. The note has the accuracy at the other time, too, if it is known and different.
     """
     received = run.personal == "received"
     other = run.accuracy("trained" if received else "received")
@@ -118,7 +118,7 @@ def stage(run: RunFiles, which: str) -> str:
 
 
 def closing_table(folder: Path | str) -> Table | str:
-    """Return the table that `fedhet run` prints at the end, or only its `headline` if no client was evaluated."""
+    """Return the table for the end of the run in `folder`, or only its `headline` if no client was evaluated."""
     run = read_run(folder)
     lines = by_architecture(run)
     if not lines:
@@ -134,7 +134,7 @@ def closing_table(folder: Path | str) -> Table | str:
 
 
 class ProgressLine(Observer):
-    """Observer that shows a run's progress in one line; `folder` is the run directory, with any earlier rounds."""
+    """Observer that shows progress in a line of a console; earlier rounds of a resumed run are read from `folder`."""
 
     def __init__(self, console: Console, folder: Path | None = None) -> None:
         self._console, self._folder = console, folder
@@ -154,7 +154,6 @@ class ProgressLine(Observer):
         self._live.start()
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
-        """Show the line with the progress of rounds."""
         self._last, self._started = last, time.monotonic()
         earlier = read_history(self._folder) if self._folder and first > 1 else []
         for row in (row for row in earlier if row["round"] < first):
@@ -164,11 +163,9 @@ class ProgressLine(Observer):
         self.prepare(run.method, "")
 
     def answered(self, done: int, asked: int) -> None:
-        """Show on a terminal how many clients have replied in the current round."""
         self._live.update(self._task, news=", ".join([f"{done} of {asked} clients", *self._numbers]))
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        """Update the line on a terminal, or print a new line without a terminal."""
         row, final = report.row, bool(report.row.get("final"))
         self._bytes += row["bytes_up"] + row["bytes_down"]
         number = len(row["participants"])
@@ -186,11 +183,9 @@ class ProgressLine(Observer):
             self._say(f"round {row['round']}/{self._last}: {self._news}, {left:.0f} s left")
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
-        """Remove the progress line."""
         self.close()
 
     def finished(self, run: RunInfo) -> None:
-        """Replace the line by a summary."""
         self.close()
         rounds = "1 round" if self._last == 1 else f"{self._last} rounds"
         self._say(f"{run.method}: {rounds} in {time.monotonic() - self._started:.0f} s, {self._news}")

@@ -64,11 +64,11 @@ class TestVariants:
     @pytest.mark.parametrize(
         ("texts", "reason"),
         [
-            (["fedavg", "fedavg=fedprox"], "several variants have the name fedavg: give one another name, NAME=METHOD"),
-            (["a=fedavg,alpha=.1,rounds=3"], "a: set alpha once for all variants"),
+            (["fedavg", "fedavg=fedprox"], "several methods have the name fedavg: give one another name, NAME=METHOD"),
+            (["a=fedavg,alpha=.1,rounds=3"], "a: set alpha for all methods at once"),
             (["a=fedavg,fedprox.mu=1"], r"a: fedprox\.mu is not a key of fedavg"),
             (["a=fedavgg"], "fedavgg"),
-            (["a=b=fedavg"], "a=b=fedavg is not a variant: write METHOD, or NAME=METHOD,KEY=VALUE"),
+            (["a=b=fedavg"], "a=b=fedavg is not a method with settings: write METHOD or NAME=METHOD,KEY=VALUE"),
         ],
     )
     def test_invalid_variants(self, texts, reason):

@@ -66,14 +66,14 @@ def test_one_method_may_have_values_of_its_own(comparison):
     comparison.go(methods=("fedavg", "local"), seeds=(0,), tuning=tuning)
     assert rates(comparison, "local")[:2] == [0.05, 0.8]
     assert rates(comparison, "fedavg")[:3] == [0.1, 0.2, 0.4]
-    with pytest.raises(ConfigError, match="fedprox:learning-rate: fedprox is not among the variants compared"):
+    with pytest.raises(ConfigError, match="fedprox:learning-rate: fedprox is not among the compared methods"):
         comparison.go(methods=("local",), tuning=Tuning({"fedprox:learning-rate": [0.1]}, (9,)))
 
 
 @pytest.mark.parametrize(("runs", "expected"), [(2, 2), (None, 6)])
 def test_equal_numbers_of_configurations(comparison, runs, expected):
     text = comparison.go(methods=("fedhenn", "local"), seeds=(0,), tuning=Tuning(GRID, (9,), runs))
-    assert f"configurations {expected} for fedhenn, {expected} for local" in text
+    assert f"configurations to try: {expected} for fedhenn, {expected} for local" in text
     assert len({json.dumps(row) for row in tried(comparison, "fedhenn")}) == expected
     if runs is None:  # halfway between, and beyond both ends
         assert rates(comparison, "local") == [0.1, 0.2, 0.4, 0.141, 0.283, 0.05]

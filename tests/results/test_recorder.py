@@ -171,7 +171,7 @@ def test_a_resumed_run_with_other_plans(tmp_path, caplog, settings):
     config = configuration.resolve({"method": "fedavg", "rounds": 2, **settings})
     record(RunDirectory(tmp_path, config, "local"), 0, 1)
     RunDirectory(tmp_path, config.replace(rounds=4), "local", resume=True)
-    assert ("the rounds so far were planned for rounds = 2" in caplog.text) is bool(settings)
+    assert ("the rounds so far ran with rounds = 2" in caplog.text) is bool(settings)
 
 
 def test_personal_models_are_collected(tmp_path):

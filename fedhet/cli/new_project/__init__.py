@@ -11,7 +11,7 @@ PROGRAM, APP = ("run.py",), ("client_app.py", "server_app.py", "pyproject.toml")
 
 
 def write(folder: Path, *, flower: bool) -> list[str]:
-    """Write a Flower app (`flower`) or a script to a new or empty folder, and return the names of the files."""
+    """Copy a Flower app (with `flower`) or a script to an empty or new folder; return the names of the files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         problem = "is not empty" if folder.is_dir() else "is a file"
         raise ConfigError(f"{folder} {problem}: give the name of a new folder, since no files are overwritten")

@@ -5,7 +5,7 @@ from torch import tensor
 
 
 def my_data(client):
-    """Return a client's own training and test examples, and unlabelled public examples, equal for all clients."""
+    """Return train and test examples (inputs, labels) of a client (`client.partition_id`), and public inputs."""
     digits = load_digits()
     inputs, labels = tensor(digits.data / 16).float(), tensor(digits.target)
     mine = range(300 + client.partition_id, len(labels), client.num_partitions)

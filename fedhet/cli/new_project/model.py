@@ -4,6 +4,6 @@ from torch import nn
 
 
 def my_model(client):
-    """Return a client's network, with any number of hidden units; the last nn.Linear is the head."""
+    """Return the network of a client (`client.partition_id`); its last nn.Linear is the head."""
     width = 32 * (client.partition_id % 4 + 1)
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))

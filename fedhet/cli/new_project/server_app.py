@@ -9,7 +9,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    """Run a federation with the settings of the run config."""
+    """Run a federation on the nodes of `grid`; `context` has the run config of pyproject.toml."""
     training = {"fraction_train": 1.0, "local_epochs": 5, "batch_size": 10, "learning_rate": 0.05, "momentum": 0.5}
     method = {"eta0": 1.0, "schedule": "constant", "rad_every": 4}  # `fedhet keys fedhenn` shows what there is to set
     strategy = FedHeNN(dataset="own", closing_epochs=0, out="runs/first", **training, **method)
