@@ -27,7 +27,7 @@ __all__ = [*_LAZY, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name or strategy class at its first use, since importing torch and Flower takes seconds."""
+    """Return a public function or strategy class, imported at its first use (torch and Flower take seconds)."""
     from importlib import import_module
 
     if name in _LAZY:

@@ -1,4 +1,4 @@
-"""`python -m fedhet`: the command."""
+"""The command `python -m fedhet`, which does the same as `fedhet`."""
 
 from fedhet.cli import main
 

@@ -1,4 +1,4 @@
-"""Errors with messages for users: the command line prints them without a traceback."""
+"""Exceptions with messages for users, which the command line prints without a traceback."""
 
 import json
 import re
@@ -17,20 +17,20 @@ _LIBRARIES = [Path(sysconfig.get_path(each)) for each in ("stdlib", "purelib", "
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 200
 shown = _repr.repr
-"""Return a text for any value, even if its `repr` is long or raises an exception."""
+"""Function that returns a short text for any value, even if its `repr` is long or raises an exception."""
 
 
 class FedhetError(Exception):
     """An error that the user can correct; the message says what is wrong, where, and what to do.
 
-    `may_pass` says that a second attempt may succeed, for example at reading a network share.
+    `may_pass` is True if a second attempt may succeed, for example after a failure to read a network share.
     """
 
     may_pass = False
 
 
 class Refused(FedhetError):
-    """Raised if a node refuses a request; the message discloses nothing about its private data."""
+    """A node's refusal of a request; the message discloses nothing about the node's private data."""
 
 
 class ConfigError(FedhetError):
@@ -52,14 +52,14 @@ class UserCodeError(DataError, ModelError):
 
     @classmethod
     def of(cls, error: BaseException, doing: str, after: str = "") -> "UserCodeError":
-        """Create the error from a user's exception; the message starts with `doing` and ends with `after`."""
+        """Create the error from a user's exception, with a message such as `{doing} raised KeyError: 1{after}`."""
         own = _users(error)
         where = f" ({Path(own.filename).name}, line {own.lineno})" if own else ""
         return cls(f"{doing} raised {type(error).__name__}: {error}{where}{after}")
 
     @classmethod
     def within(cls, error: Exception) -> Exception:
-        """Convert an exception that the user's code raised; return any other exception unchanged."""
+        """Return a UserCodeError for an exception that the user's code raised, and any other exception unchanged."""
         own = None if isinstance(error, FedhetError | OSError) else _users(error)
         return cls.of(error, f"the client's {own.name}") if own else error
 
@@ -71,26 +71,26 @@ def _users(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def in_words(error: OSError) -> str:
-    """Describe an OSError for a message: which file cannot be read or written, and why."""
+    """Return a text that says which file caused an OSError, and why."""
     if error.filename is None:
         return f"{type(error).__name__}: {error.strerror or error}"
     return f"{error.filename} cannot be written or read: {error.strerror or error}"
 
 
 def damage(error: Exception) -> str:
-    """Describe for a message what is wrong in a damaged file whose content raised an exception."""
+    """Return a text that says what is wrong in a damaged file, given the exception that its content raised."""
     if isinstance(error, KeyError):
         return f"{error} is missing"
     worded = isinstance(error, FedhetError | json.JSONDecodeError)
     return str(error) if worded else "a value is not of the kind that a run writes"
 
 
+# Descriptions of classes in messages.
 KINDS = {"str": "a text", "Mapping": "a dict", "int": "a whole number", "float": "a number", "Path": "a path"}
-"""Descriptions of classes for messages."""
 
 
 def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
-    """Raise a ConfigError unless each argument, given as (value, classes), is None or an instance of a class."""
+    """Check that arguments, given as `name=(value, classes)`, are None or of one class; else raise a ConfigError."""
     for name, (value, kinds) in arguments.items():
         if value is not None and not isinstance(value, kinds):
             words = " or ".join(KINDS.get(kind.__name__, f"a {kind.__name__}") for kind in kinds)
@@ -100,15 +100,15 @@ def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
 
 
 def check_list(name: str, value: object, kind: type, example: str) -> None:
-    """Raise a ConfigError, which shows `example`, unless the argument `name` is a list of instances of `kind`."""
+    """Check that `value` of the argument `name` is a list of `kind`; raise a ConfigError with `example` otherwise."""
     if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(each, kind) for each in value):
         raise ConfigError(f"{name} = {shown(value)}: must be a list, such as {example}")
 
 
 def nearest(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return a message such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, ...`.
+    """Return an error message such as `unknown {kind} '{name}'; did you mean 'cnn-3-3'? known: cnn, ...`.
 
-    It lists all known names, or the five nearest if there are more than 20.
+    It lists all `known` names, or the five nearest if there are more than 20.
     """
     names = sorted({*known})
     short = [each for each in names if name == "".join(word[0] for word in re.split(r"[-.]+", each) if word)]

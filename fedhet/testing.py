@@ -52,26 +52,24 @@ COMMON: dict[str, Value] = {
     "report": False,
     "client-batching": "off",  # as in a run with an app of its own, such as `Tampering`
 }
-"""Settings of all runs, each of which takes a fraction of a second."""
+"""Settings by key for all runs, each of which takes a fraction of a second."""
 
+# Settings with which a method is expected to learn.
 LEARNS = {"rounds": 4, "local-epochs": 3, "samples-per-client": 0, "momentum": 0.9, "learning-rate": 0.05}
-"""Settings with which a method is expected to learn."""
-
+# Settings with which three of four clients train in each round, and every second round is evaluated.
 PARTIAL = {"clients": 4, "rounds": 4, "fraction-train": 0.75, "closing-epochs": 1, "evaluate-every": 2}
-"""Settings of the normal run: three of four clients train in each round, and every second round is evaluated."""
-
+# Architectures by the networks that a method allows; in `alike`, heads and some layers have equal shapes.
 MIXED = {"equal": "mlp-30", "widths": "mlp-30,mlp-20", "any": "mlp-20,cnn-1-1", "alike": "cnn-2-2,cnn-3-2"}
-"""Architectures that differ as far as a method's networks may; in `alike` heads and some layers have equal shapes."""
 
 
 def at(rounds: Sequence[int], client: str, kind: str = "train") -> Callable[[Message, str], bool]:
-    """Return a function of message and client, true for messages of type `kind` to `client` in one of the `rounds`."""
+    """Return a predicate of (message, client name): a message of type `kind` to `client` in one of the `rounds`."""
     hits = [(client, kind, str(number)) for number in rounds]
     return lambda message, to: (to, message.metadata.message_type, message.metadata.group_id) in hits
 
 
 def raising(hit: Callable[[Message, str], bool], error: BaseException) -> Callable[[Message, str], None]:
-    """Return a function for `Tampering(before=...)` that raises `error` for messages for which `hit` is true."""
+    """Return a function for `Tampering(before=...)` that raises `error` if `hit(message, client name)` is true."""
 
     def fault(message: Message, client: str) -> None:
         if hit(message, client):
@@ -105,7 +103,10 @@ class Tampering(ClientApp):
 
 @dataclass(frozen=True)
 class Case:
-    """A method to test, with its settings and architectures, which by default differ as far as the method allows."""
+    """A method to test: its name or reference (`package.module:name`), settings, and the clients' architectures.
+
+    `own` has pairs (key, value). Without `architectures`, networks differ as much as the method allows.
+    """
 
     reference: str
     own: tuple[tuple[str, Value], ...] = ()
@@ -113,7 +114,7 @@ class Case:
 
     @classmethod
     def of(cls, method: str | Method, settings: Mapping[str, Value], architectures: str = "") -> Self:
-        """Create the test case of a method: a name, a reference (`package.module:name`) or a Method."""
+        """Create the case of a method, given as name, reference (`package.module:name`) or Method, with `settings`."""
         if isinstance(method, Method):
             registry.register(method)
             method = method.name
@@ -126,12 +127,12 @@ class Case:
 
     @cached_property
     def traits(self) -> Traits:
-        """The traits of the method with the settings of the case."""
+        """The properties of the method (`Traits`), given the settings of the case."""
         settings = {"method": self.reference, **COMMON, **dict(self.own)}
         return self.method.traits_of(configuration.resolve(settings, strict=False).options)
 
     def settings(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> dict[str, Value]:
-        """Return the settings of a run: `COMMON`, those of the case and `changes`, without keys that have no effect."""
+        """Return `COMMON` updated by the case, `changes` and `keys` (`_` for `-`), without keys that have no effect."""
         traits = self.traits
         shared = traits.networks == "any" and traits.shares.averaged and traits.shares.keys != "nothing"
         chosen: dict[str, Value] = {
@@ -159,17 +160,17 @@ class Run:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The lines of `history.jsonl`, one for each round."""
+        """The lines of `history.jsonl` as dicts, one for each round."""
         return [{key: row[key] for key in row if key != "timing"} for row in read_history(self.folder)]
 
     @property
     def clients(self) -> list[ClientRow]:
-        """The rows of `clients.csv`."""
+        """The rows of `clients.csv`, one for each client and round."""
         return read_clients(self.folder)
 
     @property
     def models(self) -> dict[str, bytes]:
-        """The saved models by file name."""
+        """The content of the files of models, by file name."""
         return {path.name: path.read_bytes() for path in sorted((self.folder / "models").glob("*.safetensors"))}
 
     @property
@@ -190,31 +191,31 @@ class Run:
 
     @property
     def files(self) -> dict[str, Any]:
-        """The content of all files that must be equal if a run is repeated, without warnings."""
+        """The content of the files that must be equal if a run is repeated: the other properties in a dict."""
         summary = {name: value for name, value in self.summary.items() if name != "warnings"}
         files = {"models": self.models, "checkpoint": self.checkpoint}
         return {"clients": self.clients, "rows": self.rows, "summary": summary, **files}
 
     @property
     def failures(self) -> list[tuple[int, str]]:
-        """Round and client of each failure."""
+        """Pairs of the round and the client's name of each failure."""
         return [(row["round"], failure["client"]) for row in self.rows for failure in row["failures"]]
 
     def row(self, number: int) -> dict[str, Any]:
-        """Return the line of `history.jsonl` of a round."""
+        """Return the line of `history.jsonl` for the round `number`, as a dict."""
         return next(row for row in self.rows if row["round"] == number)
 
 
 def run(
     folder: Path, settings: Mapping[str, Value], *, app: ClientApp | None = None, observers: Sequence[Observer] = ()
 ) -> Run:
-    """Start a run with these settings in this process, and return its files."""
+    """Execute a run with these settings (by key) in this process; `app` is by default fedhet's; return its files."""
     run_locally(configuration.resolve(settings), folder, app=app, observers=observers)
     return Run(folder)
 
 
 class RunCache:
-    """Runs of a case that several tests use; each is executed once."""
+    """Runs of a `Case` that several tests share; each is executed once."""
 
     runs: ClassVar[dict[tuple[str, Case], Run]] = {}
 
@@ -228,11 +229,11 @@ class RunCache:
         return self.runs[name, self.case]
 
     def normal(self, folder: Path) -> Run:
-        """Execute the run `normal`, and return its files."""
+        """Execute a run with the settings `PARTIAL` in `folder`, and return its files."""
         return run(folder, self.case.settings(PARTIAL))
 
     def crash(self, folder: Path) -> Run:
-        """Execute the run `crash`, in which client 1 fails in round 2, and return its files."""
+        """Execute a run in `folder` in which client 1 fails in round 2, and return its files."""
         app = Tampering(before=raising(at([2], "1"), RuntimeError("out of order")))
         return run(folder, self.case.settings(rounds=4), app=app)
 
@@ -257,7 +258,7 @@ class MethodContract:
 
     @pytest.fixture
     def cache(self, case: Case, tmp_path_factory: pytest.TempPathFactory) -> RunCache:
-        """Runs that several tests use."""
+        """Runs of `case` that several tests share."""
         return RunCache(case, tmp_path_factory)
 
     @pytest.mark.slow
@@ -311,7 +312,7 @@ class MethodContract:
 
 
 def resume(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resume a run as in a new process, where a method given by reference is not registered yet."""
+    """Resume the run of `case` in `folder` as in a new process, where a method given by reference is not registered."""
     by_reference = ":" in case.reference
     if by_reference:
         monkeypatch.setattr(registry, "_registered", {})

@@ -124,10 +124,7 @@ def cifar100(folder: Path | None) -> DataSet:
 
 @register_dataset("cifar10-fedhenn", augments=True)
 def cifar10_fedhenn(folder: Path | None) -> DataSet:
-    """Load CIFAR-10 (see `cifar10`) normalised by ImageNet's statistics, and padded with zeros to be cropped.
-
-    This is the preprocessing in the code of FedHeNN's authors.
-    """
+    """Load CIFAR-10 (see `cifar10`) as FedHeNN's authors do, with ImageNet's mean and std, and zeros around crops."""
     return _by_imagenet("cifar10-fedhenn", folder, partial(crop_and_flip, reflect=False))
 
 
@@ -174,10 +171,7 @@ def cifar10_domains_balanced(folder: Path | None) -> DataSet:
 
 
 def _domains(name: str, folder: Path | None, share: float) -> DataSet:
-    """Return CIFAR-10 as data set `name`, with a fraction `share` of grey training images in half of the classes.
-
-    In the other classes, the fraction is 1 - `share`; of the test images, half are grey.
-    """
+    """Return CIFAR-10 as `name`, with `share` of training images grey in half of the classes, 1 - `share` in others."""
     colourful, rng = load("cifar10", folder), numpy_generator(0, "domains")
     grey_classes = rng.choice(colourful.classes, colourful.classes // 2, replace=False)
     shares = np.where(np.isin(np.arange(colourful.classes), grey_classes), share, 1 - share)

@@ -65,10 +65,7 @@ class Job:
         return parts
 
     def deal(self, counts: Iterable[Indices]) -> Dealt:
-        """Assign random examples to clients: client i gets `n[i, k]` examples of class k.
-
-        `counts` has n, of shape (clients, classes), for training and for test.
-        """
+        """Assign random examples; `counts` has the numbers (clients, classes) of training and of test examples."""
         dealt = []
         for indices, labels, numbers in zip(self.examples, self.labels(), counts, strict=True):
             classes = [

@@ -120,7 +120,7 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
 def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> None:
     """Check that a tensor (n, ...) has no NaN or infinity; raise a `DataError` otherwise.
 
-    Its message names the `kind` of tensor, such as `inputs`, and the entry of `rows` for the first bad row.
+    Its message names the `kind` of tensor, such as `inputs`, and the first bad row by its entry in `rows`.
     """
     for part in parts_of(tensor).values():
         if (part.is_floating_point() or part.is_complex()) and not bool(part.isfinite().all()):

@@ -77,10 +77,7 @@ def _size(labels: Tensor, share: float) -> int:
 
 
 def _drawn(labels: Tensor, size: int, rng: np.random.Generator, owners: Indices | None) -> tuple[Indices, Indices]:
-    """Draw about `size` examples; return the sorted indices of the remaining and of the drawn examples.
-
-    If `owners` (n,) are given, all examples of an owner are drawn or none; otherwise, the draw is stratified by class.
-    """
+    """Draw about `size` examples, stratified or all of some owners; return sorted indices of the rest and the drawn."""
     if owners is None:
         drawn = np.isin(np.arange(len(labels)), proportional_sample(labels, size, rng))
     else:

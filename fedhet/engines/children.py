@@ -61,10 +61,7 @@ class Child:
             send(self.connection, content)
 
     def receive(self, timeout: float | None = None) -> Any:
-        """Wait for the next object from the process, and return it.
-
-        If the process fails or does not reply in `timeout` seconds, it is killed, and a ChildError is raised.
-        """
+        """Return the next object from the process; after a failure or `timeout` seconds, kill it, raise an error."""
         if timeout is not None and not self.connection.poll(timeout):
             self.end()
             raise ChildError(f"no reply within {timeout:g} s from the client's process: increase timeout")

@@ -169,10 +169,7 @@ class _Watch:
         self._seen = len(rows)
 
     def check(self, otherwise: str, *, completed: bool) -> None:
-        """Check that `summary.json` reports no failure and that `completed` is True; else raise a FedhetError.
-
-        Its message is the error in `summary.json` or, if there is none, the text `otherwise`.
-        """
+        """Raise a FedhetError with the error in `summary.json`, or else `otherwise`, unless the run is `completed`."""
         found = self._summary.read_bytes() if self._summary.is_file() else self._earlier_summary
         summary = {} if found == self._earlier_summary else json.loads(found)
         if summary.get("status", "completed") != "completed" or not completed:
@@ -243,10 +240,7 @@ def client_resources(config: Config, cores: int, memory: int, gpus: int, on_gpu:
 
 
 def app_table() -> str:
-    """Return the config table of a Flower app as TOML text, which declares fedhet's keys.
-
-    `preset` has its default value, and all other keys have `""`, which means not set.
-    """
+    """Return the config table of a Flower app, with fedhet's keys, as TOML; all but `preset` are `""` (not set)."""
     keys = [*(key for key, *_ in configuration.keys(outside=False)), configuration.EXTRA]
     keys.sort(key=lambda key: key if "." in key else "")
     declared = {"preset": configuration.DEFAULT_PRESET, **dict.fromkeys(keys, "")}

@@ -50,10 +50,7 @@ def command(name: str) -> str:
 
 @contextlib.contextmanager
 def superlink(home: Path, place: Path, environment: Mapping[str, str], output: Path) -> Iterator[None]:
-    """Context manager that runs a SuperLink for a simulation, with the given environment variables and log file.
-
-    It creates `home`, the folder of Flower's config, and `place`, the working folder.
-    """
+    """Context manager that runs a SuperLink with new config folder `home`, new working folder `place`, log `output`."""
     port = _free_port()
     place.mkdir()
     home.mkdir()
@@ -78,10 +75,7 @@ def superlink(home: Path, place: Path, environment: Mapping[str, str], output: P
 
 
 def begin(words: Sequence[str], place: Path, environment: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """Start the Flower command `words` (its name and arguments) in the working folder `place`; return its process.
-
-    It gets the given environment variables, writes to the file `output`, and does not receive Ctrl-C.
-    """
+    """Start the Flower command `words` (name, arguments) in folder `place`, logging to `output`; return its process."""
     with output.open("wb") as sink:
         return subprocess.Popen(
             [command(words[0]), *words[1:]],
@@ -90,7 +84,7 @@ def begin(words: Sequence[str], place: Path, environment: Mapping[str, str], out
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C does not reach it
         )
 
 

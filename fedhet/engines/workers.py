@@ -150,10 +150,7 @@ class WorkerGrid(LocalGrid):
         log.warning("clients are trained one after the other: %s", reason)
 
     def _serve(self, child: Child, *arguments: Any) -> None:
-        """Pass messages to the worker `child` until the grid is closed.
-
-        If the worker dies, another one is started with the same `arguments`.
-        """
+        """Pass messages to the worker `child` until the grid is closed; if it dies, start another with `arguments`."""
         try:
             while not self._closed:
                 child.receive()  # that it is ready
@@ -212,10 +209,7 @@ class WorkerGrid(LocalGrid):
             return batch
 
     def _candidates(self) -> list[str]:
-        """Return the ids of messages to handle next.
-
-        Messages whose replies the caller awaits come first; others are handled only if few replies are unread.
-        """
+        """Return ids of messages whose replies are awaited or, if there are none and few replies are unread, of all."""
         room = 2 * self._number - len(self._done) - len(self._under_way)  # replies that wait may be large
         return [key for key in self._wanted if key in self._waiting] or (list(self._waiting) if room > 0 else [])
 

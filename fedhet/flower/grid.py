@@ -20,8 +20,8 @@ from fedhet.utils.text import log
 
 FIRST_NODE = 100
 
+# Attribute of a ClientApp: functions by message type that handle several messages, and return replies or exceptions.
 ANSWER_ALL = "answer_all"
-"""Attribute of a ClientApp: functions that handle several messages, by type of message; they return exceptions."""
 
 
 class LocalGrid(Grid):
@@ -69,7 +69,7 @@ class LocalGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Create a message for a node."""
+        """Create a message for the node `dst_node_id` (see Flower's `Grid`)."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -108,7 +108,6 @@ class LocalGrid(Grid):
         return [reply for key in self.push_messages(messages) for reply in self.pull_messages([key])]
 
     def _taken(self, key: str) -> list[Message]:
-        """Remove the batch that contains the message `key` from the waiting messages, and return it."""
         batch = self._waiting[key]
         for message in batch:
             del self._waiting[message.metadata.message_id]
@@ -125,7 +124,10 @@ class LocalGrid(Grid):
 
 
 def answer(app: ClientApp, messages: Sequence[tuple[Message, Context]], logged: set[str]) -> list[Message]:
-    """Return a ClientApp's replies; an exception becomes an error reply, and is logged unless `logged` contains it."""
+    """Return a ClientApp's replies to `messages`, pairs of a message and its node's context.
+
+    An exception becomes an error reply, and is logged unless its text is in `logged`, to which it is then added.
+    """
     answer_all = getattr(app, ANSWER_ALL, {}).get(messages[0][0].metadata.message_type) if len(messages) > 1 else None
     replies: list[Any] = answer_all(messages) if answer_all else [_reply(app, *each) for each in messages]
     for place, (message, context) in enumerate(messages):

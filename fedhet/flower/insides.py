@@ -27,7 +27,7 @@ R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord)
 RUN_ID = SERVER_ID = 1
 
 NORM_BIT = KEY_NORM_BIT
-"""Metric of `adaptiveclipping_mod` that Flower's wrapper reads: whether a client's update was clipped."""
+"""Name of a metric of `adaptiveclipping_mod` that Flower's wrapper reads: whether a client's update was clipped."""
 
 LEGACY = (
     "its ClientApp is made from a client_fn (Client, NumPyClient): move fit and evaluate into functions @app.train() "
@@ -35,11 +35,11 @@ LEGACY = (
 )
 
 PrivateWrapper = DifferentialPrivacyAdaptiveBase | DifferentialPrivacyFixedClippingBase
-"""Flower's strategies for differential privacy, which wrap another one."""
+"""A Flower strategy for differential privacy, which wraps another strategy."""
 
 
 def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Array:
-    """Create a Flower `Array` of `data` in format `stype`, without its constructor, which takes ten times as long."""
+    """Create a Flower `Array` from bytes in the format `stype` without its constructor, which is ten times slower."""
     array = Array.__new__(Array)
     array.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
     return array
@@ -52,7 +52,7 @@ def filled(record: R, values: Mapping[str, object]) -> R:
 
 
 def identify(message: Message, ids: Iterator[int]) -> str:
-    """Set a message's id to the next of `ids`, as a SuperLink does, and return it."""
+    """Set a message's id to the next number of `ids`, as a SuperLink does, and return the id."""
     key = str(next(ids))
     message.metadata.__dict__["_message_id"] = key
     return key
@@ -69,7 +69,7 @@ def be_server() -> None:
 
 
 def failure(message: Message, reason: str) -> Message:
-    """Return the error reply that Flower's runtime sends for a ClientApp that raised."""
+    """Return an error reply with `reason`, as Flower's runtime sends it if a ClientApp raises an exception."""
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
@@ -92,7 +92,7 @@ def mods_of(app: ClientApp) -> list[Any]:
 
 
 def private_wrapper_of(strategy: Strategy) -> PrivateWrapper | None:
-    """Return the Flower strategy for differential privacy that wraps `strategy`; raises a ConfigError for several."""
+    """Return Flower's wrapper of `strategy` for differential privacy, or None; raises a ConfigError for several."""
     # A wrapper passes nothing to the strategy's hooks that shows its noise and norm, which the accounting needs.
     attributes = [each for each in gc.get_referrers(strategy) if isinstance(each, dict)]
     holders = gc.get_referrers(strategy, *attributes)

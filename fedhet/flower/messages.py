@@ -1,8 +1,8 @@
-"""Convert requests, replies, refusals and payloads to the records of Flower messages and back; nothing is pickled.
+"""Conversion of requests, replies and payloads (arrays and values) to the records of Flower messages and back.
 
-Each group of arrays is an `ArrayRecord`, and a payload's plain values are a `ConfigRecord`. Arrays travel as raw bytes
-with dtype and shape, at a fifth of the cost of Flower's own `stype`, and are checked on arrival. They are in Flower's
-format where Flower, its mods or a user's code read them.
+Nothing is pickled. Each group of arrays is an `ArrayRecord`, and a payload's plain values are a `ConfigRecord`.
+Arrays are sent as raw bytes with dtype and shape, which takes a fifth of the time of Flower's own `stype`, and are
+checked on arrival. They are in Flower's format where Flower, its mods or a user's code read them.
 """
 
 import io
@@ -23,27 +23,26 @@ from fedhet.flower.insides import LEGACY, NORM_BIT, array_of, filled, no_handler
 from fedhet.messages import DTYPES, Arrays, Fields, LostState, Payload, Reply, Report, Request, WireError, by_position
 from fedhet.utils.files import plain_name
 
-OURS = ("settings", "request")
-"""Entries of a request's record that fedhet's server writes; other entries are for mods and a user's own app."""
+OURS = ("settings", "request")  # keys of a request's record that fedhet's server writes; others are the user's
 
 NOT_OURS = (
     "its ClientApp is not fedhet's: add the line app = fedhet.wrap(app, model) below its functions @app.train() and "
     "@app.evaluate(), or create it with fedhet.make_client_app"
 )
 
+# Prefixes of the user's keys in a request's record; keys of `train_config` have one only if a name is taken.
 PREFIXES = TRAIN, EVALUATE, NAMES = "train_config.", "evaluate_config.", "names."
-"""Prefixes of further entries of a request's record; entries of `train_config` have one only if a name is taken."""
 
 
 def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Join configs for users' train and evaluate functions, and Flower's options for names in messages, in one dict."""
+    """Return one dict with the configs for a user's train and evaluate functions, and Flower's names of records."""
     prefixed = {f"{TRAIN}{key}" if key in OURS or key.startswith(PREFIXES) else key: v for key, v in train.items()}
     prefixed |= {f"{EVALUATE}{key}": value for key, value in evaluate.items()}
     return prefixed | {f"{NAMES}{key}": value for key, value in names.items()}
 
 
 def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config for `action` (`train` or `evaluate`) and the options for names, which `sent_along` joined."""
+    """Return the config for `action` (`train` or `evaluate`) and the names of records from a dict of `sent_along`."""
     names = {key.removeprefix(NAMES): value for key, value in record.items() if key.startswith(NAMES)}
     if action == "evaluate":
         return {key.removeprefix(EVALUATE): v for key, v in record.items() if key.startswith(EVALUATE)}, names
@@ -52,7 +51,7 @@ def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any],
 
 
 def write_request(record: RecordDict, request: Request, settings: str, entries: Mapping[str, Any] = {}) -> None:
-    """Put a request, a run's settings (`Config.text`) and `entries` (see `sent_along`) into a message's records."""
+    """Write a request, the run's settings as text, and further `entries` (see `sent_along`) to a message's content."""
     record["request"] = ConfigRecord({**entries, "settings": settings, "request": json.dumps(vars(request))})
 
 
@@ -62,7 +61,7 @@ def is_request(message: Message) -> bool:
 
 
 def read_request(record: RecordDict) -> tuple[Request, str]:
-    """Return the request and the settings in a message's records; raise a WireError if it is not from fedhet."""
+    """Return the request and the run's settings from a message's content; raise a WireError if not from fedhet."""
     request = record.get("request")
     if not isinstance(request, ConfigRecord):
         raise WireError(
@@ -75,12 +74,15 @@ def read_request(record: RecordDict) -> tuple[Request, str]:
 
 
 def write_refusal(client: str, reason: str, *, lost: bool = False, again: bool = False) -> RecordDict:
-    """Return the records of a refusal; it asks for a new handshake if `lost`, and may be tried again if `again`."""
+    """Return the content of a reply in which `client` refuses a request for a `reason`.
+
+    `lost` means that the client has lost its state and needs a new handshake, `again` that it can be asked again.
+    """
     return RecordDict({"report": ConfigRecord({"client": client, "refusal": reason, "lost": lost, "again": again})})
 
 
 def write_reply(reply: Reply, *, flower: bool = False) -> RecordDict:
-    """Return the records of a reply, with arrays as raw bytes or in Flower's format."""
+    """Return the content of a message with a reply; arrays are in Flower's format if `flower`, else raw bytes."""
     record = Encoder(flower=flower)(reply.payload)
     bit = {NORM_BIT: reply.further.pop(NORM_BIT)} if NORM_BIT in reply.further else {}  # for Flower's wrapper
     record["metrics"] = filled(MetricRecord(), {**reply.metrics(), **bit})
@@ -116,9 +118,9 @@ def ask_app(
 ) -> tuple[Arrays, dict[str, Any], str]:
     """Call the `train` or `evaluate` function (`action`) of a user's own ClientApp, as Flower's strategies do.
 
-    The function receives the arrays of `model`, and the `settings` updated by `train_config` or `evaluate_config`.
+    The function receives the arrays of `model`, and `settings` updated by the user's config in the request `message`.
     Returns the arrays and metrics of its reply, and the name of the metric that is the client's weight. Raises a
-    FedhetError if the reply is an error, or its records are not those that Flower's strategies need.
+    FedhetError if the reply is an error or lacks the records that Flower's strategies need.
     """
     content, kind = message.content, message.metadata.message_type
     entries, names = _came_along(content.config_records["request"], action)
@@ -134,15 +136,15 @@ def ask_app(
         raise
     finally:
         message.content, message.metadata.message_type = content, kind
-    its = f"the {action} function of your ClientApp"
+    function, got = f"the {action} function of your ClientApp", type(reply).__name__
     if not isinstance(reply, Message):
-        raise WireError(f"{its} returned {type(reply).__name__}: end it with return Message(content, reply_to=msg)")
+        raise WireError(f"{function} returned {got}: end it with return Message(content, reply_to=msg)")
     if reply.has_error():
-        raise FedhetError(f"{its} failed: {reply.error.reason}")
+        raise FedhetError(f"{function} failed: {reply.error.reason}")
     arrays, metrics = [*reply.content.array_records.values()], [*reply.content.metric_records.values()]
     if len(metrics) != 1 or (action == "train" and len(arrays) != 1):
         missing, count = ("MetricRecord", len(metrics)) if len(metrics) != 1 else ("ArrayRecord", len(arrays))
-        raise WireError(f"{its} returned {count} {missing}s: return exactly one, as for Flower's strategies")
+        raise WireError(f"{function} returned {count} {missing}s: return exactly one, as for Flower's strategies")
     weight = names.get("weighted_by_key", "num-examples")
     sent = decode_arrays(arrays[0]) if action == "train" else {}
     return by_position(sent, model), dict(metrics[0]), weight
@@ -159,8 +161,7 @@ def name_in(message: Message) -> str:
 
 STYPE = "fedhet.raw"
 _name_of: Callable[[np.dtype[Any]], str] = cache(str)  # NumPy formats a dtype's name anew for every array
-RESERVED = frozenset({"values", "request", "metrics", "report"})
-"""Names of records that groups of arrays cannot have."""
+RESERVED = frozenset({"values", "request", "metrics", "report"})  # names of records that groups of arrays cannot have
 
 # Decoded arrays are read-only views, and torch warns about the first read-only array of a process, which is this one.
 with warnings.catch_warnings():
@@ -169,7 +170,7 @@ with warnings.catch_warnings():
 
 
 class Encoder:
-    """Converts payloads to Flower records; a group of arrays that several clients receive is encoded once."""
+    """A converter of payloads to Flower records; a group of arrays that several clients receive is encoded once."""
 
     def __init__(self, *, flower: bool = False) -> None:
         self._flower = flower
@@ -178,7 +179,7 @@ class Encoder:
     def __call__(self, payload: Payload) -> RecordDict:
         """Return the record of a payload; raises a ValueError if a group of arrays has a reserved name."""
         if taken := RESERVED & payload.arrays.keys():
-            raise ValueError(f"groups of arrays cannot be called {', '.join(sorted(taken))}: choose other names")
+            raise ValueError(f"groups of arrays cannot be called {', '.join(sorted(taken))}: use other names")
         record = RecordDict({name: self._record(group) for name, group in payload.arrays.items()})
         if payload.values:
             record["values"] = ConfigRecord(payload.values)
@@ -209,7 +210,7 @@ def decode_arrays(record: ArrayRecord) -> Arrays:
 
 
 def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
-    """Return a record of arrays, as raw bytes or in Flower's format."""
+    """Return a record of arrays by name, in Flower's format if `flower`, else as raw bytes."""
     if flower:
         return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
     raw = {name: array_of(_name_of(each.dtype), each.shape, STYPE, each.tobytes()) for name, each in arrays.items()}
@@ -234,11 +235,11 @@ def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, actual = read(source)
     if (shape, actual) != (array.shape, dtype):
-        raise ValueError(f"an array is {actual}{list(shape)}, not {dtype}{list(array.shape)}: send Array(values)")
+        raise ValueError(f"an array is {actual}{list(shape)}, not {dtype}{list(array.shape)}: make it by Array(values)")
     _check_size(shape, dtype, len(array.data) - source.tell())
     return array.numpy()
 
 
 def _check_size(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> None:
     if len(shape) > 32 or any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"{size} bytes do not fit an array {dtype}{list(shape[:32])}: send Array(values)")
+        raise ValueError(f"{size} bytes do not fit an array {dtype}{list(shape[:32])}: make it by Array(values)")

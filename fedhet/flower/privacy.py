@@ -20,20 +20,16 @@ from fedhet.messages import Arrays, Reply, Spec
 from fedhet.methods.method import METRICS, STRUCTURE, Traits
 from fedhet.utils.text import log
 
-DELTA = 1e-5
-"""The delta at which epsilon is reported; it should be well below one over the number of clients."""
-
-ROUNDING = 0.01
-"""The greatest rounding error in single precision, relative to the clipping norm."""
-
+DELTA = 1e-5  # at which epsilon is reported; it should be well below one over the number of clients
+ROUNDING = 0.01  # greatest rounding error in single precision, relative to the clipping norm
 NO_MEAN = "the server does not take the mean of models, weighted by examples (aggregation = mean, no clip-norm)"
 
 NoiseMultiplier = Callable[[Mapping[str, Reply], Arrays, Arrays], float | str]
-"""Takes the replies of a round and the shared model before and after it; returns the noise multiplier, or why not."""
+"""A function of a round's replies and the model before and after it: the noise multiplier, or why it is unknown."""
 
 
 def check_mods(mods: object) -> None:
-    """Raise a ConfigError unless `mods` is a list of Flower mods, without those for secure aggregation."""
+    """Check that `mods` is a list of Flower mods, and none is for secure aggregation; else raise a ConfigError."""
     if not isinstance(mods, list | tuple) or not all(callable(mod) for mod in mods):
         raise ConfigError(f"mods must be a list of Flower mods, such as [fixedclipping_mod], not {mods!r:.80}")
     if secure := [mod.__name__ for mod in mods if getattr(mod, "__name__", "") in ("secagg_mod", "secaggplus_mod")]:
@@ -49,7 +45,7 @@ def clips(mod: object) -> bool:
 
 
 def noise_multiplier(mods: Sequence[object]) -> float:
-    """Return the greatest noise multiplier (standard deviation / clipping norm) of all `LocalDpMod`s, or 0."""
+    """Return the greatest noise multiplier (standard deviation / clipping norm) of any `LocalDpMod` in `mods`, or 0."""
 
     def of(mod: LocalDpMod) -> float:
         return mod.sensitivity * math.sqrt(2 * max(0, math.log(1.25 / mod.delta))) / mod.epsilon / mod.clipping_norm
@@ -58,14 +54,17 @@ def noise_multiplier(mods: Sequence[object]) -> float:
 
 
 def in_flowers_format(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Mod that converts a message's arrays to Flower's format for the mods after it, and returns the reply."""
+    """Convert a message's arrays to Flower's format for the next mods, and return the reply; this is a Flower mod."""
     for name, group in message.content.array_records.items():
         message.content[name] = encode_arrays(decode_arrays(group), flower=True)
     return call_next(message, context)
 
 
 def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec]) -> None:
-    """Raise a ConfigError unless clients share one averaged model of floats, which the mod or wrapper `name` needs."""
+    """Check that clients share one averaged float model, as the mod or wrapper `name` needs; else raise a ConfigError.
+
+    `traits` are the properties of the `method`; `specs` have shape and dtype of each client's shared arrays by name.
+    """
     others = traits.alike in ("widths", "parts") or traits.public != "none" or traits.other_arrays
     if not traits.shares.averaged or others or not all(specs):
         raise ConfigError(
@@ -85,9 +84,10 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
 
 
 def check_wrapper(name: str, method: str, traits: Traits, specs: Sequence[Spec], arrays: ArrayRecord) -> None:
-    """Raise a ConfigError unless a wrapper for differential privacy, `name`, can process the arrays that clients send.
+    """Check that the wrapper `name` for differential privacy can process clients' arrays; else raise a ConfigError.
 
-    The wrapper compares the arrays of each reply by position with `arrays`, the strategy's initial arrays.
+    It compares the arrays of each reply by position with `arrays`, the strategy's initial arrays. `traits` are the
+    properties of the `method`; `specs` have shape and dtype of each client's shared arrays by name.
     """
     shared = list(specs[0])
     check_one_model(name, method, traits, specs)
@@ -132,7 +132,7 @@ class PrivacyLedger:
             self._log()
 
     def spend(self, replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> None:
-        """Add the privacy cost of a round from the shared model `before` to the average `after`, and log the total."""
+        """Add the privacy cost of a round, in which the shared model went from `before` to `after`; log the total."""
         if not self.unknown:
             noise = self._noise_multiplier(replies, before, after)
             if isinstance(noise, str):
@@ -142,7 +142,7 @@ class PrivacyLedger:
             self._log()
 
     def spent(self) -> dict[str, Any]:
-        """Return a dictionary with `wrapper`, `epsilon` (None if unknown), `delta`, `rounds` and a `note`."""
+        """Return a dict with `wrapper` (its name), `epsilon` (None if unknown), `delta`, `rounds` and a `note`."""
         return {
             "wrapper": self.name,
             "epsilon": None if self.unknown else _epsilon((*self._multipliers,)),
@@ -176,7 +176,8 @@ def wrapper_ledger(
     Let C be the norm to which updates are clipped, z the wrapper's `noise_multiplier`, n its `num_sampled_clients`, and
     s the greatest share of one client in all examples. A client changes the weighted mean by s C at most, and Flower
     adds noise of standard deviation z C / n, so a round has the noise multiplier z / (n s) (McMahan et al. 2018, arXiv
-    1710.06963). `mean` says whether the server aggregates by the mean, without clipping.
+    1710.06963). `mean` is True if the server aggregates by the mean, without clipping. `traits` are the properties of
+    the method, and `earlier` is the ledger of earlier runs.
     """
 
     def noise_multiplier(replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> float | str:
@@ -205,8 +206,9 @@ def mod_ledger(
 ) -> PrivacyLedger:
     """Return the ledger of a run whose clients use Flower's `LocalDpMod`, for the client with the least noise.
 
-    `noise` is a dict, updated as clients are admitted, with each client's noise multiplier (0 without the mod);
-    `rounds` is the number of rounds before the run was resumed.
+    `noise` is a dict, updated as clients are admitted, with each client's noise multiplier (0 without the mod).
+    `traits` are the properties of the method, `rounds` is the number of rounds before the run was resumed, and
+    `earlier` is the ledger of earlier runs.
     """
 
     def noise_multiplier(*_: object) -> float | str:

@@ -1,4 +1,4 @@
-"""Write files atomically: text, tables as CSV, and arrays as safetensors; check and lock folders."""
+"""Atomic writing of text, CSV tables and safetensors files; checks and locks of folders."""
 
 import contextlib
 import csv
@@ -20,20 +20,13 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-LOCK = ".lock"
-"""Name of the file that locks a folder for one process."""
-
-SEAL = "fedhet"
-"""Key of a safetensors file's metadata, which hold its digest and text."""
-
-LONGEST_NAME = 200
-"""Largest number of bytes of a name; files, whose names have up to 255 bytes, add endings to it."""
-
+LOCK = ".lock"  # name of the file that locks a folder for one process
+SEAL = "fedhet"  # key of a safetensors file's metadata for its digest and text
+LONGEST_NAME = 200  # largest number of bytes of a client's name; names of files have up to 255, with endings
+# Device names that Windows reserves, with any ending.
 DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(\.|$)", re.IGNORECASE)
-"""Device names that Windows reserves, with any ending."""
-
+# Names that fedhet uses itself in folders of states and models.
 TAKEN_NAMES = frozenset({"beginning", "clients", "models", "nodes", "public", "global"})
-"""Names that folders of states and models use themselves."""
 
 
 def plain_name(text: str) -> bool:
@@ -58,7 +51,7 @@ def file_name(name: str) -> str:
 
 
 def check_links(folder: Path, root: Path | None = None) -> None:
-    """Raise a ConfigError if `folder` is or contains a link to a place outside of `root`, by default `folder` itself.
+    """Check that no link in `folder` leads out of `root`, by default `folder` itself; raise a ConfigError otherwise.
 
     Such links in a folder of unknown origin could make a run write or remove other files.
     """
@@ -74,7 +67,7 @@ def check_links(folder: Path, root: Path | None = None) -> None:
 
 
 def check_place(folder: Path) -> None:
-    """Raise a ConfigError unless the folder exists and is writable, or can be created."""
+    """Check that a folder exists and is writable, or can be created; raise a ConfigError otherwise."""
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             folder.lstat()  # raises an OSError for a name that is too long; `exists` does not
@@ -121,9 +114,9 @@ def _save(
 
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Create a folder if it is missing, and lock it for this process.
+    """Context manager that creates a folder if it is missing, and locks it for this process.
 
-    If another process has locked it, wait for that process (`wait`), or raise a ConfigError.
+    If another process has locked it, wait for that process if `wait` is True, or raise a ConfigError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -152,7 +145,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def csv_lines(rows: Iterable[Iterable[object]]) -> str:
-    """Return rows as lines of CSV; None becomes an empty cell, and text cannot be a formula (see `text.cell`)."""
+    """Return rows as the text of a CSV file; None becomes an empty cell, and text cannot be read as a formula."""
     lines = io.StringIO()
     csv.writer(lines, lineterminator="\n").writerows(map(cell, row) for row in rows)
     return lines.getvalue()
@@ -161,7 +154,7 @@ def csv_lines(rows: Iterable[Iterable[object]]) -> str:
 def write_arrays(
     path: Path, arrays: "Mapping[str, np.ndarray[Any, Any]]", *, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write arrays and `metadata` atomically to a safetensors file, with a digest of their content."""
+    """Write arrays by name and `metadata` atomically to a safetensors file, with a digest of their content."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -170,7 +163,7 @@ def write_arrays(
 
 
 def read_arrays(path: Path) -> "tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]":
-    """Read arrays and metadata from a safetensors file; raises a FedhetError if the file is missing or damaged."""
+    """Return a safetensors file's arrays by name, and its metadata; raises a FedhetError if missing or damaged."""
     return _read(path, "numpy")
 
 
@@ -220,7 +213,7 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
 
 
 def round_folder(round: int) -> str:
-    """Return the subfolder of `models/` for the models of a round, or "" for those of the last round (`round` = 0)."""
+    """Return the subfolder of `models/` for the models of a round, or "" if `round` is 0 (the last round)."""
     return f"round-{round}" if round else ""
 
 
@@ -230,5 +223,5 @@ def state_home() -> Path:
 
 
 def state_folder(state_dir: str | Path, run: str) -> Path:
-    """Return the folder in which a run's clients store their state: `state_dir`, or its subfolder named by `run`."""
+    """Return the folder of clients' state: `state_dir` (by default `~/.fedhet/state`) or its subfolder for a run id."""
     return Path(state_dir or state_home()) / (file_name(run) if run else "")

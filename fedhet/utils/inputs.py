@@ -77,18 +77,18 @@ _pytree.register_pytree_node(  # for torch.export and torch.func
 
 
 def together(parts: Mapping[str, Tensor]) -> Tensor:
-    """Combine tensors of the same examples, by name, to an `Inputs`, which type checkers take for a tensor."""
+    """Return tensors of the same examples, by name, as one `Inputs`, declared as a Tensor for type checkers."""
     return cast(Tensor, Inputs(parts))
 
 
 def parts_of(inputs: Tensor, name: str = "inputs") -> dict[str, Tensor]:
-    """Return inputs as a dict of plain tensors, named `inputs` or, if there are several, such as `inputs.mask`."""
+    """Return inputs as a dict of plain tensors, with the key `name` or, if there are several, such as `name.mask`."""
     parts = inputs.parts if isinstance(inputs, Inputs) else None
     return {name: inputs} if parts is None else {f"{name}.{key}": part for key, part in parts.items()}
 
 
 def from_parts(tensors: Mapping[str, Tensor], name: str = "inputs") -> Tensor:
-    """Return the inputs that `parts_of` converted to this mapping; raises a KeyError if there are none."""
+    """Return the inputs that `parts_of(inputs, name)` converted to `tensors`; raises a KeyError if there are none."""
     parts = {key.removeprefix(f"{name}."): part for key, part in tensors.items() if key.startswith(f"{name}.")}
     return together(parts) if parts else tensors[name]
 

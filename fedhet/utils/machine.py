@@ -1,4 +1,4 @@
-"""Query and configure the machine and the process: cores, memory, devices, random generators."""
+"""Queries and settings of the machine and the process: cores, memory, devices, random generators, signals."""
 
 import contextlib
 import ctypes
@@ -32,9 +32,9 @@ _RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process whose needs are unknown
 
 
 def proof(text: str) -> str:
-    """Return a digest of a text with the user's secret key, equal for processes of one user on one machine.
+    """Return a hexadecimal HMAC of a text with the user's secret key, equal for a user's processes on one machine.
 
-    The key is in `~/.fedhet/key`; the digest is empty if that file cannot be read or created.
+    The key is in `~/.fedhet/key`; the result is empty if that file cannot be read or created.
     """
     key = _key(os.path.expanduser("~/.fedhet/key"))
     return hmac.new(key, text.encode(), "sha256").hexdigest() if key else ""
@@ -84,7 +84,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def check_device_name(name: str) -> None:
-    """Raise a ConfigError if a name is not valid for a device; `device_of` checks that the device exists."""
+    """Check that a device's name is valid, whether or not the device exists; raise a ConfigError otherwise."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise ConfigError(f"device = {name!r} is not a device: use auto, cpu, cuda, cuda:N (N from 0) or mps")
 
@@ -108,7 +108,7 @@ def device_of(name: str) -> "torch.device":
 
 
 def brought(tensor: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
-    """Copy a small tensor to a device, without waiting for the device."""
+    """Return a copy of a small tensor on a device, without waiting for the device."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
@@ -180,9 +180,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-QUIET = 10.0
-"""Seconds after a signal in which further signals are ignored, while the process is ending."""
-
+QUIET = 10.0  # seconds after a signal in which further signals are ignored, while the process is ending
 _WANTED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 

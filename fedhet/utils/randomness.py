@@ -26,12 +26,12 @@ def derive_seed(seed: int, *purpose: object) -> int:
 
 
 def torch_generator(seed: int, *purpose: object) -> torch.Generator:
-    """Return a CPU generator for one purpose (see `derive_seed`)."""
+    """Return a torch generator on the CPU for one purpose, such as `("batches", client, round)`."""
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
 
 
 def numpy_generator(seed: int, *purpose: object) -> np.random.Generator:
-    """Return a NumPy generator for one purpose (see `derive_seed`)."""
+    """Return a NumPy generator for one purpose, such as `("batches", client, round)`."""
     return np.random.default_rng(derive_seed(seed, *purpose))
 
 
@@ -126,7 +126,7 @@ def splitting_alike(seed: int, then: int) -> Iterator[None]:
 def reseeded(values: Iterable[object]) -> Iterator[None]:
     """Context manager that seeds the random generators among `values` and their attributes, and then restores them.
 
-    A new seed depends on the generator's state, which a user may have seeded, and on torch's initial seed.
+    A generator's new seed depends on its state, which a user may have seeded, and on torch's initial seed.
     """
     held = ((each, {} if isinstance(each, ModuleType) else getattr(each, "__dict__", {})) for each in values)
     nested = (inner for each, attributes in held for inner in (each, *attributes.values()))
@@ -141,7 +141,7 @@ def reseeded(values: Iterable[object]) -> Iterator[None]:
 
 
 def _reseed(generator: Any, seed: int) -> Callable[[], object]:
-    """Seed a generator; return a function that restores its state."""
+    """Seed a generator of torch, NumPy or Python by `seed` and its own state; return a function that restores it."""
     if isinstance(generator, torch.Generator):
         before, drawn = generator.get_state(), torch.empty((), dtype=torch.int64, device=generator.device)
         generator.manual_seed(derive_seed(seed, int(drawn.random_(generator=generator))))

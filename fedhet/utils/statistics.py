@@ -47,7 +47,8 @@ class Metric:
 class ClientRow:
     """A row of `clients.csv`: the results of a client in a round.
 
-    Accuracy and loss are None without an evaluation, epsilon without differentially private training.
+    `examples` counts the training examples, and bytes are sent (up) and received (down) by the client. Accuracy and
+    loss are None without an evaluation, epsilon without differentially private training.
     """
 
     round: int
@@ -65,7 +66,7 @@ class ClientRow:
 class Work:
     """The cost of training: gradient steps on a client's own examples, all gradient steps, and forward passes.
 
-    Evaluation, and training that is undone after an evaluation, are not counted.
+    Evaluation is not counted, nor is training that is undone after an evaluation.
     """
 
     private_steps: int = 0
@@ -77,7 +78,7 @@ class Work:
 
 
 def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return each client that failed in some round and trained in none, with its last error; a row is a round."""
+    """Return the last error of each client that failed and never trained, given the lines of `history.jsonl`."""
     rows = list(rows)
     took_part = {client for row in rows for client in row["participants"]}
     failures = [failure for row in rows for failure in row["failures"] if failure.get("client") not in took_part]

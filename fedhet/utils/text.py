@@ -1,4 +1,4 @@
-"""Make untrusted text safe for terminals, logs and spreadsheets."""
+"""Functions that make untrusted text safe for terminals, logs and spreadsheets."""
 
 import contextlib
 import logging
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""Escape invisible characters, such as `\x1b` and `\u202e`, except the characters in `keep`."""
+    r"""Return a text with invisible characters, except those in `keep`, escaped as `\x1b` or `\u202e`."""
     if text.isprintable():
         return text
     shown = (char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text)
@@ -23,7 +23,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def all_printable(value: Any) -> Any:
-    """Apply `printable` to all text in a JSON or TOML value, including keys."""
+    """Return a JSON or TOML value in which invisible characters of all text, including keys, are escaped."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -32,7 +32,7 @@ def all_printable(value: Any) -> Any:
 
 
 def cell(value: object) -> object:
-    """Escape invisible characters in text for CSV, and put an apostrophe before text that looks like a formula."""
+    """Return a value for a CSV cell: text gets escapes for invisible characters, and an apostrophe before a formula."""
     if not isinstance(value, str):
         return value
     text = printable(value)
@@ -75,7 +75,7 @@ def log_once(app: object, reason: str) -> None:
 
 
 def traceback_in_file(error: BaseException, doing: str) -> str:
-    """Append a traceback, under a line with `doing`, to `~/.fedhet/clients.log`; return a one-line error message."""
+    """Append an error's traceback and `doing`, what failed, to `~/.fedhet/clients.log`; return a one-line message."""
     path = Path.home() / ".fedhet" / "clients.log"
     line = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
     try:
