@@ -41,7 +41,7 @@ WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
 
 
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
-    """Check that folders contain no other runs, and that data and models exist; raise a FedhetError otherwise."""
+    """Check that folders have no runs with other settings, and that data and models exist; raise a FedhetError."""
     runs = list(runs)
     conflicts = grouped((problem, str(run.folder)) for run in runs if (problem := _conflict(run, functions)))
     if conflicts:

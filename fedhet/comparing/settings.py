@@ -106,12 +106,12 @@ class SharedSettings:
     functions: UserFunctions
 
     def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
-        """Return a variant's configuration with the changes `choice` (values by key); raises a `ConfigError`."""
+        """Return the configuration of the method `variant`, changed by `choice`; raises a `ConfigError` if invalid."""
         settings = {**self.for_all, **self.own[variant], **(choice or {}), "seed": seed}
         return configuration.resolve(settings, strict=False)
 
     def plan(self, variant: str, seed: int, folder: Path, choice: Mapping[str, Value] | None = None) -> PlannedRun:
-        """Return the planned run in `folder` of a variant with one seed and the changes `choice` (values by key)."""
+        """Return the planned run, in `folder`, of the method `variant` with one seed and the changes `choice`."""
         return PlannedRun(variant, seed, self.settings(variant, seed, choice), folder, variant in self.equalised)
 
 
@@ -123,7 +123,7 @@ def shared_settings(
     functions: UserFunctions = UserFunctions(),  # noqa: B008 - it is frozen
     strict: bool = True,
 ) -> SharedSettings:
-    """Return the settings that the `variants` share (see `compare`), and their own ones, for runs with these `seeds`.
+    """Return the settings that `variants` (methods with own settings) share in runs with these `seeds`, and their own.
 
     `config` has the user's settings by key or in nested tables, and `functions` the user's models and data. Raises a
     FedhetError for all problems; with `strict`, also for keys set by the user that have no effect for any variant.
@@ -175,9 +175,9 @@ def shared_settings(
 
 
 def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """Return the settings for all variants: each key has its value in the first variant in which it has an effect.
+    """Return the settings that all methods share: each key has its value in the first method in which it has an effect.
 
-    Both arguments map the name of each variant to its settings without own ones: `alike` to configurations, for keys of
+    Both arguments map the name of each method to its settings without own ones: `alike` to configurations, for keys of
     the optimiser, and `adapted` to settings that are adapted to the user's models and data, for all other keys.
     """
 

@@ -46,7 +46,7 @@ class Tuning:
 
 @dataclass
 class Trial:
-    """A configuration (`choice`) that is tried, with its validation accuracies or reasons of failure, by seed."""
+    """A configuration (`choice`) that tuning tries, with validation accuracies or reasons of failure, by seed."""
 
     choice: Choice
     by_seed: dict[int, float] = field(default_factory=dict)
@@ -153,7 +153,7 @@ def trial_run(
     seed: int,
     settings: Mapping[str, Value] | None = None,
 ) -> PlannedRun:
-    """Return a run with the changes `choice` and `settings` (default: `held_out`), in a new folder within `folder`."""
+    """Return the run of method `variant` changed by `choice` and `settings` (default: `held_out`), within `folder`."""
     words = [variant, *(f"{key}={value}".replace("/", "_") for key, value in choice.items()), f"seed={seed}"]
     return shared.plan(variant, seed, folder / ",".join(words), choice | dict(settings or held_out(shared)))
 

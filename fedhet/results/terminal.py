@@ -47,7 +47,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def by_architecture(run: RunFiles) -> list[list[str]]:
-    """Return a table of the clients' last accuracies, as rows of text: headings, each architecture, all clients."""
+    """Return a table of the clients' last accuracies: rows of headings, of each architecture, and of all clients."""
     final = final_clients(run.clients)
     if not final:
         return []
