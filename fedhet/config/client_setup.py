@@ -195,7 +195,7 @@ def _check_models(config: Config, traits: Traits) -> None:
                 representation(batch)
             except Exception as error:  # whatever a registered model raises
                 why = f"inputs of shape {dataset.input_shape} and {batch.dtype} raise {type(error).__name__}: {error}"
-                why = error if isinstance(error, ValueError) else why
+                why = str(error) if isinstance(error, ValueError) else why
                 raise ModelError(f"model {name!r}: {why}; choose another in architectures") from error
             if config.options.changes_heads or traits.networks == "widths" or not traits.shares.averaged:
                 continue
