@@ -86,7 +86,8 @@ def recommend(
         methods: federated methods to try; by default all. Local training is always tried.
         allow: kinds of arrays that may leave the clients, such as `"posteriors"`, comma-separated; by default all.
         max_bytes: the most bytes that a client may send and receive in a round, such as `"500 KB"`.
-        budget: the total time, such as `"30m"`, or a number of seconds.
+        budget: the total time, such as `"30m"`, or a number of seconds; it is exceeded by up to a quarter if the first
+            three seeds of the comparison need this.
         seeds: seeds of the comparison; the last ones are left out if the time is not sufficient.
         out: folder for all files; by default `runs/recommend`.
         jobs: number of simultaneous runs, as for `fedhet.compare`.
@@ -106,13 +107,13 @@ def recommend(
         base["public-samples"] = configuration.resolve({**base, "method": "local"}, strict=False).public_samples
     execute.tell(f"asking the clients which of {len(wanted)} methods they can train")
     choices, refused = ask(wanted, base, functions, allow=allow, deadline=began + seconds / 10)
-    execute.tell(f"{', '.join(choices)} can serve")
+    execute.tell(f"{', '.join(choices) or 'none of them'} can serve")
     _tell(refused, "cannot serve", execute)
     if "local" not in choices:
         raise FedhetError(f"the clients cannot be trained with the method local: {refused['local']}")
     shared = shared_settings(variants_of([*choices]), seeds=[SEED, *seeds], config=base, functions=functions)
     check_tuning(Tuning({}, (SEED,)), shared, seeds)
-    search = _Search(shared, out, execute, choices, refused)
+    search = _Search(shared, out, execute, choices, refused, latest=began + 1.25 * seconds)
     search.shorten(began, seconds)
     search.try_out(most)
     return search.conclude(*search.compare(seeds))
@@ -138,6 +139,7 @@ class _Search:
 
     `choices` has the methods that can train the clients, with changed settings, and `refused` why each other method is
     left out. `shorter` has fewer rounds and epochs, if the budget requires this. `accuracies` are on validation data.
+    `latest` is the deadline of the comparison's first seeds, without which there is no verdict.
     """
 
     shared: SharedSettings
@@ -145,6 +147,7 @@ class _Search:
     execute: Execution
     choices: dict[str, Choice]
     refused: dict[str, str]
+    latest: float
     shorter: Choice = field(default_factory=dict)
     accuracies: dict[str, float] = field(default_factory=dict)
 
@@ -165,8 +168,8 @@ class _Search:
         Raises a FedhetError if not even the shortest runs of `local` and another method fit.
         """
         whole, start = self.shared.settings("local", SEED), time.monotonic()
-        rounds, epochs = whole.rounds, whole.local_epochs
-        self.shorter = {"rounds": 1, "local-epochs": min(epochs, 1)}
+        rounds, epochs, closing = whole.rounds, whole.local_epochs, whole.closing_epochs
+        self.shorter = {"rounds": 1, "local-epochs": min(epochs, 1), **({"closing-epochs": 0} if closing else {})}
         run = self.plan("local", SEED)
         problem = self.run([run], max(self.execute.deadline, start + 60)).get(run.name)
         if problem not in (None, LATE):
@@ -177,7 +180,8 @@ class _Search:
         first = next((row["timing"]["seconds"] for row in rows if row["round"] == 1), alone)
 
         def needed(rounds: int, epochs: int) -> float:
-            each = alone + first * (rounds * max(epochs, 1) - 1)
+            last = closing if epochs == whole.local_epochs else min(closing, epochs)
+            each = alone + first * (rounds * max(epochs, 1) + last - 1)
             return (now - began + math.ceil(2 / self.execute.at_once) * (1 + LONGER * FEWEST) * each) / 0.9
 
         few = min(rounds, 2)  # in the second round, clients have something from others
@@ -191,6 +195,8 @@ class _Search:
                 f"rounds (--budget {least}m is enough for {_training(*parts[-1])})"
             )
         self.shorter = {} if enough == parts[0] else {"rounds": enough[0], "local-epochs": enough[1]}
+        if min(epochs, closing) > enough[1]:
+            self.shorter = {**self.shorter, "closing-epochs": enough[1]}
         self.execute.tell(f"the budget is enough for {_training(*enough)} (configured: {_training(*parts[0])})")
 
     def try_out(self, max_bytes: float) -> None:
@@ -236,11 +242,17 @@ class _Search:
         fit = next((number for number in range(len(best), 2, -1) if sum(seconds[:number]) <= available), 2)
         self.refused |= dict.fromkeys(best[fit:], LATE)
         _tell({name: why for name, why in self.refused.items() if name in self.choices}, "left", self.execute)
-        self.execute.tell(f"comparison on test parts: {', '.join(best[:fit])}")
+        spent = sum(seconds[:fit])
+        if spent > available:  # the trials took longer than expected from the first round
+            whole = self.plan(best[0], SEED).settings.rounds
+            self.shorter = {**self.shorter, "rounds": max(min(whole, 2), int(whole * available / spent))}
+        settings = self.plan(best[0], SEED).settings
+        words = _training(settings.rounds, settings.local_epochs)
+        self.execute.tell(f"comparison on test parts, {words}: {', '.join(best[:fit])}")
         runs, failed = list[PlannedRun](), dict[str, str]()
-        for seed in seeds:
+        for number, seed in enumerate(seeds):
             planned = [self.plan(name, seed) for name in best[:fit]]
-            problems = self.run(planned, self.execute.deadline)
+            problems = self.run(planned, self.latest if number < FEWEST else self.execute.deadline)
             if LATE in problems.values() and runs:
                 break
             runs += [run for run in planned if problems.get(run.name) != LATE]

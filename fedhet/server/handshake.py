@@ -13,7 +13,9 @@ from fedhet.flower.messages import name_in, read_reply
 from fedhet.messages import Payload, Reply, Spec, check, check_finite, check_room
 from fedhet.messages.payload import bytes_of, difference
 from fedhet.messages.protocol import FIRST, HANDSHAKE, with_public_dataset
+from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart
+from fedhet.methods.options import Config
 from fedhet.results.state import ClientRecord
 from fedhet.server.federation import reason_of
 from fedhet.server.round import Common, Hooks
@@ -253,7 +255,7 @@ class Handshake:
         held_out = "" if report.own_data else "set public-samples, or "
         raise FedhetError(
             f"there is no {labelled}public dataset to align on: {held_out}have the clients' data function return it as "
-            "`public`, or pass it to make_server_app(public=...)"
+            f"`public`, or pass it to make_server_app(public=...){_without_labels(self.run.config) if labelled else ''}"
         )
 
     def _test_on_own_parts(self) -> None:
@@ -266,6 +268,16 @@ class Handshake:
             )
         run.config = run.config.on_own_test_parts()
         log.info("%s", run.config.remarks[-1][1])
+
+
+def _without_labels(config: Config) -> str:
+    """Return the end of a message: a key, with its value, for which the method needs no labels of public examples."""
+    for key, spec in config.specs().items():
+        if "." in key and (value := spec.metadata["at_need"]) is not None:
+            options = replace(config.options, **{spec.name: value})
+            if registry.traits(config.replace(options=options)).public == "inputs":
+                return f"; if its examples have no labels, set {key} = {value}"
+    return ""
 
 
 def _comes_last(reply: Reply, count: int) -> bool:
