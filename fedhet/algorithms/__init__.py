@@ -1,1 +1,1 @@
-"""The numerical algorithms of the methods, independent of Flower: graphs, matching, hypernetworks and alignment."""
+"""Algorithms of the methods, independent of Flower: graphs of networks, matching, hypernetworks and alignment."""

@@ -1,4 +1,4 @@
-"""Copy networks without shared memory or wrappers, and classify their arrays."""
+"""Copies of networks without shared memory or wrappers, and properties of their arrays."""
 
 import copy
 from collections import OrderedDict
@@ -23,7 +23,7 @@ from fedhet.errors import ModelError
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 
 _used: WeakSet[nn.Module] = WeakSet()
-"""Modules that are used without a copy, because they cannot be copied."""
+# Modules that are used without a copy, because they cannot be copied.
 
 
 class _ComputedTensors(TorchFunctionMode):
@@ -79,7 +79,7 @@ def in_use(model: nn.Module) -> None:
 
 
 def _bound(model: nn.Module) -> tuple[str, bool]:
-    """Return why a copy would still call modules of `model` ("" if not), and whether through a global variable."""
+    # Why a copy would still call modules of the model ("" if not), and whether through a global variable.
     modules = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
         for each in (each for held in vars(module).values() for each in _entries(held)):
@@ -94,7 +94,7 @@ def _entries(held: Any) -> Iterable[Any]:
 
 
 def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
-    """Yield (is_global, value) for each global or nonlocal variable that a function reads, unless it is in `seen`."""
+    # (is_global, value) for each global or nonlocal variable that a function reads, unless it is in `seen`.
     if not isinstance(function, FunctionType) or function in seen:
         return
     seen.add(function)
@@ -121,7 +121,7 @@ def held_by(function: Any) -> Iterator[Any]:
 
 
 def unusable(model: Any) -> str:
-    """Return why a model cannot be used, worded to follow its class name, or an empty string if it can be used."""
+    """Return why a model cannot be used, as a phrase to put after its class name; empty if it can be used."""
     if not isinstance(model, nn.Module):
         return ", not an nn.Module"
     if isinstance(model, torch.jit.ScriptModule):
@@ -155,7 +155,7 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
 Kind = Literal["trained", "frozen", "statistic", "buffer"]
 
 RUNNING = ("running_", "moving_", "num_batches_tracked")
-"""Prefixes of names of running statistics in modules that are not PyTorch's normalisations."""
+"""Prefixes of the names of running statistics (buffers) in modules other than PyTorch's normalisations."""
 
 
 def kinds_of(model: nn.Module) -> dict[str, Kind]:
@@ -180,13 +180,13 @@ def kinds_of(model: nn.Module) -> dict[str, Kind]:
 
 
 DEEP = 8
-"""Number of layers above which a factor per layer changes outputs too much in a network without normalisation."""
+"""Number of layers above which networks without normalisation count as deep (see `multiplies`)."""
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def multiplies(model: nn.Module) -> bool:
-    """Return whether a network has more than `DEEP` layers and no normalisation, so that their scales multiply."""
+    """Return whether a network has more than `DEEP` layers and no normalisation, so that layers' scales multiply."""
     deep = sum(isinstance(module, nn.Linear | _ConvNd) for module in model.modules()) > DEEP
     return deep and not any(isinstance(module, _NORMS) for module in model.modules())
 
@@ -215,19 +215,19 @@ def starts_of(model: nn.Module) -> dict[str, Start]:
 
 
 def load_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load a state dict without version numbers of modules into a network; the current versions are assumed."""
+    """Load arrays by name as a network's state dict, without the version numbers of modules that PyTorch stores."""
     state = OrderedDict(tensors)
     state._metadata = getattr(model.state_dict(), "_metadata", {})  # type: ignore[attr-defined]
     model.load_state_dict(state)
 
 
 def storage_place(value: Tensor) -> Hashable:
-    """Return a key for the memory of a tensor; tied parameters have equal keys."""
+    """Return a key that identifies a tensor's memory, shape and strides; tied parameters have equal keys."""
     return value.untyped_storage()._cdata, value.storage_offset(), tuple(value.shape), value.stride()
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Return the first name in the state dict of each parameter that is shared by modules, by its further names."""
+    """Return, for each parameter that modules share, its first name in the state dict by each of its other names."""
     first: dict[Hashable, str] = {}
     named = {name: storage_place(value) for name, value in model.state_dict(keep_vars=True).items()}
     return {name: known for name, place in named.items() if (known := first.setdefault(place, name)) != name}

@@ -42,7 +42,8 @@ _LAYOUTS: dict[str, tuple[tuple[str, int], ...]] = {
 class FLHANetwork(Classifier):
     """A network of FLHA-GHN: a stem, layers, global average pooling, and a head, for images of at least 4 x 4.
 
-    `layout` has the kind (`conv`, `add` or `concat`) and the stage of each layer; `widths` are the stages' channels.
+    `layout` has for each layer its kind (`conv`, `add` for a residual block, or `concat` for a `ConcatBlock`) and the
+    index of its stage; `widths` are the stages' numbers of channels.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ for _size, _widths in WIDTHS.items():
 
 
 Block = Callable[[int, int, int, int], nn.Module]
-"""Function that builds a block from stage, input channels, output channels and stride."""
+"""Function that builds a block from the index of its stage, input channels, output channels and stride."""
 
 
 class SqueezeExcitation(nn.Module):
@@ -109,10 +110,11 @@ class SqueezeExcitation(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Expanding 1 x 1, depthwise and projecting 1 x 1 convolutions; `gate` builds the squeeze and excitation, if any.
+    """An inverted residual block (Sandler et al., CVPR 2018): 1 x 1, depthwise and 1 x 1 convolutions.
 
-    There is a shortcut if input and output have the same shape (Sandler et al., CVPR 2018). `widths` are the channels
-    of input, depthwise convolution and output; `stride` and `kernel` are the depthwise convolution's.
+    There is a shortcut if input and output have the same shape. `widths` are the channels of input, depthwise
+    convolution and output; `stride` and `kernel` are the depthwise convolution's. `gate` builds the squeeze and
+    excitation, if any.
     """
 
     def __init__(
@@ -136,7 +138,8 @@ class StagedNetwork(nn.Module):
     """A network of a stem, four stages, an expanding 1 x 1 convolution, global average pooling, and `head`.
 
     Images must be at least 8 x 8. `widths` and `depths` are the numbers of channels and blocks of stages; the stem has
-    the width of the first stage. `family` is `resnet`, `efficientnet` or `mobilenet`.
+    the width of the first stage. `family` is `resnet` (without the expanding convolution), `efficientnet` or
+    `mobilenet`.
     """
 
     def __init__(
@@ -161,7 +164,7 @@ class StagedNetwork(nn.Module):
 
 
 def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-    """Build an EfficientNet block: MBConv with SiLU, and squeeze and excitation in all stages."""
+    # EfficientNet: MBConv with SiLU, and squeeze and excitation in all stages.
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (4, 3))[stage]
     expanded = expansion * fan_in
     gate = partial(SqueezeExcitation, expanded, fan_in // 4, nn.SiLU, nn.Sigmoid)
@@ -169,7 +172,7 @@ def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
 
 
 def _mobile(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-    """Build a MobileNetV3 block: ReLU in stages 0 and 1, then hard-swish; no squeeze and excitation in stage 1."""
+    # MobileNetV3: ReLU in stages 0 and 1, then hard-swish; no squeeze and excitation in stage 1.
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (6, 5))[stage]
     expanded, activation = expansion * fan_in, nn.ReLU if stage < 2 else nn.Hardswish
     gate = None if stage == 1 else partial(SqueezeExcitation, expanded, expanded // 4, nn.ReLU, nn.Hardsigmoid)
@@ -181,7 +184,7 @@ _FAMILIES: Mapping[str, tuple[Block, Activation, int]] = {
     "efficientnet": (_mbconv, nn.SiLU, 4),  # Tan and Le, ICML 2019
     "mobilenet": (_mobile, nn.Hardswish, 6),  # MobileNetV3 (Howard et al., ICCV 2019)
 }
-"""Block, activation, and factor by which the last convolution multiplies the channels (1: no such convolution)."""
+# Block, activation, and factor by which the last convolution multiplies the channels (1: no such convolution).
 
 # The first three are one of each family.
 for _size, _widths, _depths in (("a", (8, 12, 16, 24), (1, 1, 1, 1)), ("b", (8, 16, 24, 40), (1, 1, 2, 1))):

@@ -21,7 +21,7 @@ Activation = Callable[[], nn.Module]
 
 
 def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """Return channels, height and width of an image; raises a `ModelError` if a side is below `smallest` pixels."""
+    """Return channels, height and width of an image; raise a `ModelError` below `smallest` x `smallest` pixels."""
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         size = f"{smallest} x {smallest} pixels"
         raise ModelError(f"the model needs images (channels, height, width) of {size} or more, not shape {input_shape}")
@@ -46,10 +46,11 @@ class Classifier(nn.Module):
 
 
 class ConvNet(Classifier):
-    """A CNN of convolutions, each with ReLU and 2 x 2 max pooling, and fully connected layers of widths `hidden`.
+    """A CNN of convolutions, each with ReLU and 2 x 2 max pooling, and fully connected layers.
 
-    Images must be at least 4 x 4. Convolutions are 5 x 5 without padding while maps are at least 12 x 12, as in LeNet,
-    and 3 x 3 with padding otherwise. Maps smaller than 4 x 4 are not pooled.
+    `channels` and `hidden` are their widths. Images must be at least 4 x 4. Convolutions are 5 x 5 without padding
+    while maps are at least 12 x 12, as in LeNet, and 3 x 3 with padding otherwise. Maps smaller than 4 x 4 are not
+    pooled.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, channels: Sequence[int], hidden: Sequence[int]):
@@ -69,7 +70,7 @@ class ConvNet(Classifier):
 
 @register_model("cnn")
 def cnn(input_shape: tuple[int, ...], classes: int, *, convolutions: int = 2, layers: int = 3) -> nn.Module:
-    """Return FedHeNN's CNN of 2 convolutions and 3 fully connected layers, with 307,842 parameters on CIFAR-10."""
+    """Return FedHeNN's CNN of `convolutions` convolutions and `layers` linear layers; 307,842 parameters on CIFAR-10."""
     # 64 filters and 120 and 64 units are FedHeNN's; an image of 8 x 8 needs fewer.
     small = max(input_shape[1:], default=0) < 16
     filters, hidden = (32, (64, 32)) if small else (64, (120, 64))
@@ -85,19 +86,19 @@ for _convolutions, _layers in ((1, 1), (2, 1), (2, 2), (3, 2), (3, 3)):
 
 @register_model("lenet")
 def lenet(input_shape: tuple[int, ...], classes: int, *, filters: int = 20) -> nn.Module:
-    """Return FedMA's LeNet: 20 and 50 filters of 5 x 5, a hidden layer of 500 units; 431,080 parameters on MNIST."""
+    """Return FedMA's LeNet: `filters` and 5/2 `filters` of 5 x 5, 25 `filters` units; 431,080 parameters on MNIST."""
     return ConvNet(input_shape, classes, (filters, filters * 5 // 2), (25 * filters,))
 
 
 @register_model("fedavg-cnn")
 def fedavg_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return the four-layer CNN of McMahan et al. (AISTATS 2017), with 582,026 parameters on MNIST as in HtFLlib."""
+    """Return the four-layer CNN of McMahan et al. (AISTATS 2017) for images, with 582,026 parameters on MNIST."""
     return ConvNet(input_shape, classes, (32, 64), (512,))
 
 
 @register_model("mlp")
 class MLP(Classifier):
-    """An MLP with two hidden layers of 200 units, the 2NN of McMahan et al. (AISTATS 2017), for inputs of any shape."""
+    """An MLP with two hidden layers of 200 `units`, the 2NN of McMahan et al. (AISTATS 2017), for any input shape."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, units: int = 200):
         super().__init__([nn.Flatten(1), *_linear_stack((prod(input_shape), units, units))], units, classes)
@@ -137,7 +138,7 @@ def convolution(
     groups: int = 1,
     activation: Activation | None = nn.ReLU,
 ) -> nn.Sequential:
-    """Return a padded convolution, BatchNorm, and the activation unless it is None."""
+    """Return a 2D convolution padded by half its kernel, BatchNorm, and the activation unless it is None."""
     layers: list[nn.Module] = [
         nn.Conv2d(fan_in, fan_out, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(fan_out),
@@ -163,7 +164,7 @@ class ResidualBlock(nn.Module):
         return F.relu(self.convolved(maps) + self.shortcut(maps))
 
     def convolved(self, maps: Tensor) -> Tensor:
-        """Return the output of the two convolutions, without the shortcut."""
+        """Return the output of the two convolutions for `maps` (n, fan_in, height, width), without the shortcut."""
         return self.norm2(self.conv2(F.relu(self.norm1(self.conv1(maps)))))
 
 
@@ -181,7 +182,7 @@ class ResNet8(Classifier):
 # ---- texts
 
 VOCABULARY = 10_000
-"""Number of indices of words."""
+"""Number of words that `WordLSTM` embeds; texts have indices below it."""
 
 
 class CharLSTM(nn.Module):
@@ -201,7 +202,7 @@ class CharLSTM(nn.Module):
 
 @register_model("char-lstm")
 def char_lstm(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return FedMA's character LSTM for a vocabulary of `classes` characters."""
+    """Return FedMA's character LSTM for texts (characters,) from a vocabulary of `classes` characters."""
     if len(input_shape) != 1:
         raise ModelError(f"the model needs texts (characters,), such as shakespeare, got inputs of shape {input_shape}")
     return CharLSTM(classes)
@@ -210,7 +211,8 @@ def char_lstm(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 class WordLSTM(nn.Module):
     """An LSTM with two fully connected layers (FedHeNN, section 4.1), with the widths of LEAF's code.
 
-    Words of texts (words,) are embedded; word vectors (words, width) are passed to the LSTM directly.
+    It has `layers` recurrent layers of `units` units. Words of texts (words,) are embedded; word vectors (words, width)
+    are passed to the LSTM directly.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, layers: int, units: int = 100, hidden: int = 30):
@@ -260,11 +262,11 @@ class TokenBag(nn.Module):
 # ---- the generator of FedGen, which generates representations from a class and noise (Zhu et al., ICML 2021)
 
 NOISE, HIDDEN = 32, 256
-"""Length of the noise and number of hidden units, as in the authors' code for MNIST."""
+"""Length of FedGen's noise vector and number of hidden units of its generator, as in the authors' code for MNIST."""
 
 
 class Generator(nn.Module):
-    """A network that generates representations of `width` features from noise and a class, with one hidden layer."""
+    """FedGen's generator: a network that maps noise and a class to a representation of `width` features."""
 
     def __init__(self, classes: int, width: int) -> None:
         super().__init__()
@@ -280,7 +282,7 @@ class Generator(nn.Module):
 
 
 def draw(counts: Tensor, rows: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Draw inputs (rows, NOISE + 1) of a `Generator`: noise, and classes drawn with the weights `counts` (classes,)."""
+    """Draw inputs (rows, NOISE + 1) of a `Generator`: noise, and classes in proportion to `counts` (classes,)."""
     classes = torch.multinomial(counts.double(), rows, replacement=True, generator=generator)
     noise = torch.rand(rows, NOISE, generator=generator, dtype=torch.float64)
     return torch.cat([noise, classes[:, None].double()], 1).to(dtype)

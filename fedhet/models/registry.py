@@ -20,14 +20,14 @@ _WITH_AUXILIARY_OUTPUTS = ("googlenet", "inception_v3")
 
 
 def names_of(library: str) -> list[str]:
-    """Return the names of a library's models; raise a `ModelError` if the library cannot be imported."""
+    """Return the names of the models in `torchvision` or `timm`; raise a `ModelError` if it cannot be imported."""
     module = _import(library)
     names: list[str] = module.list_models(module=module) if library == "torchvision" else module.list_models()
     return names
 
 
 def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build an untrained `torchvision/NAME` or `timm/NAME`; raise a `ModelError` if it cannot take `input_shape`."""
+    """Build an untrained `torchvision/NAME` or `timm/NAME`; raise a `ModelError` if `input_shape` does not fit."""
     if len(input_shape) != 3:
         raise ModelError(f"the model needs images (channels, height, width), got shape {input_shape}")
     library, _, model = name.partition("/")
@@ -72,7 +72,7 @@ T = TypeVar("T")
 _BUILDERS: dict[str, Builder] = {}
 
 FAMILIES: dict[str, tuple[str, ...]] = {}
-"""Names of families and their models."""
+"""Names of the models in each family (a group of similar architectures), by the family's name."""
 
 
 def register_model(name: str, family: str | None = None) -> Callable[[B], B]:
@@ -96,11 +96,11 @@ def names() -> list[str]:
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build a model, initialised by torch's global generator; raises a `ModelError` if it cannot take these inputs.
+    """Build a model, initialised by torch's global generator; raise a `ModelError` if it cannot take these inputs.
 
     `name` is one of `names()`, `torchvision/NAME` or `timm/NAME`. With `:WIDTH` at the end, the representation is
-    pooled to this width before the last `nn.Linear`. `input_shape` is (channels, height, width) of an image or
-    (characters,) of a text; `classes` is the number of outputs.
+    pooled to this width before the last `nn.Linear`. `input_shape` is (channels, height, width) of an image or, for
+    example, (characters,) of a text; `classes` is the number of outputs.
     """
     base, width = _parts(name)
     if base not in _BUILDERS:
@@ -119,10 +119,10 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
-    """Build the model `name` for examples `inputs` (n, ...); if empty, the first of the list `architectures`.
+    """Build the model `name` or, if it is empty, the first of the comma-separated list `architectures`.
 
-    If the first of `architectures` cannot take vectors, an MLP is built for floats, and a bag of tokens for integers.
-    Raises a `ModelError` if the model cannot take `inputs`.
+    The model is built for examples `inputs` (n, ...). If the first of the list cannot take vectors, an MLP is built for
+    floats, and a `TokenBag` for integers. Raises a `ModelError` if the model cannot take `inputs`.
     """
     shape = tuple(inputs.shape[1:])
     try:
@@ -148,12 +148,12 @@ def expand(architectures: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
-    """Return the name of each client's model, from a comma-separated list (see `expand`), assigned as in `spread`."""
+    """Return the name of each client's model, assigned from a comma-separated list (see `expand`) by `spread`."""
     return spread(expand(architectures), how, clients, seed)
 
 
 def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, ...]:
-    """Return one of K `values` for each client.
+    """Return one of K `values` for each of `clients` clients.
 
     `how` is `round-robin` (in turn), `blocks` (K consecutive blocks of clients) or `random` (drawn with `seed`).
     """
@@ -166,7 +166,7 @@ def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, .
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """Split `NAME:WIDTH` into the name of a model or family and the width (see `build`), which can be empty."""
+    # Splits NAME:WIDTH, where the width can be left out.
     base, colon, width = name.partition(":")
     if colon and not (width.isascii() and width.isdigit() and 0 < int(width) <= 2**16):
         raise ModelError(f"model {name!r}: the width after the colon must be a whole number from 1 to {2**16}")

@@ -16,7 +16,7 @@ ROWS_AT_ONCE = 512
 """Number of examples in a forward pass without training."""
 
 POOLED = ("last", "mean")
-"""Ways to represent a text whose network has a value for each token."""
+"""Ways to represent a text by the values of its tokens: the last token's, or the mean over tokens."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -47,11 +47,12 @@ def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:
 
 
 Captured = Callable[[], Tensor]
-"""Returns the value (n, ...) of the last forward pass, differentiable; raises a ModelError if it was not computed."""
+"""Function that returns the tensor captured in the last forward pass, differentiably, or raises a ModelError if
+none."""
 
 
 class Output:
-    """Reads a named module's output in a network's forward passes; raises a ModelError if no module has this name."""
+    """Access to the output of a network's module in forward passes; raises a ModelError if there is no such module."""
 
     def __init__(self, model: nn.Module, module: str) -> None:
         self._module, self._title = _submodule(model, module), f"{module!r} of {model._get_name()}"
@@ -72,7 +73,7 @@ class Output:
 
 
 def _held(value: Any, title: str) -> Callable[[], object]:
-    """Return a function that returns `value`, or raises a ModelError with its `title` if it was changed in place."""
+    # Values are kept without a copy, so changes in place are an error.
     counted = isinstance(value, Tensor) and not value.is_inference()
     version = value._version if counted else 0
 
@@ -122,7 +123,7 @@ class Representation:
 
     @property
     def site(self) -> tuple[str, ...]:
-        """Key that is equal for networks of one architecture if they have their representations in the same place."""
+        """Key for caches, equal for networks of one architecture whose representations are the same tensors."""
         return "input", self.head, self.places, self.what
 
     @property
@@ -163,7 +164,7 @@ class Representation:
 
     @contextmanager
     def _watched(self, *, stop: bool = False) -> Iterator[list[Any]]:
-        """Yield a list that a forward pass fills with its inputs by name and `_held(value)`; `stop` ends it there."""
+        # Yields a list for a forward pass's inputs by name and the function that gives the representation.
         seen: list[Any] = []
 
         def start(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -180,10 +181,11 @@ class Representation:
             yield seen
 
     def pool(self, values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """Return the last token of texts' `values` (n, tokens, d), or the mean over tokens, as (n, d).
+        """Return texts' `values` (n, tokens, d) as (n, d): the last token's, or the mean over tokens.
 
-        Other values, and values if each token has a prediction, are unchanged. `inputs` are the network's, by name.
-        Tokens with an `attention_mask` of 0 or, without a mask, equal to the config's `pad_token_id` are left out.
+        Values of other shapes are unchanged, and so are all values if neither was chosen, or if each token has a
+        prediction. `inputs` has the network's inputs by name. Tokens with an `attention_mask` of 0 or, without a mask,
+        equal to the config's `pad_token_id` are left out.
         """
         if values.ndim != 3 or self.places != "one" or not self._pooled:
             return values
@@ -200,7 +202,7 @@ class Representation:
         return values[torch.arange(len(values), device=values.device), last]
 
     def _check(self, inputs: Mapping[str, Any] = MappingProxyType({}), *values: Callable[[], Any]) -> Tensor:
-        """Return `values[0]()` averaged over pixels or tokens; raise a ModelError unless it is floating, (n, d)."""
+        # The representation, averaged over pixels or tokens, must be floating and (n, d).
         title, key = self._title, "representation" if self._by_output else "head"
         if not values:
             raise ModelError(f"the forward pass did not compute {title}; set {key} to a module that it calls")

@@ -1,8 +1,8 @@
 """Similarity of two representations of the same examples: CKA, the Procrustes distance, and FedHeNN's distance.
 
 Representations are features `(L, d1)` and `(L, d2)` of L examples. All measures centre the features and are
-differentiable. Features are divided by their norm, which autograd treats as a constant: gradients are exact, and large
-features cannot overflow.
+differentiable. Features are divided by their norm, so that large ones cannot overflow. Autograd treats the norm as a
+constant; gradients are exact nevertheless, because the measures do not depend on the scale.
 """
 
 from typing import Literal
@@ -11,33 +11,33 @@ import torch
 from torch import Tensor
 
 _LEAST_DEBIASED = 1e-3
-"""Lower bound of a debiased self-similarity, as a fraction of the biased one. Smaller values are rounding or chance and
-would give enormous gradients to single examples."""
+# Lower bound of a debiased self-similarity, as a fraction of the biased one. Smaller values are rounding or chance and
+# would give enormous gradients to single examples.
 
 
 def check_features(x: Tensor, name: str = "features") -> Tensor:
-    """Return `x`; raise a ValueError unless it is a floating tensor `(L, d)` with L >= 2 and d >= 1."""
+    """Return features `x` (L, d); raise a ValueError that names `name` unless they are floats, L >= 2, and d >= 1."""
     if x.ndim != 2 or not x.is_floating_point() or x.shape[0] < 2 or x.shape[1] < 1:
         raise ValueError(
-            f"{name} must be floats (examples, width) of at least two examples, got {x.dtype} of shape {tuple(x.shape)}"
+            f"{name} must be a floating tensor (examples >= 2, features >= 1), got {x.dtype} of shape {tuple(x.shape)}"
         )
     return x
 
 
 def check_pair(x: Tensor, y: Tensor) -> None:
-    """Raise a ValueError unless `x` and `y` are floating tensors `(L, d1)` and `(L, d2)` with equal L."""
+    """Check that features `x` (L, d1) and `y` (L, d2) are floats with equal L >= 2; raise a ValueError otherwise."""
     check_features(x, "x")
     check_features(y, "y")
     if len(x) != len(y):
-        raise ValueError(f"x and y must be features of the same examples, got {len(x)} and {len(y)} rows")
+        raise ValueError(f"x and y must be features of the same examples, got {len(x)} and {len(y)}: use one batch")
 
 
 def linear_cka(x: Tensor, y: Tensor) -> Tensor:
-    """Return CKA with linear kernels (Kornblith et al., ICML 2019; equation 4 of FedHeNN, Makhija et al., ICML 2022).
+    """Return CKA of features `x` (L, d1) and `y` (L, d2) with linear kernels (Kornblith et al., ICML 2019).
 
         CKA(X, Y) = ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F),    X and Y centred
 
-    The result is a scalar in [0, 1], and 0 if `x` or `y` is constant.
+    The result is a scalar in [0, 1], and 0 if `x` or `y` is constant (FedHeNN, Makhija et al., ICML 2022, equation 4).
 
         >>> x = torch.randn(100, 8)
         >>> linear_cka(x, 3 * x)
@@ -49,10 +49,10 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
 
 
 def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
-    """Return CKA with linear kernels from the debiased estimate HSIC_1 (Song et al., JMLR 2012) of L >= 4 examples.
+    """Return CKA of features `x` (L, d1) and `y` (L, d2) with linear kernels, estimated from L >= 4 examples.
 
-    Its mean over mini-batches estimates CKA of all examples. It is at most 1, can be negative, and is 0 if `x` or `y`
-    is constant.
+    The estimate uses the debiased HSIC_1 (Song et al., JMLR 2012). Its mean over mini-batches estimates CKA of all
+    examples. It is a scalar of at most 1, can be negative, and is 0 if `x` or `y` is constant.
     """
     check_pair(x, y)
     if (n := len(x)) < 4:
@@ -73,13 +73,16 @@ def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
 
 
 def rbf_cka(x: Tensor, y: Tensor, threshold: float = 0.5, *, debiased: bool = False) -> Tensor:
-    """Return CKA with Gaussian kernels (see `rbf_kernel`) as a scalar; with `debiased`, as in `debiased_linear_cka`."""
+    """Return CKA, a scalar, of features `x` (L, d1) and `y` (L, d2) with Gaussian kernels.
+
+    `threshold` determines the kernels' bandwidth (see `rbf_kernel`); with `debiased`, HSIC is estimated without bias.
+    """
     check_pair(x, y)
     return kernel_cka(rbf_kernel(x, threshold), rbf_kernel(y, threshold), debiased=debiased)
 
 
 def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Return the orthogonal Procrustes distance of features of equal widths (Ding et al., NeurIPS 2021), in [0, 2].
+    """Return the orthogonal Procrustes distance, in [0, 2], of features `x` and `y` (L, d) (Ding et al., NeurIPS 2021).
 
         d(X, Y) = min_Q ||X - Y Q||_F^2 = 2 - 2 ||X^T Y||_*,    X and Y centred and of norm 1
 
@@ -87,7 +90,7 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
     """
     check_pair(x, y)
     if x.shape[1] != y.shape[1]:
-        raise ValueError(f"the Procrustes distance needs features of equal widths, got {x.shape[1]} and {y.shape[1]}")
+        raise ValueError(f"the Procrustes distance needs equal widths, got {x.shape[1]} and {y.shape[1]}: use CKA")
     tiny = torch.finfo(x.dtype).tiny
     x, y = (each / torch.linalg.vector_norm(each).clamp_min(tiny) for each in (centred(x), centred(y)))
     product = x.T @ y
@@ -109,12 +112,12 @@ def centred(x: Tensor) -> Tensor:
 
 
 def centred_unit(x: Tensor) -> Tensor:
-    """Return centred features `(L, d)` divided by their Frobenius norm, which autograd treats as a constant."""
+    """Return features `(L, d)`, centred and divided by their Frobenius norm, which autograd treats as a constant."""
     return _unit(centred(x), x)
 
 
 def _unit(deviation: Tensor, original: Tensor) -> Tensor:
-    """Return the centred features `deviation` divided by their norm; zeros if the features `original` are constant."""
+    """Return centred values `deviation` divided by their norm; zeros if `original`, not centred, is constant."""
     with torch.no_grad():
         norm = torch.linalg.vector_norm(deviation)
         rounding = 8 * torch.finfo(deviation.dtype).eps * torch.linalg.vector_norm(original)
@@ -123,28 +126,28 @@ def _unit(deviation: Tensor, original: Tensor) -> Tensor:
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
-    """Return the Frobenius inner product of the linear kernels `x x^T` and `y y^T`."""
+    """Return the Frobenius inner product of the linear kernels `x x^T` and `y y^T` of features (L, d1) and (L, d2)."""
     if x.shape[1] * y.shape[1] <= len(x) * (x.shape[1] + y.shape[1]):
         return (x.T @ y).square().sum()
     return ((x @ x.T) * (y @ y.T)).sum()
 
 
 def self_inner(x: Tensor) -> Tensor:
-    """Return the squared Frobenius norm of the linear kernel `x x^T`."""
+    """Return the squared Frobenius norm of the linear kernel `x x^T` of features `x` (L, d)."""
     return (x.T @ x if x.shape[1] <= len(x) else x @ x.T).square().sum()
 
 
 def ratio(cross: Tensor, x_self: Tensor, y_self: Tensor) -> Tensor:
-    """Return CKA, `cross / sqrt(x_self y_self)`, given inner products of two kernels with each other and themselves."""
+    """Return CKA, `cross / sqrt(x_self * y_self)`, from kernels' inner products with each other and themselves."""
     least = torch.finfo(cross.dtype).eps
     return cross / (x_self.clamp_min(least).sqrt() * y_self.clamp_min(least).sqrt())
 
 
 def rbf_kernel(x: Tensor, threshold: float = 0.5) -> Tensor:
-    """Return the Gaussian kernel `(L, L)` of features `(L, d)` (Kornblith et al., ICML 2019, section 3).
+    """Return the Gaussian kernel `(L, L)` of features `x` `(L, d)` (Kornblith et al., ICML 2019, section 3).
 
-    Its bandwidth is `threshold` times the median distance over all L^2 pairs of rows (the mean if the median is 0),
-    which autograd treats as a constant.
+    Its bandwidth is `threshold` times the median distance over all L^2 pairs of rows, which autograd treats as a
+    constant. If the median is 0, the root mean square distance replaces it.
     """
     if not threshold > 0:
         raise ValueError(f"threshold of the Gaussian kernel must be positive, got {threshold}")
@@ -158,7 +161,7 @@ def rbf_kernel(x: Tensor, threshold: float = 0.5) -> Tensor:
 
 
 def squared_distances(x: Tensor) -> Tensor:
-    """Return the squared Euclidean distances `(L, L)` between the rows of `x` `(L, d)`."""
+    """Return the squared Euclidean distances `(L, L)` between the rows of features `x` `(L, d)`."""
     x = centred(x)
     gram = x @ x.T
     norms = gram.diagonal()
@@ -182,7 +185,7 @@ def u_centred_kernel(kernel: Tensor) -> Tensor:
 
 
 def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) -> Tensor:
-    """Return CKA, a scalar, of two symmetric kernels `(L, L)`, which are U-centred if `debiased`."""
+    """Return CKA, a scalar, of two symmetric kernels `(L, L)`, which are centred or, if `debiased`, U-centred."""
     x, y = (_unit(centred_kernel(kernel), kernel) for kernel in (x_kernel, y_kernel))
     x_self, y_self = x.square().sum(), y.square().sum()
     if debiased:
@@ -198,10 +201,11 @@ Kernel = Literal["linear", "rbf", "procrustes"]
 
 
 def distance_to(features: Tensor, target: Tensor, *, kind: tuple[Kernel, bool]) -> Tensor:
-    """Return the distance between features `(b, d)` and the rows `(b, r)` of FedHeNN's target for the same b examples.
+    """Return FedHeNN's distance, a scalar, between features `(b, d)` and the `target` `(b, r)` of the same b examples.
 
-    It is 1 - CKA (equation 6) or the Procrustes distance; `kind` has the name of the kernel or `"procrustes"`, and
-    whether CKA is debiased, as for mini-batches. For `"linear"`, the target may be the result of `mean_target`.
+    The target has r features of each example, such as the global model's or the result of `mean_target`. `kind` is a
+    pair: the kernel of CKA, and whether CKA is debiased, as for mini-batches. The distance is 1 - CKA (equation 6) or,
+    if the kernel is `"procrustes"`, the Procrustes distance.
     """
     (kernel, debiased), features = kind, features.to(target.dtype)  # Phi may be computed in another dtype
     if kernel == "procrustes":

@@ -1,19 +1,19 @@
 """Targets that clients align their representations with.
 
-FedHeNN's target (Makhija et al., ICML 2022, algorithm 2) is the peers' mean kernel. For the linear kernel it is K-bar =
-1/n sum_j K_j = B B^T with B = 1/sqrt(n) [A_1, A_2, ...] of the n peers' centred features, so no L x L matrix is needed.
-B is rotated to the eigenvectors of K-bar and truncated to a lower rank.
+FedHeNN's target (Makhija et al., ICML 2022, algorithm 2) is the mean kernel of n clients. For linear kernels it is
+1/n sum_j A_j A_j^T = B B^T with B = 1/sqrt(n) [A_1, A_2, ...], where A_j are the centred features (L, d_j) of client j.
+No L x L matrix is needed: B is rotated to the eigenvectors of the mean kernel and truncated to a lower rank.
 
 The spectral target, which fedhet introduces, shows how all clients together cluster unlabelled public examples. Each
-client sends its class posteriors P_i `(L, C_i)` of L examples. The centred posteriors are concatenated along classes,
-as in cluster ensembles (Strehl and Ghosh, 2002; Fred and Jain, 2005). As in spectral clustering (Ng, Jordan and Weiss,
-2001), the rows of the k leading left singular vectors are scaled to length one. A client is aligned with the kernel Z
-Z^T of the result Z. Clients need no common label space, because Z does not depend on the order of columns.
+client sends class probabilities P_i `(L, C_i)` of L examples. They are centred and concatenated along classes, as in
+cluster ensembles (Strehl and Ghosh, 2002; Fred and Jain, 2005). As in spectral clustering (Ng, Jordan and Weiss, 2001),
+the k leading left singular vectors are the columns of Z, whose rows are scaled to length one. Clients are aligned with
+the kernel Z Z^T. They need no common label space, because Z does not depend on the order of classes.
 
-FedHARM (Kastellos et al., 2024) aligns descriptors of public images with their mean; here, also representations with
-the spectral target. The descriptor of image j consists of the k activations F_j^b of each block b with the largest |d
-p_c / d F_j^b|, largest first, where c is the image's class and p_c its predicted probability (equation 1). The log-odds
-of c are differentiated instead of p_c: the order is equal, and gradients do not vanish once the network fits the image.
+FedHARM (Kastellos et al., 2024) aligns descriptors of public images with their mean. The descriptor of image j consists
+of the k activations F_j^b of each block b with the largest |d p_c / d F_j^b|, largest first, where c is the image's
+class and p_c its predicted probability (equation 1). Here the log-odds of c are differentiated instead of p_c: the
+order is equal, and gradients do not vanish once the network fits the image.
 """
 
 import statistics
@@ -32,24 +32,24 @@ from fedhet.models.representation import Output
 from fedhet.utils.inputs import for_each
 
 ERROR = 0.01
-"""Relative error of a kernel that compression may cause."""
+"""Largest error of a kernel matrix that `compress` may cause, relative to the kernel's Frobenius norm."""
 
 LARGEST = 1e6
-"""Largest magnitude of features: CKA squares their inner products in float32, which could overflow."""
+"""Largest absolute value of features: CKA squares their inner products in float32, which could overflow."""
 
 
 def check_finite_features(features: Tensor, name: str) -> None:
-    """Raise a ValueError unless features called `name` are (n, d), a ModelError unless finite and at most `LARGEST`."""
+    """Check that `features` (n, d) are at most `LARGEST`; raise a ValueError or ModelError with `name` otherwise."""
     largest = float(check_features(features, name).abs().max())
     if not largest <= LARGEST:
-        raise ModelError(f"{name} must be finite and at most {LARGEST:.0e}, got {largest:.1e}: has training diverged?")
+        raise ModelError(f"{name} must be at most {LARGEST:.0e}, got {largest:.1e}: lower the learning-rate")
 
 
 def compress(features: Tensor) -> Tensor:
-    """Return a matrix B (L, r) so that B B^T approximates the linear kernel K of the centred features (L, d).
+    """Return a matrix B (L, r) so that B B^T approximates the linear kernel K of the centred `features` (L, d).
 
-    r is the smallest rank for which the best approximation K_r has an error ||K - K_r|| <= `ERROR` ||K||. If r is not
-    smaller than d, the centred features are returned. Raises a ModelError unless features are finite.
+    r is the smallest rank for which the best approximation K_r of this rank has an error ||K - K_r|| <= `ERROR` ||K||.
+    If r is not smaller than d, B is the centred features. Raises a ModelError unless features are finite.
     """
     check_finite_features(features, "features")
     values = centred(features)
@@ -64,7 +64,7 @@ def compress(features: Tensor) -> Tensor:
 
 
 def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positive eigenvalues (w,), largest first, and the eigenvectors (L, w) of `values values^T` (L, L)."""
+    """Return positive eigenvalues (w,), largest first, and eigenvectors (L, w) of V V^T for `values` V (L, d)."""
     narrow = values.shape[1] <= len(values)
     weights, vectors = torch.linalg.eigh(values.T @ values if narrow else values @ values.T)
     weights, vectors = weights.flip(0), vectors.flip(1)
@@ -76,7 +76,8 @@ def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
 def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
     """Return a matrix B (L, r) so that B B^T approximates the mean of clients' linear kernels (FedHeNN, algorithm 2).
 
-    `features` are each client's (L, d_j) for the same L examples. With `unit`, each kernel is divided by its norm.
+    `features` has each client's features (L, d_j) of the same L examples, and r is the rank that `compress` chooses.
+    With `unit`, each kernel is divided by its norm.
     """
     peers = [centred(peer) for peer in features]
     if unit:
@@ -85,21 +86,21 @@ def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
 
 
 _LEAST = 1e-6
-"""Smaller eigenvalues, relative to the largest, are rounding errors of posteriors sent in float16."""
+# Smaller eigenvalues, relative to the largest, are rounding errors of posteriors sent in float16.
 
 
 def check_posteriors(values: Tensor) -> None:
-    """Raise a ValueError unless values `(L, C)` are posteriors: non-negative, with rows that sum to about 1."""
+    """Check that `values` `(L, C)` are class probabilities, whose rows sum to about 1; raise a ValueError otherwise."""
     check_finite_features(values, "posteriors")
     if bool((values < 0).any()) or bool((values.sum(1) - 1).abs().max() > 0.01):
-        raise ValueError("posteriors must not be negative, and each row must sum to 1")
+        raise ValueError("posteriors must be non-negative with rows that sum to 1: apply a softmax to logits")
 
 
 def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
-    """Return Z `(L, k)`: the k leading left singular vectors of all clients' posteriors, with rows of length 1.
+    """Return Z `(L, k)`: the k leading left singular vectors of clients' class probabilities, with rows of length 1.
 
-    `sent` has the posteriors `(L, C_i)` of each client for the same L examples; `count_clusters` chooses k. A row of Z
-    is zero if the example's posteriors equal the means over all examples.
+    `sent` has the probabilities `(L, C_i)` of each client for the same L examples; `count_clusters` chooses k with
+    random numbers from `generator`. A row of Z is zero if the example's probabilities equal the means over examples.
     """
     parts = [centred(posteriors.double()) * (1 / len(sent)) ** 0.5 for posteriors in sent]
     eigenvalues, vectors = spectrum(torch.cat(parts, 1))
@@ -113,9 +114,9 @@ def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tenso
 def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torch.Generator) -> int:
     """Return k, the number of leading singular vectors on which clients agree more than by chance.
 
-    `parts` are the clients' centred posteriors `(L, C_i)`, and `eigenvalues` are those of their kernel, largest first.
-    Parallel analysis (Horn, 1965) counts the eigenvalues above the largest one of posteriors with shuffled rows. k is
-    at least the median number of classes, and at most half of the rank of the kernel.
+    `parts` are the clients' centred class probabilities `(L, C_i)`, and `eigenvalues` those of their kernel, largest
+    first. Parallel analysis (Horn, 1965) counts the eigenvalues that exceed the largest one after `generator` shuffled
+    the rows. k is at least the median number of classes, and at most half of the rank of the kernel.
     """
     rank = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
     if len(parts) == 1:
@@ -132,11 +133,11 @@ def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torc
 # ---- FedHARM: descriptors of images
 
 BATCH = 64
-"""Number of images in a forward pass."""
+"""Number of images in a forward pass of `describe`."""
 
 
 def strongest(scores: Tensor, k: int) -> Tensor:
-    """Return the indices (n, k) of the k largest scores in each row (of equal ones, the first); scores must be >= 0."""
+    """Return the indices (n, k) of the k largest non-negative `scores` (n, m) in each row; ties go to the first."""
     ordered = scores.float().view(torch.int32).long() << 32  # the bits of non-negative floats are ordered as they are
     return (ordered - torch.arange(scores.shape[1], device=scores.device)).topk(k, 1).indices
 
@@ -149,12 +150,12 @@ def describe(
     slots: Sequence[int],
     transform: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return FedHARM's descriptors of images and the indices of their activations, both (n, k_b) for each block b.
+    """Return FedHARM's descriptors of n images, (n, k_b) for each block b, and the indices of their activations.
 
     `blocks` has the name of the last module of each block, and `slots` the number k_b of activations to select from
-    its output. Indices are positions in the flattened output. `labels` (n,) are by default the predicted classes;
-    `transform` converts `inputs`, raw images (n, ...), to the model's inputs. The model is left in evaluation mode.
-    Raises a ModelError if the model does not return logits (n, C) for C >= 2 classes, or gradients are not finite.
+    its output. Indices, in lists of tensors like the descriptors, are positions in the flattened output. `labels` (n,)
+    are by default the predicted classes; `transform` converts raw images `inputs` (n, ...) to the model's inputs. The
+    model is left in evaluation mode. Raises a ModelError unless it returns logits (n, C >= 2) with finite gradients.
     """
     captures = [Output(model, name) for name in blocks]
     values: list[list[Tensor]] = [[] for _ in blocks]
@@ -168,7 +169,9 @@ def describe(
             logits = model(batch)
             if logits.ndim != 2 or logits.shape[1] < 2:
                 got = tuple(logits.shape)
-                raise ModelError(f"descriptors need outputs of shape ({len(batch)}, classes >= 2), got {got}")
+                raise ModelError(
+                    f"FedHARM needs logits of shape ({len(batch)}, classes >= 2), but the model returns {got}"
+                )
             classes = (logits.argmax(1) if labels is None else labels[rows])[:, None]
             others = logits.scatter(1, classes, -torch.inf).logsumexp(1)
             score = (logits.gather(1, classes)[:, 0] - others).sum()  # the log-odds log(p_c / (1 - p_c))
@@ -190,7 +193,7 @@ def _differentiable(inputs: Tensor) -> Tensor:
 
 
 def gathered(features: Tensor, places: Tensor) -> Tensor:
-    """Return the activations (n, k) at indices `places` (n, k) of a block's output (n, ...), differentiably."""
+    """Return the activations (n, k) at indices `places` (n, k) of a block's flattened output `features` (n, ...)."""
     return features.flatten(1).gather(1, places.long())
 
 
@@ -201,10 +204,11 @@ LEAST_ROWS = 4
 
 
 def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: torch.Generator) -> list[Tensor]:
-    """Return the target of FedHARM's alignment from the tensors that each client sent for the same n images.
+    """Return the target of FedHARM's alignment from the tensors that each of the `clients` sent for the same n images.
 
-    For `cosine`, the target is the mean descriptor (n, width) of each block: the mean of each column over the clients
-    that sent it. For `spectral`, it is the result of `cluster_rows` for the clients' class posteriors (n, C).
+    For `kind` `cosine`, clients send a descriptor (n, width) of each block. The target has their mean for each block;
+    if widths differ, a column's mean is over the clients that have the column. For `spectral`, each client sends class
+    probabilities (n, C), and the target is the result of `cluster_rows`, which uses `generator`.
     """
     if kind == "spectral":
         return [cluster_rows([posteriors for (posteriors,) in clients], generator=generator)]
@@ -220,9 +224,10 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
 
 
 def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    """Return the distance of a client's tensors `parts` from FedHARM's target for the same images (see `target_of`).
+    """Return the distance, a scalar, of a client's tensors `parts` from FedHARM's `target` for the same images.
 
-    It is the mean of 1 - cosine of descriptors over common columns or, for `spectral`, 1 - CKA of representations.
+    For `kind` `cosine`, `parts` has descriptors (n, width) by block; the distance is the mean of 1 - cosine over their
+    common columns. For `spectral`, it has one tensor of representations (n, d); the distance is 1 - CKA.
     """
     if kind == "cosine":
         pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in zip(parts, target, strict=True)]
@@ -233,15 +238,15 @@ def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Ten
 
 
 def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence[int]) -> None:
-    """Raise a ValueError if the tensors `parts` that a client sent do not have valid shapes.
+    """Check that the tensors `parts` that a client sent to FedHARM's server are valid; raise a ValueError otherwise.
 
-    They are class posteriors of `images` public images (`kind` spectral), or descriptors of at most `slots` numbers for
-    each block (cosine).
+    For `kind` `spectral`, they are class probabilities of `images` public images; for `cosine`, a descriptor of each
+    block, with one row for each image and at most as many columns as `slots` has for the block.
     """
     for number, part in enumerate(parts):
         most = slots[number] if kind == "cosine" else part.shape[1]
         if len(part) != images or part.shape[1] > most:
-            size = f"{images} rows and at most {most} columns"
+            size = f"{images} rows (one for each public image) and at most {most} columns"
             raise ValueError(f"array {number} must have {size}, but its shape is {tuple(part.shape)}")
     if kind == "spectral":
         check_posteriors(parts[0])
@@ -250,16 +255,16 @@ def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence
 # ---- targets in messages
 
 DTYPES = {"values": "float16", "exponent": "int16"}
-"""The arrays of packed values, and their dtypes."""
+"""Keys of the arrays that `pack` returns, and their dtypes."""
 
 Packed = dict[str, np.ndarray[Any, Any]]
 
 EXPONENTS = (-163, 113)
-"""The exponents that scale the smallest and the largest float32 numbers to near the largest float16 number."""
+"""Smallest and largest `exponent` that `pack` returns, for the smallest and the largest float32 numbers."""
 
 
 def pack(values: Tensor) -> Packed:
-    """Return a tensor as arrays to send: float16 `values` and an int16 `exponent`; it is about values * 2^exponent."""
+    """Return a tensor as arrays to send: float16 `values` and a scalar int16 `exponent`, for values * 2^exponent."""
     array = values.detach().cpu().float().numpy()
     largest = float(np.abs(array).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest > 0 else 0  # which uses the range of float16 best
@@ -267,12 +272,12 @@ def pack(values: Tensor) -> Packed:
 
 
 def unpack(packed: Packed) -> Tensor:
-    """Return the values that `pack` packed, in float32; raise a ValueError if `packed` is not valid."""
+    """Return the float32 tensor that `pack` packed; raise a ValueError or ModelError if the arrays are not valid."""
     if (dtypes := {name: array.dtype.name for name, array in packed.items()}) != DTYPES:
-        raise ValueError(f"a packed target must have the arrays {DTYPES}, got {str(dtypes)[:200]}")
+        raise ValueError(f"a packed target must have the arrays {DTYPES}, got {str(dtypes)[:200]}: use pack")
     values, exponent, (least, most) = packed["values"], packed["exponent"], EXPONENTS
     if exponent.shape != () or not least <= int(exponent) <= most:
-        raise ValueError(f"a packed target's exponent must be one number from {least} to {most}, as from pack")
+        raise ValueError(f"a packed target's exponent must be one number from {least} to {most}: use pack")
     with np.errstate(over="ignore"):  # infinities are refused below
         unpacked = torch.from_numpy(np.asarray(np.ldexp(values.astype(np.float32), int(exponent))))
     check_finite_features(unpacked, "packed values")
@@ -285,11 +290,11 @@ def pack_all(parts: Sequence[Tensor]) -> Packed:
 
 
 def unpack_all(group: Packed, count: int) -> list[Tensor]:
-    """Return the `count` tensors that `pack_all` packed, in float32; raise a ValueError if `group` is not valid."""
+    """Return the `count` float32 tensors that `pack_all` packed in `group`; raise a ValueError if it is not valid."""
     parts: dict[str, Packed] = {str(place): {} for place in range(count)}
     for name, array in group.items():
         place, _, key = name.partition("/")
         if place not in parts:
-            raise ValueError(f"names of packed arrays must start with 0/ to {count - 1}/, got {name[:50]!r}")
+            raise ValueError(f"keys of packed arrays start with 0/ to {count - 1}/, got {name[:50]!r}: use pack_all")
         parts[place][key] = array
     return [unpack(part) for part in parts.values()]

@@ -1,6 +1,7 @@
-"""Axes of arrays, described as sequences of segments.
+"""The axes of arrays, described as sequences of segments.
 
-A segment is a run of entries along an axis, which belong to hidden units, or are *fixed*: no permutation moves them.
+A segment is a range of consecutive indices of an axis. Its entries belong to hidden units, which permutations reorder,
+or are *fixed*: no permutation moves them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,12 +12,12 @@ from math import lcm, prod
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node
 
 VALUE = "value"
-"""Role of a parameter that belongs to no layer."""
+"""Role (name within its layer) of a parameter that is used outside any layer."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive entries of an array's axis: ``width`` hidden units of ``block`` entries each.
+    """A range of consecutive indices of an array's axis, with ``block`` entries for each of ``width`` hidden units.
 
     ``group`` is the index of the permutation group of the units, or None for entries that must not be permuted.
     """
@@ -36,7 +37,7 @@ Value = tuple[Axis, ...]  # the axes of one value that flows through a graph
 
 
 def fixed(size: int) -> Axis:
-    """Return an axis of `size` entries that belong to no hidden unit."""
+    """Return an axis of `size` entries that no permutation moves, as one segment."""
     return (Segment(None, size),)
 
 
@@ -46,12 +47,12 @@ def entries(axis: Axis) -> int:
 
 
 def moving(*axes: Axis) -> set[int]:
-    """Return the ``group`` of all segments with hidden units along axes: a group's index or, earlier, a variable."""
+    """Return the ``group`` numbers of all segments of these axes whose entries belong to hidden units."""
     return {segment.group for axis in axes for segment in axis if segment.group is not None}
 
 
 def scaled(axis: Axis, block: int, of: int = 1) -> Axis:
-    """Return the axis after a reshape that turns every `of` entries along it into `block` entries."""
+    """Return the axis after a reshape that turns every `of` consecutive entries into `block` entries."""
     return tuple(
         Segment(None, segment.size // of * block)
         if segment.group is None
@@ -61,7 +62,7 @@ def scaled(axis: Axis, block: int, of: int = 1) -> Axis:
 
 
 def joined(*axes: Axis) -> Axis:
-    """Concatenate axes; merge adjacent segments without hidden units, and remove empty segments."""
+    """Return the concatenation of axes; adjacent fixed segments are merged, and empty segments removed."""
     result: list[Segment] = []
     for segment in (segment for axis in axes for segment in axis if segment.size):
         if segment.group is not None:
@@ -78,12 +79,13 @@ class _Misfit(Exception):
 
 
 class Variables:
-    """Collects which hidden units of a network have to be permuted together, from the operators of its `graph`.
+    """The constraints of a network's operators on which hidden units must be permuted together.
 
     A variable stands for consecutive hidden units along an axis of a tensor; ``Segment.group`` has its number.
     Operators add constraints: two variables are equal, several units act as one, a variable consists of others, or its
-    units are never permuted. If an operator reshapes one axis into several, the hidden units are assumed to lie along
-    the largest possible one; `choices` maps the operator's node to the index of another one in order of size.
+    units are never permuted. `graph` has the operators. If a reshape divides an axis into several, its units are
+    assumed to lie along the largest possible new axis; `choices` maps names of reshape nodes to the rank of another
+    axis by size.
     """
 
     def __init__(self, graph: ArchitectureGraph, choices: Mapping[str, int]) -> None:
@@ -98,17 +100,17 @@ class Variables:
         self._count = 0
 
     def new(self, width: int) -> Axis:
-        """Return an axis of `width` hidden units, represented by a new variable."""
+        """Return an axis of `width` hidden units, represented by a new variable without constraints."""
         self._count += 1
         return (Segment(self._count, width),)
 
     def known(self, axis: Axis) -> Axis:
-        """Return the axis with each variable replaced by what it stands for under the current constraints."""
+        """Return the axis with each variable replaced by the segments that the current constraints give for it."""
         meaning = ((self.meaning.get(segment.group), segment) for segment in axis)
         return joined(*(scaled(self.known(found), each.block) if found else (each,) for found, each in meaning))
 
     def moves(self, *axes: Axis) -> set[int]:
-        """Return the variables along axes whose hidden units the current constraints allow to be permuted."""
+        """Return the numbers of variables along these axes whose units the current constraints allow to be permuted."""
         return moving(*map(self.known, axes))
 
     def pin(self, axis: Axis) -> None:
@@ -118,11 +120,11 @@ class Variables:
                 self.meaning[segment.group] = fixed(segment.width)
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Require that no units along axes are permuted; `torn` returns the axes that violate this, with `reason`."""
+        """Require that no units along these axes are permuted; `torn` returns violations with the message `reason`."""
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
-        """Add the constraint that two axes of equal size have the same hidden units, and return the first axis."""
+        """Require that two axes of equal size have the same hidden units, and return the first; errors name `node`."""
         try:
             self._unify(one, other)
         except _Misfit:
@@ -130,7 +132,7 @@ class Variables:
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """Return an axis with the constraint that permutations move `count` consecutive entries together."""
+        """Return the axis, constrained so that permutations move `count` entries together; errors name `node`."""
         try:
             self._coarsen(axis, count)
         except _Misfit:
@@ -139,7 +141,7 @@ class Variables:
         return self.known(axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Reshape an axis to axes of these sizes, one of which has the hidden units (see `Variables`)."""
+        """Return the axes that reshaping an axis to `sizes` gives, one of which has its units; errors name `node`."""
         if not self.moves(axis):
             return list(map(fixed, sizes))
         before, ways = self.meaning, []
@@ -159,17 +161,17 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Return one of `count` equal parts of an axis, all with the same hidden units; None if that divides a unit."""
+        """Return one of `count` equal parts of an axis, all with the same units, or None if that divides a unit."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Set the segments along axis `axis` of a node's parameter to `layout` (None: a new variable); return them.
+        """Require that dimension `axis` of a parameter has the segments `layout` (None: a new variable); return them.
 
-        `role` is the parameter's name in its layer (``weight``). With `writes`, the layer's outputs lie along the axis;
-        otherwise, the layer sums over it.
+        `node` is the operator that uses the parameter, and `role` the parameter's name in its layer (``weight``). With
+        `writes`, the layer's outputs lie along the dimension; otherwise, the layer sums over it.
         """
         name = node.parameters[role]
         place = name, axis
@@ -185,15 +187,15 @@ class Variables:
         return layout
 
     def refuse_moving(self, node: Node, axes: Iterable[Axis]) -> None:
-        """Require that axes have no units to permute, because a node's operator works along them, as a softmax does."""
+        """Require that axes have no units to permute, because the operator `node` works along them like a softmax."""
         self.refuse(axes, f"{node} works along hidden units, whose order or number changes its result: leave it out")
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return the axes whose hidden units an operator splits or mixes, with the message of the error to raise."""
+        """Return each axis whose hidden units an operator splits or mixes, with the message of the error to raise."""
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis)]
 
     def other_way(self, axis: Axis) -> str | None:
-        """Return the last node for which another choice (see `Variables`) may leave `axis` without units, or None."""
+        """Return the last reshape node for which another choice may leave `axis` without units to permute, or None."""
         for node, part, ways in reversed(self.splits):
             if self.choices.get(node, 0) < ways - 1 and self.moves(axis) & self.moves(part):
                 return node

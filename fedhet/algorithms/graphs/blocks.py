@@ -1,4 +1,4 @@
-"""Blocks of a network, from shallow to deep, named by the modules that end them, and networks with early exits."""
+"""Blocks of a network (consecutive layers), each named by the module that ends it, and networks with early exits."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -21,28 +21,29 @@ from fedhet.models.copies import in_evaluation_mode
 def blocks(model: nn.Module, example: Tensor, *, chosen: str = "stages", count: int = 4) -> tuple[str, ...]:
     """Return the names of the modules whose outputs end a network's blocks, from shallow to deep.
 
-    `chosen` is `stages` for the last `count` of the network's `stages`, or has names of modules separated by commas; of
-    several lists separated by semicolons, the first whose modules all exist is used. `example` is (n, channels, height,
-    width). Raises an UnsupportedArchitecture error if there are fewer stages, or modules are missing.
+    `chosen` is `stages` for the last `count` of the network's `stages`, or a list of names of modules separated by
+    commas. There can be several lists, separated by semicolons; the first whose modules all exist is used. `example` is
+    a batch (n, channels, height, width). Raises an UnsupportedArchitecture error if there are not `count` stages or
+    modules.
     """
     if chosen != "stages":
         return _named(model, chosen, count)
     names = stages(model, example)
     if len(names) < count:
         raise UnsupportedArchitecture(
-            f"{type(model).__name__} has {len(names)} stages of one spatial size each on an input of "
-            f"{tuple(example.shape[1:])} ({', '.join(names) or 'none'}), and {count} blocks are needed: name the "
+            f"{type(model).__name__} has {len(names)} stages (layers of one spatial size) on an input of shape "
+            f"{tuple(example.shape[1:])}: {', '.join(names) or 'none'}; {count} blocks are needed: name the "
             f"modules that end them, {count} names separated by commas, or set a larger input-size"
         )
     return tuple(names[-count:])
 
 
 def stages(model: nn.Module, example: Tensor) -> list[str]:
-    """Return the name of the module that ends each stage (layers of one spatial size), from large to small sizes.
+    """Return the name of the module that ends each stage, from large to small spatial sizes.
 
-    Later layers use no output of the stage but that of this module. Of several such modules, it is the last of the
-    least nested, where `nn.Sequential` and `nn.ModuleList` do not count as nesting. The spatial size is the number of
-    entries along all axes but the batch and the features.
+    A stage has consecutive layers with outputs of one spatial size: the product of all axes but batch and features.
+    Later layers use no other output of the stage than the module's. Among several such modules, the last of the least
+    nested is returned; `nn.Sequential` and `nn.ModuleList` do not count as nesting. `example` is a batch of inputs.
     """
     graph, modules = architecture_graph(model, example), dict(model.named_modules())
     axes, trunk = features(graph), {place: name for place, _, name in _trunk(graph)}
@@ -68,7 +69,7 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
 
 def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
-    """Return the first list in `chosen` (a,b;c,d) of `count` modules of `model`, or raise an error without one."""
+    """Return the first list in `chosen` (a,b;c,d) that has `count` names of modules of `model`, or raise an error."""
     have = [name for name, _ in model.named_modules() if name]
     lists = [tuple(filter(None, map(str.strip, part.split(",")))) for part in chosen.split(";")]
     for names in lists:
@@ -76,7 +77,7 @@ def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
             return names
     missing = "".join(f"; it has no module {name!r}" for name in lists[-1] if name not in have)
     raise UnsupportedArchitecture(
-        f"{count} names of modules of {type(model).__name__} are needed, one for each block, not "
+        f"{count} modules of {type(model).__name__} must be named to end its blocks, but the list is "
         f"{', '.join(lists[-1])}{missing}: name some of {', '.join(have)}"
     )
 
@@ -84,8 +85,9 @@ def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
 def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -> tuple[str, ...]:
     """Return the names of the modules that end the first `count - 1` of a network's blocks, from shallow to deep.
 
-    If `names` (see `blocks`) is empty, blocks are the last `count` of the network's `stages` or, if there are fewer,
-    parts of about equal numbers of layers. Raises an UnsupportedArchitecture error if this is impossible.
+    If `names` is empty, blocks are the last `count` of the network's `stages` or, if there are fewer, have about equal
+    numbers of layers. Otherwise, `names` is as `chosen` in `blocks`. `example` is a batch of inputs. Raises an
+    UnsupportedArchitecture error if the network cannot be divided into `count` blocks.
     """
     if count == 1:
         return ()
@@ -101,7 +103,7 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
         only = f"only after {', '.join(places.values())}" if places else "after no module"
         named = ", ".join([node.module for node in graph if _is_layer(graph, node)][:5])
         raise UnsupportedArchitecture(
-            f"{type(model).__name__} can be divided {only}, and {count} blocks are needed: set smaller depths, or name "
+            f"{type(model).__name__} can be divided {only}, but {count} blocks are needed: set smaller depths, or name "
             f"the modules that end them (its layers are {named}, ...)"
         )
     chosen = [0]
@@ -115,8 +117,8 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
     """Return the number (from 1) of the first block that uses each array, by ``state_dict`` name.
 
-    `ends` are the modules that end all blocks but the last. Raises an UnsupportedArchitecture error if they do not run
-    in this order.
+    `ends` are the names of the modules that end all blocks but the last. Raises an UnsupportedArchitecture error if
+    they do not run in this order.
     """
     inside = [[place for place, node in enumerate(graph) if f"{node.module}.".startswith(f"{end}.")] for end in ends]
     last = [places[-1] for places in inside if places]
@@ -139,7 +141,7 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
 
 
 def _trunk(graph: ArchitectureGraph) -> Iterator[tuple[int, int, str]]:
-    """Yield modules whose output is all that later layers need, as (index of last operator, layers so far, name)."""
+    # Modules whose output is all that later layers need: (index of last operator, layers so far, name).
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs
     last_use: dict[int, int] = {}
@@ -167,7 +169,7 @@ def _is_layer(graph: ArchitectureGraph, node: Node) -> bool:
 
 
 def _ended(graph: ArchitectureGraph, place: int, spans: Mapping[str, Sequence[int]]) -> str:
-    """Return the outermost module that runs once and ends with the operator at index `place`, or an empty string."""
+    # The outermost module that runs once and ends with the operator at index `place`.
     for name in accumulate(graph.nodes[place].module.split("."), "{}.{}".format):
         between = {*range(spans[name][0], place)}.difference(spans[name]) if spans[name][-1] == place else {place}
         if all(graph.nodes[other].operator in ("parameter", "constant") for other in between):
@@ -189,8 +191,8 @@ class Exits(nn.Module):
     layer (`exits.0`, `exits.1`, ...). The output is the last exit's logits in training mode, and the mean of all exits'
     logits in evaluation mode.
 
-    Other modules and arrays keep their names. The modules `names` (see `block_ends`) end the first `count - 1` blocks.
-    Only the first `depth` blocks are used; arrays of later blocks may be missing.
+    `network` is divided into `count` blocks by `block_ends`, which takes `names`; its modules and arrays keep their
+    names. The attribute `depth` is the number of blocks to use; arrays of later blocks may be missing.
     """
 
     network: nn.Module
@@ -202,7 +204,7 @@ class Exits(nn.Module):
         super().__init__()
         if EXITS in network._modules:
             raise ModelError(
-                f"{type(network).__name__} has a module 'exits', a name that exits after blocks need: rename it"
+                f"{type(network).__name__} has a module 'exits', a name that early exits need: rename this module"
             )
         # The network itself is not a submodule, so that its arrays keep their names.
         self.__dict__.update(network=network, count=count, names=names)
@@ -212,7 +214,7 @@ class Exits(nn.Module):
         self.ends, self.depth = tuple[tuple[str, int], ...](), count  # modules, and the axes of their features
 
     def add_exits(self, groups: PermutationGroups) -> None:
-        """Add the linear layers of the exits, with PyTorch's initial weights; `groups` are from `groups_by_depth`."""
+        """Add the linear layers `exits`, with PyTorch's initial weights; `groups` are from `groups_by_depth`."""
         self.ends = tuple((slot.parameter, slot.axis) for slot in groups[0].rows)
         floats = filter(torch.is_floating_point, self.network.parameters())
         shapes, like = groups.shapes(groups.widths), next(floats, torch.empty(0))
@@ -221,7 +223,7 @@ class Exits(nn.Module):
             self.exits.append(nn.Linear(width, classes, dtype=like.dtype, device=like.device))
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the exits and of the network, whose own `train` may keep BatchNorm in evaluation mode."""
+        """Set training mode (or evaluation mode if `mode` is False) of exits and network; return the module itself."""
         super().train(mode)
         self.network.train(mode)
         return self
@@ -230,7 +232,7 @@ class Exits(nn.Module):
         return self.network._get_name()  # the user's class, also in errors of PyTorch
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return logits (n, classes): of the last exit in training mode, averaged over all exits in evaluation mode."""
+        """Return logits (n, classes) for inputs (n, ...): the last exit's in training, all exits' mean otherwise."""
         scores: list[Tensor] = []
         self.network.training = self.training
 
@@ -249,9 +251,9 @@ class Exits(nn.Module):
 def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     """Return one permutation group whose units are a network's blocks, so that depths can be handled like widths.
 
-    A network of width d in this group consists of the first d blocks. The group's `rows` name the modules that end
-    blocks, and the feature axes of their outputs. `inputs` are examples (n, ...). Raises a ModelError or an
-    UnsupportedArchitecture error if the network cannot be divided or have exits.
+    Width d of this group means the first d blocks of the network. The group's `rows` name the modules that end blocks,
+    and the feature axes of their outputs. `inputs` are examples (n, ...). Raises a ModelError or
+    UnsupportedArchitecture error if the network cannot be divided into blocks, or cannot have exits.
     """
     network = model.network
     ends = block_ends(network, inputs, model.count, model.names)
@@ -265,7 +267,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
         outputs = network(inputs)
     if outputs.ndim != 2:
         raise ModelError(
-            f"a network with exits must return logits ({len(inputs)}, classes) for {len(inputs)} examples, and "
+            f"a network with exits must return logits ({len(inputs)}, classes) for {len(inputs)} examples, but "
             f"{graph[graph.nodes[-1].inputs[0]].module!r} of {type(network).__name__} returns shape "
             f"{tuple(outputs.shape)}"
         )
@@ -286,10 +288,10 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
 
 
 def tensor_of(value: object, name: str = "a block") -> Tensor:
-    """Return a module's output `value`, or the first of a tuple. If it has no features, a ModelError names `name`."""
+    """Return the output `value` of the module `name`, or the first of a tuple; raise a ModelError without features."""
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
         raise ModelError(
-            f"{name} returns no features (n, ..., d), after which there could be an exit: name other modules"
+            f"{name} returns no features (n, ..., d), so no exit can follow it: name other modules to end blocks"
         )
     return value

@@ -29,12 +29,14 @@ class Node:
     """An operator in the graph of a network.
 
     Attributes:
+        name: the node's name, which is unique in the graph.
         operator: ATen's name (``conv2d``, ``add``), with a namespace for other libraries (``torchvision.nms``); or
             ``input``, ``output``, ``constant``, ``getitem`` (one of several results), ``parameter`` (used in
             arithmetic), ``as_strided_scatter`` (a tensor after a write to a view of it).
         module: name of the module whose forward runs the operator; empty for the network itself.
-        inputs: names of the input nodes, and `arguments` ATen's names of these inputs (``input``, ``query``).
+        inputs: names of the input nodes.
         shape: shape of the (first) result, with the batch axis; () if it is not a tensor.
+        arguments: ATen's names of the arguments that the inputs are passed as (``input``, ``query``).
         parameters: ``state_dict`` name (the first, if tied) of each parameter, by role (``weight``, ``weight_ih_l0``).
         options: other arguments by ATen's names (``stride``, ``groups``, ``dim``).
     """
@@ -55,10 +57,10 @@ class Node:
 
 @dataclass(frozen=True)
 class ArchitectureGraph:
-    """The operators of a network of class `model` in order of execution, and the arrays of its state dict.
+    """The operators (`nodes`) of a network of class `model` in order of execution, and the arrays of its state dict.
 
-    `shapes` and `kinds` (see `kinds_of`) describe all arrays by name. `tied` maps the other names of a shared parameter
-    to its first name. `unused` has the parameters that the forward pass in evaluation mode does not use.
+    `shapes` and `kinds` (trained, frozen, statistic or buffer; see `kinds_of`) describe arrays by name. `tied` maps the
+    other names of a shared parameter to its first name. `unused` names parameters that evaluation mode does not use.
     """
 
     model: str
@@ -80,7 +82,7 @@ class ArchitectureGraph:
 
 
 _ROLE = re.compile(r"weight|bias|^running_|^[wb]_[ih]h$")
-"""ATen's names of arguments that are parameters; recurrent layers take a list of them, "params"."""
+# ATen's names of arguments that are parameters; recurrent layers take a list of them, "params".
 
 _cache: "WeakKeyDictionary[nn.Module, dict[Hashable, ArchitectureGraph]]" = WeakKeyDictionary()
 
@@ -116,8 +118,8 @@ def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
             raise
         raise UnsupportedArchitecture(
             f"torch.export cannot trace {type(model).__name__} on an input of shape {tuple(example.shape)}: {error}\n"
-            "A model must take tensors and must not branch on their values; "
-            "else leave it out of methods that read the architecture."
+            "A model must take tensors and must not branch on their values: "
+            "change its forward, or choose a method that does not analyse the network."
         ) from error
 
 
@@ -130,7 +132,7 @@ def _passed(model: nn.Module, example: Tensor) -> tuple[tuple[Tensor, ...], dict
 
 
 class _Reader:
-    """Converts a program from `torch.export` to an `ArchitectureGraph`."""
+    """Converter of a program from `torch.export` to an `ArchitectureGraph`."""
 
     def __init__(self, model: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
         self.model, self.shapes, self.tied = model, shapes, tied_names(model)
@@ -186,7 +188,7 @@ class _Reader:
             self._write_through(node)
 
     def _write_through(self, node: fx.Node) -> None:
-        """Add the result of an in-place write to a view to all tensors that share its memory."""
+        # The result of a write to a view changes all tensors that share its memory.
         value = self._original(node)
         while (viewed := _viewed(value)) is not None:
             written, value = self.values[value], self._original(viewed)
@@ -195,7 +197,7 @@ class _Reader:
             self.values[value] = name
 
     def _original(self, value: Any) -> fx.Node:
-        """Return the node of a tensor before in-place operators changed it, or `value` if none did."""
+        # The node of a tensor before in-place operators changed it.
         return self.originals.get(value, value)
 
     def _add(
@@ -213,7 +215,7 @@ class _Reader:
         self.values[self._original(node)] = node.name
 
     def _value(self, value: fx.Node) -> str:
-        """Return the name of the `Node` for an fx node; add a `Node` for a parameter outside a layer."""
+        # A parameter outside a layer becomes a node when it is first used.
         value = self._original(value)
         if value not in self.values:
             name = self.states[value]
@@ -245,7 +247,7 @@ def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
 
 
 def _recurrent_roles(arguments: Mapping[str, Any], count: int) -> list[str]:
-    """Return the names (``weight_ih_l0``) of the `count` weights that ATen's recurrent operators take as a list."""
+    # ATen's recurrent operators take their weights as a list without names.
     if not count:
         return []
     directions = ["", "_reverse"] if arguments["bidirectional"] else [""]

@@ -1,6 +1,6 @@
 """The graph of a network's layers, for graph hypernetworks (Litany et al., 2022, section 3; Zhang et al., ICLR 2019).
 
-Its nodes are operators with parameters, and joints: operators that combine several data flows, such as `add` and `cat`.
+Its nodes are layers, and joints: operators without parameters that combine several inputs, such as `add` and `cat`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,20 +16,20 @@ from fedhet.algorithms.graphs.rules import GATES, RESHAPES, dims_of, order_of
 from fedhet.models.copies import Start
 
 JOINTS = {"add": "add", "cat": "cat", "concat": "cat", "stack": "stack"}
-"""Operator that joins data flows -> type."""
+"""Type of joint (see `LayerNode`), by the ATen name of the operator that combines several inputs."""
 
 NORM = "norm_"
-"""Prefix of the roles of a layer's BatchNorm."""
+"""Prefix of the roles (names within a layer) of the arrays of a BatchNorm that follows the layer."""
 
 
 @dataclass(frozen=True)
 class LayerNode:
-    """A layer, including a BatchNorm that follows it, or a joint: an operator that combines several values.
+    """A layer, including a BatchNorm that follows it, or a joint: an operator that combines several inputs.
 
     `type` describes it: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with ``_g<groups>`` and ``_d<dilation>``
     if not 1; ``l<in>_<out>`` for a linear layer; ``add``, ``cat`` and ``stack`` for joints; otherwise the operator and
-    the shapes of its parameters. `parameters` (names in the ``state_dict``), `shapes` and `starts` (see `starts_of`)
-    are dictionaries by role, such as ``weight``; `constants` are the roles of arrays that are not trained.
+    the shapes of its parameters. `parameters` (``state_dict`` names), `shapes` and `starts` (see `starts_of`) are by
+    role, such as ``weight``; `constants` are the roles of arrays that are not trained.
     """
 
     name: str
@@ -42,7 +42,7 @@ class LayerNode:
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """The layers of a network (``nodes``) in data-flow order, and their data flow (``edges``) as pairs of indices."""
+    """The layers of a network (`nodes`) in data-flow order, and the data flow (`edges`) as pairs of their indices."""
 
     nodes: tuple[LayerNode, ...]
     edges: tuple[tuple[int, int], ...]
@@ -52,10 +52,11 @@ class LayerGraph:
 
 
 def layer_graph(model: nn.Module, example: Tensor, starts: Mapping[str, Start] | None = None) -> LayerGraph:
-    """Return the layers of a network and their data flow; arguments and errors are as in ``architecture_graph``.
+    """Return the layers of a network and their data flow; `example` and errors are as in ``architecture_graph``.
 
     A module that is called twice is one node, and so are operators with tied parameters, and a layer with a BatchNorm
-    that follows it. `starts` has means and standard deviations of new arrays (see `starts_of`).
+    that follows it. `starts` has the means and standard deviations of the parameters of a new network (see
+    `starts_of`).
     """
     graph = architecture_graph(model, example)
     layers: list[tuple[Node, dict[str, str]]] = []  # the operator that a layer is named after, and arrays by role
@@ -134,7 +135,7 @@ _LAYERS = ("linear", "embedding", *GATES)
 
 
 def features(graph: ArchitectureGraph) -> dict[str, int]:
-    """Return the index of the features' axis in each node's result, by node name, if there is a single such axis."""
+    """Return the index of the feature axis in each node's result by node name; nodes without one are left out."""
     found: dict[str, int] = {}
     for node in graph:
         axis = None
@@ -167,11 +168,11 @@ def _moved(node: Node, shape: tuple[int, ...], axis: int) -> int | None:
 
 
 def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()) -> int:
-    """Return the features' axis of a module's output (of this `shape`, if known), or raise UnsupportedArchitecture."""
+    """Return the feature axis of a module's output (of this `shape`, if given), or raise UnsupportedArchitecture."""
     inside = [node for node in graph if node.shape and f"{node.module}.".startswith(f"{module}.")]
     node = next((node for node in reversed(inside) if node.shape[1:] == tuple(shape or node.shape)[1:]), None)
     if node is None or (known := features(graph).get(node.name)) is None:
-        raise UnsupportedArchitecture(f"the output of {module!r} has no single axis of features: name a layer")
+        raise UnsupportedArchitecture(f"the output of {module!r} has no single axis of features: name another module")
     return known
 
 

@@ -1,8 +1,8 @@
 """Permutation groups: hidden units that can be permuted in all of a network's parameters at once.
 
-Each axis of each value in the graph is a sequence of segments (see `axes`). Operators pass axes on and add constraints
-on their `Variables`: a residual addition makes two variables equal, GroupNorm merges several units into one, and the
-output has no units to permute. The remaining variables are the groups.
+Each axis of each tensor in the graph is a sequence of segments (ranges of indices, see `axes`). Operators pass axes on
+and add constraints on their `Variables`: a residual addition makes two variables equal, GroupNorm merges several units
+into one, and the output has no units to permute. The remaining variables are the groups.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,9 +31,9 @@ class PermutationGroup:
         index: index of the group in data-flow order.
         name: the first module whose outputs are the units.
         width: number of units.
-        rows: slots of the parameters by which FedMA matches units: weights whose inputs are in earlier groups, then
-            biases and BatchNorm's scale and bias.
-        completes: slots of other parameters without units of later groups: weights whose inputs are units of the group
+        rows: parameters, and their axes, by which FedMA matches units: weights whose inputs are in earlier groups,
+            then biases and BatchNorm's scale and bias.
+        completes: other parameters and axes, without units of later groups: weights whose inputs are units of the group
             (an LSTM's W_hh, a residual block's last layer), b_hh, and BatchNorm's statistics.
     """
 
@@ -52,7 +52,7 @@ class PermutationGroups:
         axes: segments (see `axes.Segment`) of each axis of each array, by ``state_dict`` name.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
         tied: first name of each tied parameter, by its other names.
-        needs: for each array that narrow networks lack, a group's index and the least width of it that has the array.
+        needs: index of a group, and its least width with which the array exists, for arrays that narrow networks lack.
         kinds: kind of each array that is not trained (see `kinds_of`), by name.
     """
 
@@ -78,7 +78,7 @@ class PermutationGroups:
         return tuple(group.width for group in self.groups)
 
     def with_widths(self, widths: Sequence[int]) -> "PermutationGroups":
-        """Return the groups of a network with the same layers and these widths."""
+        """Return the groups of a network with the same layers and these numbers of units."""
 
         def axis_of(segments: Axis) -> Axis:
             return tuple(s if s.group is None else replace(s, width=widths[s.group]) for s in segments)
@@ -87,7 +87,7 @@ class PermutationGroups:
         return replace(self, groups=groups, axes={name: tuple(map(axis_of, axes)) for name, axes in self.axes.items()})
 
     def shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes, by ``state_dict`` name, of a network with the same layers and these widths."""
+        """Return the shapes, by ``state_dict`` name, of a network with the same layers and `widths` of the groups."""
         lacking = {name for name, (group, least) in self.needs.items() if widths[group] < least}
         axes = self.with_widths(widths).axes
         return {name: tuple(map(entries, each)) for name, each in axes.items() if name not in lacking}
@@ -104,9 +104,9 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
         >>> groups.widths, groups.axes["2.weight"]
         ((8,), ((Segment(group=None, width=2, block=1),), (Segment(group=0, width=8, block=1),)))
 
-    Raises an UnsupportedArchitecture error if an operator has no rule, or if its result depends on the order of units.
-    With `partly`, such units are left out of all groups instead; with `whole`, units of modules that divide an axis,
-    such as attention, are left out too.
+    Raises an UnsupportedArchitecture error if fedhet does not know an operator, or if its result depends on the order
+    of units. With `partly`, such units are left out of all groups instead; with `whole`, all units of modules that
+    reshape one axis into several, such as attention, are left out too.
     """
     if graph.unused:
         raise UnsupportedArchitecture(
@@ -150,7 +150,7 @@ def _axes(values: Iterable[Value | Several]) -> Iterator[Axis]:
 
 
 def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -> Value | Several:
-    """Return the axes of a node's result, given those of its `inputs`; add the node's constraints to `variables`."""
+    """Return the axes of a node's result, given the axes of its `inputs`; add its constraints to `variables`."""
     first = inputs[0] if inputs else ()
     if node.operator == "output":
         for axis in _axes(inputs[:1]):
@@ -169,14 +169,14 @@ def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -
     main = result.values[0] if isinstance(result, Several) else result
     if several or isinstance(main, Several) or tuple(map(entries, main)) != node.shape:
         raise UnsupportedArchitecture(
-            f"{node} returns shape {node.shape}, which fedhet's rule does not support: use another operator or "
+            f"{node} returns shape {node.shape}, through which units cannot be tracked: use another operator or "
             "method, or only one of the operator's results (h_n[-1] of an LSTM)"
         )
     return result
 
 
 def _check(graph: ArchitectureGraph, node: Node) -> None:
-    """Raise an UnsupportedArchitecture error for an operator without a rule, or with a computed weight."""
+    # Operators without a rule, and layers with a computed weight, are not supported.
     if node.operator not in RULES:
         name = node.operator if "." in node.operator else f"aten.{node.operator}"
         before, place = node, repr(node.module)
@@ -207,7 +207,7 @@ def _solved(variables: Variables) -> PermutationGroups:
     numbers = {variable: index for index, variable in enumerate(names)}
 
     def numbered(segment: Segment) -> Segment:
-        """Return a segment whose ``group`` is the index of its group, not a variable; None if it is never permuted."""
+        # Replaces variables by indices of groups; without a group, units are never permuted.
         group = None if segment.group is None else numbers.get(segment.group)
         return Segment(None, segment.size) if group is None else replace(segment, group=group)
 
@@ -228,7 +228,7 @@ def _solved(variables: Variables) -> PermutationGroups:
 def _groups(
     names: Sequence[str], axes: Mapping[str, tuple[Axis, ...]], slots: Sequence[Slot], kinds: Mapping[str, Kind]
 ) -> tuple[PermutationGroup, ...]:
-    """Return the groups called `names`, each with those of the `slots` that belong to it as `rows` or `completes`."""
+    # Divides the slots of each group among its `rows` and `completes`.
     widths = {segment.group: segment.width for each in axes.values() for axis in each for segment in axis}
     rows: list[list[Slot]] = [[] for _ in names]
     completes: list[list[Slot]] = [[] for _ in names]

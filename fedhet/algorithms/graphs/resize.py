@@ -1,4 +1,4 @@
-"""Copies of networks with other widths: the same modules, with parameters of other shapes; parts of a network."""
+"""Copies of networks with other numbers of hidden units, and submodels: narrower networks cut from a wider one."""
 
 import math
 from collections.abc import Hashable, Mapping
@@ -62,9 +62,10 @@ def resize(model: nn.Module, state: State) -> nn.Module:
 def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False) -> PermutationGroups:
     """Return the permutation groups of a network, after a check that the network works with other widths; cached.
 
-    The check widens all groups, and derives the groups of the wider network. It raises an UnsupportedArchitecture error
-    if this fails. With `partly`, units that cannot be permuted are left out of all groups instead and, if the check
-    still fails, all units of modules that divide an axis.
+    The check widens all groups, runs the network on `example`, and derives the groups of the wider network. It raises
+    an UnsupportedArchitecture error if this fails. With `partly`, units that cannot be permuted are left out of all
+    groups instead and, if the check still fails, all units of modules that reshape one axis into several, such as
+    attention.
     """
     graph = architecture_graph(model, example)
     known = _resizable.setdefault(model, {})
@@ -106,7 +107,7 @@ def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **opti
 
 
 def _failing(model: nn.Module, example: Tensor) -> str:
-    """Run a network on an example; return a message with the last module that worked, or an empty string on success."""
+    # An error message with the last module that ran, or an empty string if the network runs.
     done = [""]
     with ExitStack() as hooks, in_evaluation_mode(model), torch.no_grad():
         for name, module in model.named_modules():
@@ -121,7 +122,7 @@ def _failing(model: nn.Module, example: Tensor) -> str:
 
 
 def _replaced(module: nn.Module, name: str) -> nn.Module:
-    """Return `module` with size attributes that fit its parameters' shapes, or a module that replaces it."""
+    # The module with size attributes that fit its parameters' shapes, or another module instead.
     match module:
         case nn.RNNBase() if len({len(weights[1][0]) for weights in module.all_weights}) > 1:
             return StackedRecurrent(module)
@@ -175,7 +176,7 @@ class StackedRecurrent(nn.Module):
         self.train(layer.training)
 
     def forward(self, sequence: Tensor) -> tuple[Tensor, States | tuple[States, ...]]:
-        """Run all layers on sequences (N, T, E), or (T, N, E) without ``batch_first``, from zero states."""
+        """Return outputs and final states for sequences (N, T, E), or (T, N, E) without ``batch_first``."""
         time, batch = (1, 0) if self.batch_first else (0, 1)
         pair = self.mode == "LSTM"
         ends: list[States] = []
@@ -226,7 +227,10 @@ class HeadAttention(nn.Module):
         attn_mask: Tensor | None = None,
         **_: bool,
     ) -> tuple[Tensor, None]:
-        """Apply self-attention to sequences (N, T, E), or (T, N, E) without ``batch_first``; masks as in PyTorch."""
+        """Return self-attention's output for `query` (N, T, E), or (T, N, E) without ``batch_first``, and None.
+
+        Masks are as in PyTorch. Other arguments, which PyTorch's layers pass, are ignored.
+        """
         sequence = query if self.batch_first else query.transpose(0, 1)
         packed = F.linear(sequence, self.in_proj_weight, self.in_proj_bias)
         heads = packed.unflatten(-1, self.sizes).permute(2, 0, 3, 1, 4)  # (3, N, heads, T, head_dim)
@@ -259,7 +263,7 @@ class Submodel:
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        """Return the permutation groups that a submodel makes narrower; `inputs` are two transformed examples."""
+        """Return the sets of hidden units that a submodel makes smaller; `inputs` is a batch of two examples."""
         return resizable_groups(model, inputs, partly=True)
 
     @property
@@ -269,7 +273,7 @@ class Submodel:
 
     @cached_property
     def units(self) -> dict[int, NDArray[np.int64]]:
-        """Indices of the submodel's units by group: the first units of each group."""
+        """Indices of the submodel's units, by index of their permutation group: the first units of each group."""
         return {group.index: np.arange(math.ceil(round(group.width * self.width, 6))) for group in self.groups}
 
     def cut(self, model: nn.Module) -> nn.Module:
@@ -279,7 +283,7 @@ class Submodel:
         return resize(model, self.state(model))
 
     def state(self, model: nn.Module, units: Mapping[int, NDArray[np.int64]] | None = None) -> Mapping[str, Tensor]:
-        """Return the submodel's part of the whole network's state dict, or the part of other `units` (by group)."""
+        """Return the submodel's part of the whole network's state dict, or that of other `units` (indices by group)."""
         units = units or self.units
         whole = model.state_dict()
         if self.width == 1:

@@ -1,4 +1,4 @@
-"""Rules of operators, which derive the axes of parameters and results from the axes of inputs."""
+"""Rules of operators: functions that derive the axes of parameters and results from the axes of inputs (see `axes`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*operators: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that registers a function as the rule of these operators."""
+    """Return a decorator that registers a function as the rule of these operators, given by their ATen names."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(operators, function))
@@ -70,7 +70,10 @@ def _elementwise(variables: Variables, node: Node, *values: Value) -> Value:
 
 
 def broadcast_all(variables: Variables, node: Node, *values: Value) -> Value:
-    """Return the axes of the result of an operator that broadcasts its inputs, given the inputs' axes `values`."""
+    """Return the axes of the result of the operator `node`, which broadcasts its inputs, given the inputs' axes.
+
+    Constraints on the hidden units of broadcast axes are added to `variables`.
+    """
     rank = max(map(len, values))
     aligned = [(fixed(1),) * (rank - len(value)) + value for value in values]
     return tuple(reduce(partial(_broadcast, variables, node), axes) for axes in zip(*aligned, strict=True))
@@ -99,7 +102,7 @@ def _along(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule(*RESHAPES)
 def _reshape(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes of a reshaped value. Old axes are divided where new ones end, and the parts are joined."""
+    # Old axes are divided where new ones end, and the parts are joined.
     sizes = tuple(map(entries, value))
     refusal = f"{node} reshapes an axis of hidden units apart: {sizes} to {node.shape}"
     ends = sorted({1, *accumulate(sizes, mul), *accumulate(node.shape, mul)})
@@ -125,7 +128,7 @@ def _reshape(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def _together(variables: Variables, axes: Sequence[Axis], refusal: str) -> Axis:
-    """Flatten axes to one axis. At most one can have hidden units; `refusal` is the message of the error otherwise."""
+    # Flattens axes, at most one of which can have hidden units.
     sizes = [entries(axis) for axis in axes]
     places = [place for place, axis in enumerate(axes) if variables.moves(axis)]
     if len(places) == 1:
@@ -141,7 +144,7 @@ def _transpose(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def order_of(node: Node, rank: int) -> list[int]:
-    """Return, for each axis of the result of a transpose, the corresponding axis of its input of `rank` axes."""
+    """Return, for each axis of a transpose's result, the corresponding axis of its input, which has `rank` axes."""
     order = list(range(rank))
     if node.operator == "permute":
         return [dim % rank for dim in node.options["dims"]]
@@ -167,7 +170,7 @@ def _unsqueeze(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("expand")
 def _expand(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes after `Tensor.expand`: a new variable for each expanded axis, whose entries are all equal."""
+    # An expanded axis, whose entries are all equal, is a new variable.
     value = (fixed(1),) * (len(node.shape) - len(value)) + value
     sizes = zip(value, node.shape, strict=True)
     return tuple(axis if entries(axis) == size else variables.new(size) for axis, size in sizes)
@@ -195,7 +198,7 @@ def _cat(variables: Variables, node: Node, *values: Value) -> Value:
 
 @rule("chunk", "split", "split_with_sizes", "glu")
 def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
-    """Return the axes of the parts of a split value. Equal parts have the same hidden units, as in a GLU."""
+    # Equal parts have the same hidden units, as in a GLU.
     dim = node.options["dim"] % len(value)
     count, rest = divmod(entries(value[dim]), node.shape[dim])
     sizes = node.options.get("split_sizes", [node.shape[dim]] * count + [rest] * (rest > 0))
@@ -214,7 +217,7 @@ def _unbind(variables: Variables, node: Node, value: Value) -> Several:
 
 
 def dims_of(node: Node, rank: int) -> list[int]:
-    """Return the axes along which an operator works, given the number of axes of its input (`rank`)."""
+    """Return the axes along which the operator `node` works, given the number of axes of its input (`rank`)."""
     dims = node.options.get("dim", node.options.get("dims"))
     dims = range(rank) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
     return [dim % rank for dim in dims]
@@ -223,7 +226,7 @@ def dims_of(node: Node, rank: int) -> list[int]:
 # ---- layers
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-"""Recurrent layer -> number of gates, whose rows are stacked in its weights."""
+"""Number of gates, whose rows are stacked in the weights, by ATen name of a recurrent layer."""
 
 
 @rule("linear")
@@ -233,7 +236,7 @@ def _linear(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Axis:
-    """Return the axis of a layer's outputs, dimension 0 of its weight and bias; `layout` is this axis if known."""
+    # The axis of a layer's outputs, dimension 0 of its weight and bias.
     layout = variables.bind(node, "weight", 0, layout, writes=True)
     if "bias" in node.parameters:
         variables.bind(node, "bias", 0, layout, writes=True)
@@ -242,7 +245,7 @@ def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Ax
 
 @rule("conv1d", "conv2d")
 def _convolution(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes of a convolution's result. A unit is a filter or, with several groups, a group of filters."""
+    # A unit is a filter or, with several groups, a group of filters.
     weight = variables.graph.shapes[node.parameters["weight"]]
     groups, channels = node.options["groups"], entries(value[1])
     variables.refuse_moving(node, value[2:])
@@ -266,7 +269,7 @@ def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("layer_norm", "rms_norm", "group_norm")
 def _norm(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes of the result of a normalisation. In a GroupNorm, each group of channels is one hidden unit."""
+    # In a GroupNorm, each group of channels is one hidden unit.
     groups = node.options.get("num_groups", 0)
     axes = value[1:2] if groups else value[len(value) - len(node.options["normalized_shape"]) :]
     if not node.parameters:
@@ -287,7 +290,7 @@ def _embedding(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("scaled_dot_product_attention")
 def _attention(variables: Variables, node: Node, query: Value, key: Value, value: Value, *mask: Value) -> Value:
-    """Return the axes of the result of attention. A hidden unit is an attention head."""
+    # A hidden unit is an attention head.
     variables.refuse_moving(node, [query[-2], key[-2], value[-2]])
     scores = _product(variables, node, query, (*key[:-2], key[-1], key[-2]))
     for each in mask:
@@ -297,7 +300,7 @@ def _attention(variables: Variables, node: Node, query: Value, key: Value, value
 
 @rule("matmul", "bmm", "mm", "baddbmm")
 def _matrices(variables: Variables, node: Node, *values: Value) -> Value:
-    """Return the axes of a matrix product, whose two factors have the same units along the axis that is summed over."""
+    # Both factors have the same units along the axis that is summed over.
     *others, one, other = values
     return broadcast_all(variables, node, _product(variables, node, one, other), *others)
 
@@ -313,14 +316,14 @@ def _product(variables: Variables, node: Node, one: Value, other: Value) -> Valu
 
 @rule(*GATES)
 def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -> Several:
-    """Return the axes of the outputs and states of an LSTM, GRU or RNN. Each gate has a row for each unit."""
+    # Each gate has a row for each unit.
     if "batch_first" not in node.options:
-        raise UnsupportedArchitecture(f"{node} runs over packed sequences, which are not supported: pad them")
+        raise UnsupportedArchitecture(f"{node} runs over packed sequences, which are not supported: use padded tensors")
     if "weight_hr_l0" in node.parameters:
         raise UnsupportedArchitecture(f"{node} has projections, which are not supported: build it with proj_size=0")
     if not all(variables.graph[name].operator.removeprefix("new_").startswith("zeros") for name in node.inputs[1:]):
         raise UnsupportedArchitecture(
-            f"{node} starts from a computed state, which is not supported: leave this state out"
+            f"{node} starts from a computed state, which is not supported: use the default, zeros"
         )
     axis, hidden = value[-1], []
     for layer in range(node.options["num_layers"]):

@@ -1,8 +1,8 @@
-"""Operations on state dicts along permutation groups: reorder units, widen or narrow a network, extract rows to match.
+"""Operations on state dicts along permutation groups: reorder units, widen or narrow a network, and extract weights.
 
 An *assignment* of a group is an integer array (L,): unit l of the smaller network is unit ``assignment[l]`` of the
-wider one. Assignments and sizes are given by group index; other groups do not change. States hold arrays or tensors,
-and results arrays, which are copied only if they change.
+wider one. Assignments and sizes are dicts by index of the group; other groups do not change. States hold arrays or
+tensors, and results arrays, which are copied only if they change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,12 +22,12 @@ Assignments = Mapping[int, ArrayLike]
 
 
 def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
-    """Return the number of units of each group in a network with this state (see `widths_of`)."""
+    """Return the number of units of each permutation group in a network with this state dict (see `widths_of`)."""
     return widths_of({name: tuple(value.shape) for name, value in state.items()}, groups)
 
 
 def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) -> tuple[int, ...]:
-    """Return the number of units of each group in a network with arrays of these shapes.
+    """Return the number of units of each permutation group in a network with arrays of these `shapes`.
 
     A group without arrays in `shapes` has its width in `groups`; a group of blocks (see `groups_by_depth`) has the
     largest width that `PermutationGroups.needs` requires. Raises a ValueError for arrays of another architecture.
@@ -54,7 +54,8 @@ def expand(
 ) -> dict[str, Array]:
     """Return the state of a wider network that has the units of `state` at the assigned indices, and zeros elsewhere.
 
-    It has widths `sizes`, and computes the same function unless it normalises over all units, as LayerNorm does.
+    `assignments` has the new indices (L,) of the L units of a group, and `sizes` the group's new width, by index of the
+    group. The wider network computes the same function unless it normalises over all units, as LayerNorm does.
     """
     local = enumerate(widths(state, groups))
     wide = groups.with_widths([sizes[index] if index in assignments else width for index, width in local])
@@ -71,7 +72,7 @@ def expand(
 
 
 def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -> dict[str, Array]:
-    """Return the state of a network with only the assigned units of a wider network (the inverse of ``expand``)."""
+    """Return the state of a network with only some units of a wider one; `assignments` has their indices by group."""
     whole, result = groups.with_widths(widths(state, groups)), _arrays(state)
     for name, array in result.items():
         for number, axis in enumerate(whole.axes[name]):
@@ -82,10 +83,10 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
 
 
 def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple[NDArray[np.intp] | None, ...]]:
-    """Return the indices of `units` (given by group) along each axis of each array, by name; None for all indices.
+    """Return the indices along each axis of each array that belong to `units` (indices by group); None for all indices.
 
-    Arrays without units of these groups are left out. Arrays that do not exist in a network with only these units have
-    an empty tuple.
+    The result is a tuple for each array, by name, without the arrays that have no units of these groups. The tuple is
+    empty for arrays that do not exist in a network with only these units.
     """
     found = {name: tuple(_entries(axis, units) for axis in axes) for name, axes in groups.axes.items()}
     units_of = {group: np.asarray(each).size for group, each in units.items()}
@@ -95,13 +96,13 @@ def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple
 
 
 def permute(state: State, groups: PermutationGroups, permutations: Assignments) -> dict[str, Array]:
-    """Reorder hidden units without changing the network's outputs: unit l moves to index ``permutations[group][l]``."""
+    """Return the state with hidden units reordered and equal outputs: unit l moves to ``permutations[group][l]``."""
     local = widths(state, groups)
     return expand(state, groups, permutations, {index: local[index] for index in permutations})
 
 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
-    """Return the matrix (L, D) by which the L units of a group are matched: their weights in `PermutationGroup.rows`.
+    """Return the matrix (L, D) by which the L units of group `index` are matched: their weights in ``rows``.
 
     Filters are flattened channel-major; the gates of an LSTM's W_ih, the channels of an attention head and those of a
     convolution's group are concatenated.
@@ -111,13 +112,13 @@ def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floa
 
 
 def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
-    """Return the slot (parameter and axis) of each of the D columns of the matrix that `rows` returns."""
+    """Return the parameter and axis (`Slot`) of each of the D columns of the matrix that `rows` returns."""
     places = _row_places(state, groups, index)
     return [slot for slot, each in places for _ in range(each.shape[1] * _front(state, slot)[0].size)]
 
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
-    """Return the state after replacing the weights that `rows` returns by `matrix`."""
+    """Return the state with the weights that `rows` returns for group `index` replaced by `matrix` (L, D)."""
     result, end = _arrays(state), 0
     result |= {slot.parameter: result[slot.parameter].copy() for slot in groups[index].rows}
     for slot, places in _row_places(state, groups, index):
@@ -143,7 +144,7 @@ def _array(value: Array | Tensor) -> Array:
 
 
 def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
-    """Return the indices of the entries along an axis that remain if groups keep only these `units`; None for all."""
+    # Indices along an axis of the given units' entries, and of all entries of other groups.
     if not any(segment.group in units for segment in axis):
         return None
     start, parts = 0, []
@@ -159,7 +160,7 @@ def _front(state: State, slot: Slot) -> Array:
 
 
 def _row_places(state: State, groups: PermutationGroups, index: int) -> Iterator[tuple[Slot, NDArray[np.intp]]]:
-    """Yield each slot in a group's ``rows`` with the indices (L, block) of its L units' entries; once per segment."""
+    # Each slot in a group's rows, with the indices (L, block) of its units' entries; once per segment.
     local = groups.with_widths(widths(state, groups))
     for slot in local[index].rows:
         start = 0

@@ -1,8 +1,8 @@
 """The layer types that a graph hypernetwork knows, and the initial values of its parameters.
 
-Initial values depend on name, shape and seed only, so the server draws them without building the hypernetwork. `std_of`
-is the initial standard deviation of generated weights: a head's weights sum_l z_l D_l, with a latent vector z of E[z^2]
-= 1, have the variance of the entries of D times the width of z.
+Initial values depend on name, shape and seed only, so the server draws them without building the hypernetwork. A head
+generates weights sum_l z_l D_l with a latent vector z of E[z^2] = 1. Their variance is that of the entries of D times
+the width of z, and is chosen so that their standard deviation is the result of `std_of`.
 """
 
 from collections import Counter
@@ -24,17 +24,17 @@ Head = Literal["dense", "base-lowrank", "tiled"]
 Shape = tuple[int, ...]
 
 WIDTH, STEPS = 51, 6
-"""Width of a node's embedding h, and T, the number of steps of message passing (the paper's)."""
+"""Width of a node's embedding h, and number of steps of message passing, as in the paper."""
 
 RANK = 4
-"""Rank of ``base-lowrank`` heads for each occurrence of a type in one network."""
+"""Rank of a ``base-lowrank`` head, for each occurrence of its layer type in one network."""
 
 
 @dataclass(frozen=True)
 class Slot:
     """An array to generate: a vector with the initial value `start`, or weights with standard deviation `std`.
 
-    `scale` is the ratio of `std` to the result of `std_of`.
+    `std` is None for vectors, and `scale` is the ratio of `std` to the result of `std_of`.
     """
 
     shape: Shape
@@ -45,7 +45,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerType:
-    """A layer type: its arrays by role, such as ``weight``, and the largest number of its layers in one network."""
+    """A layer type: its arrays (`slots`) by role, such as ``weight``, and how often it occurs in a network at most."""
 
     slots: Mapping[str, Slot]
     occurrences: int = 1
@@ -56,7 +56,7 @@ Catalogue = Mapping[str, LayerType]
 
 
 def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
-    """Return the layer types of several networks; each type has the arrays of all its layers."""
+    """Return the layer types of the networks with these graphs, by name; each type has the arrays of all its layers."""
     slots: dict[str, dict[str, Slot]] = {}
     most: Counter[str] = Counter()
     for graph in graphs:
@@ -70,7 +70,7 @@ def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
 
 
 def slots_of(node: LayerNode) -> dict[str, Slot]:
-    """Return the arrays to generate for a layer by role, such as ``weight``: its trained parameters."""
+    """Return the arrays to generate for a layer, which are its trained parameters, by role, such as ``weight``."""
     slots = {}
     for role, shape in node.shapes.items():
         if role in node.constants:
@@ -89,16 +89,17 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 
 
 def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
-    """Return the ratio of an array's standard deviation in a new network (`own`) to the result `rule` of `std_of`.
+    """Return the ratio of an array's standard deviation in a new network (`own`) to `rule`, the result of `std_of`.
 
     Ratios of about 1/3 to 1.5 become 1, because PyTorch's default, 0.41 of Kaiming's, would let activations vanish.
+    Arrays with a small `shape` have larger tolerances, because their standard deviations vary by chance.
     """
     ratio, margin = (own.std / rule if own else 1.0), prod(shape) ** -0.5
     return 1.0 if (1 - margin) / 3 < ratio < 1.5 * (1 + margin) else ratio
 
 
 def std_of(type: str, shape: Shape) -> float:
-    """Return the initial standard deviation of weights `shape` (units, ...) of a layer type.
+    """Return the initial standard deviation of weights of a layer type (see `LayerNode`), with `shape` (units, ...).
 
     It is (2 / fan-in)^.5 (He et al., ICCV 2015), 1 for embeddings as in PyTorch, and 0.02 for parameters outside
     layers, such as ViT's position embeddings.
@@ -111,7 +112,8 @@ def std_of(type: str, shape: Shape) -> float:
 # ---- initial values
 
 BASE = 4.0
-"""Factor of a base weight: as with a dense head, a step changes a weight about |z|^2 = 16 times as much."""
+"""Factor of B in `BaseLowRank`: a gradient step changes weights BASE^2 = 16 times as much as with factor 1, and thus
+as much as with a `Dense` head, where the factor is |z|^2 = 16."""
 
 PARTS: dict[str, Callable[[str, Shape], float]] = {
     "base": lambda type, shape: std_of(type, shape) / BASE,  # (units, fan-in axes)
@@ -120,11 +122,11 @@ PARTS: dict[str, Callable[[str, Shape], float]] = {
     "basis": lambda type, shape: float((shape[0] * max(shape[1:])) ** -0.5),
     **dict.fromkeys(("bias", "change", "vector"), lambda type, shape: 0.0),
 }
-"""Part of a head -> its standard deviation from its layer's type and its shape."""
+"""Function from layer type and shape to the initial standard deviation of a head's parameter, by its name."""
 
 
 def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tensor:
-    """Return the initial value of a parameter of a `GraphHypernetwork`; raises a ValueError for unknown parameters.
+    """Return the initial value of a parameter of a `GraphHypernetwork`; raise a ValueError for unknown parameters.
 
     `key` is its name: `heads.<type>.<role>.<part>`, `latents.<part>.<type>`, `embedding...` or `tiles...`. Without
     `normalise`, a dense head is drawn from Xavier's normal distribution times (2 inputs / width of z)^.5 (Litany et

@@ -20,10 +20,10 @@ from fedhet.algorithms.hypernets.design import BASE, RANK, WIDTH, Head, LayerTyp
 from fedhet.utils.randomness import torch_generator
 
 LATENT = 16
-"""Width of z, and of the hidden layer that computes s."""
+"""Width of a layer's latent vector z, and of the hidden layer that computes its scale s (see `Latents`)."""
 
 TILE, KERNEL, TILE_LATENT = 16, 3, 128
-"""Output and input channels of a tile, its height and width, and the width of a tile's z."""
+"""Output and input channels of a tile, its height and width, and the width of a tile's latent vector z."""
 
 ROLES = ("weight", "bias", "norm_weight", "norm_bias")
 FREQUENCIES = tuple(4.0**-power for power in range(4))
@@ -36,11 +36,12 @@ def normalised(z: Tensor) -> Tensor:
 
 
 class Latents(nn.Module):
-    """Compute a latent vector z and a scale s for each layer from embeddings h, with parameters for each layer type.
+    """A module that computes a latent vector z and a scale s for each layer from its embedding h.
 
         z = LeakyReLU(W1 h + b1),    s = 1 + w . LeakyReLU(W1' h + b1')
 
-    W1, W1', b1, b1' and w are learned. With `normalise`, z is divided by its root mean square.
+    W1, W1', b1, b1' and w are learned for each of the layer `types`. With `normalise`, z is divided by its root mean
+    square.
     """
 
     def __init__(self, types: Sequence[str], *, normalise: bool) -> None:
@@ -114,7 +115,7 @@ class Vector(nn.Module):
 
 
 def head(layer: LayerType, slot: Slot, kind: Head) -> nn.Module:
-    """Return a new head that generates the array `slot` of a layer type; `kind` is the kind of head for weights."""
+    """Return a head that generates the array `slot` of a layer type: a `Vector`, or weights by this `kind` of head."""
     if slot.std is None:
         return Vector(slot)
     if kind == "dense":
@@ -130,7 +131,7 @@ class Tiled:
     """Tiles of weights that are decoded together (see `Tiles`), and the arrays that they form.
 
     Attributes:
-        nodes: index of the layer of each tile.
+        nodes: index of the layer of each tile, (tiles,).
         places: encoding of the position of each tile in its array, (tiles, PLACE).
         signs: 1 or -1 for each tile, so that tiles of one array, which resemble each other, do not add up.
         arrays: name, index of the layer, `Slot`, and number of tiles along each axis, for each array.
@@ -145,7 +146,8 @@ class Tiled:
 def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]], device: torch.device) -> dict[str, Tiled]:
     """Divide the arrays of layers into tiles; return them by kind: `kernels` (filters), `matrices` and `vectors`.
 
-    `layers` has each layer's arrays: their names and their `Slot`s, by role. Filters of size 1 are matrices.
+    `layers` has each layer's arrays: their names and their `Slot`s, by role. Filters of size 1 are matrices. The
+    tensors of the result are on `device`.
     """
     arrays: dict[str, list[tuple[str, int, Slot, tuple[int, ...]]]] = {"kernels": [], "matrices": [], "vectors": []}
     nodes, places, signs = ({kind: list[Any]() for kind in arrays} for _ in range(3))
@@ -210,7 +212,7 @@ class Tiles(nn.Module):
 
 
 def _laid(tiles: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
-    """Join tiles into one array, `grid[i]` of them along axis i, and crop it to `shape`."""
+    # Joins tiles into one array, `grid[i]` of them along axis i, and crops it to `shape`.
     sides = (TILE, TILE, KERNEL, KERNEL)[: len(grid)]
     axes = [axis for place in range(len(grid)) for axis in (place, place + len(grid))]
     sizes = [count * side for count, side in zip(grid, sides, strict=True)]

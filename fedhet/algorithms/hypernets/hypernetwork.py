@@ -31,9 +31,9 @@ FEATURES = 3 * 5 + len(KINDS) + 1
 
 
 class Embedding(nn.Module):
-    """Compute embeddings h of layers by message passing along the data flow (Litany et al., 2022, equation 2).
+    """A module that computes embeddings h of layers by message passing along the data flow (Litany et al., 2022).
 
-        h'_v = ReLU(W1 h_v + sum_{u -> v} W2 h_u + b)
+        h'_v = ReLU(W1 h_v + sum_{u -> v} W2 h_u + b),    equation 2
 
     W1, W2 and b are learned. Initially h_v is a learned vector of the layer's type or, without `types`, a linear map of
     the layer's `shape_features`. With `normalise`, a LayerNorm follows the last step.
@@ -49,7 +49,7 @@ class Embedding(nn.Module):
     def forward(self, nodes: Sequence[str], features: Tensor, edges: Tensor) -> Tensor:
         """Return the embeddings (nodes, width) of a network's layers, given their types `nodes`.
 
-        `features` has their `shape_features`, and `edges` (2, edges) the indices of source and target nodes.
+        `features` (nodes, n) has their `shape_features`, and `edges` (2, edges) the indices of source and target nodes.
         """
         h: Tensor = torch.stack([self.types[type] for type in nodes]) if self.types else self.shapes(features)
         for step in self.steps:
@@ -58,9 +58,10 @@ class Embedding(nn.Module):
 
 
 def shape_features(node: LayerNode) -> list[float]:
-    """Return features of a layer of any type: its kind, and logarithms, sines and cosines of its sizes.
+    """Return features of a layer of any type: its kind (one-hot), and logarithms, sines and cosines of its sizes.
 
-    Sizes are the numbers of inputs and outputs, kernel size, stride and groups.
+    Sizes are the numbers of inputs and outputs, kernel size, stride and groups. The kinds are convolution, transposed
+    convolution, linear layer, addition, concatenation, stacking and others.
     """
     weight = next((shape for shape in node.shapes.values() if len(shape) > 1), ())
     units = weight or next(iter(node.shapes.values()), ())
@@ -79,8 +80,8 @@ class Reading:
     """The graph of a network, prepared for `GraphHypernetwork.write`.
 
     Attributes:
-        nodes: type of each node.
-        heads: names of the arrays that a head generates (None for a layer without one), by layer type and role.
+        nodes: type of each node (layer).
+        heads: names of the arrays that each head generates, by layer type and role; None for layers without the array.
         tiles: tiles of the arrays to generate (see `tiling`), for a ``tiled`` head, which does not use `heads`.
         names: names of the generated arrays.
         tensors: edges, `shape_features` and indices of layers, by name, on the hypernetwork's device.
@@ -98,7 +99,7 @@ class GraphHypernetwork(nn.Module):
 
     Each layer type in `types` has a head, unless the `kind` of head is ``tiled``. With `normalise`, embeddings and
     latent vectors have unit variance, so that initial weights have Kaiming's scale. Initial values are drawn with
-    `seed` (see `start`); with None, they are loaded later.
+    `seed` (see `start`); if it is None, parameters are zero until a state dict is loaded.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class GraphHypernetwork(nn.Module):
         return Reading(tuple(node.type for node in nodes), heads, tiles, names, tensors)
 
     def embeddings(self, reading: Reading) -> Tensor:
-        """Return the embeddings h of all nodes, (nodes, width)."""
+        """Return the embeddings (nodes, width) of all layers of a network that `read` has prepared."""
         h: Tensor = self.embedding(reading.nodes, reading.tensors["features"], reading.tensors["edges"])
         return h
 
@@ -179,7 +180,8 @@ class GraphHypernetwork(nn.Module):
 class Written(nn.Module):
     """A network that runs with generated weights, so that training it trains the hypernetwork.
 
-    Arrays that are not generated are those of `network`, whose parameters are trained too. `reading` is from `read`.
+    `reading` is the result of the hypernetwork's `read` for `network`. Arrays that are not generated are those of
+    `network`, whose parameters are trained too.
     """
 
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:
@@ -196,7 +198,7 @@ class Written(nn.Module):
         return {name: array.to(self._dtypes.get(name, array.dtype)) for name, array in written.items()}
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the network's outputs with newly generated weights."""
+        """Return the network's outputs for `inputs` (n, ...) with newly generated weights."""
         with torch.autocast(inputs.device.type, enabled=False):  # weights are float32 in mixed precision, too
             written = self.write()
         written |= {name: written[first] for name, first in self._tied.items() if first in written}

@@ -23,21 +23,21 @@ from fedhet.models.copies import Start
 from fedhet.utils.randomness import torch_generator
 
 SPREAD = 0.1
-"""Standard deviation of initial embeddings; the first bias is 1."""
+"""Standard deviation of clients' initial embeddings, small enough for all clients to start with similar weights."""
 
 VECTORS = 0.1
-"""Scale s of biases and normalisations."""
+"""Scale s (see the equation above) of arrays with one axis, such as biases and scales of normalisation layers."""
 
 LEAST = 0.1
-"""The least s of a constant, relative to the usual scale, so that zeros and tiny layer scales can grow."""
+"""Lower bound of the magnitude from which the scale s of a constant array is computed, relative to Kaiming's."""
 
 
 @dataclass(frozen=True)
 class PersonalHypernetwork:
     """pFedHN's hypernetwork; the first `write` for a client or an architecture adds its parameters to `tensors`.
 
-    Clients' embeddings have the width `embedding`, the MLP has `layers` hidden layers of width `hidden`, and `chunk`
-    weights are generated at once.
+    `tensors` has the parameters by name, and `seed` determines their initial values. Clients' embeddings have the width
+    `embedding`, the MLP has `layers` hidden layers of width `hidden`, and `chunk` weights are generated at once.
     """
 
     tensors: dict[str, Tensor]
@@ -55,8 +55,9 @@ class PersonalHypernetwork:
     ) -> dict[str, Tensor]:
         """Generate the weights of a client's network, by name, as differentiable float32 tensors.
 
-        Arrays are base + scale * generated values; `starts` has (base, scale) by name, by default from `begin_of`.
-        Clients whose arrays have equal names and `shapes` count as having one architecture.
+        `client` is the client's name, and `shapes` has the shapes of the arrays; equal names and shapes mean one
+        architecture. Arrays are base + scale * generated values; `starts` has (base, scale) by name, by default from
+        `begin_of`.
         """
         features = self._features(client)
         first = replace(self, tensors={})._features(client).detach() if starts else features
@@ -96,8 +97,8 @@ def begin_of(name: str, shape: tuple[int, ...], own: Start | None = None) -> tup
     """Return (base, scale) of an array, which is generated as base + scale * the hypernetwork's output.
 
     By default, the base is 1 for weights of normalisation layers, else 0; the scale is Kaiming's sqrt(2 / fan-in) or,
-    for vectors, 0.1. They are adapted to the array's mean and standard deviation in a new network, `own`: if it is
-    constant, the base is the constant, and the scale a tenth of it, at least 0.01 of Kaiming's.
+    for vectors, 0.1. If `own`, the array's mean and standard deviation in a new network, is given, they are adapted to
+    it: for a constant array, the base is the constant, and the scale a tenth of it, at least 0.01 of Kaiming's.
     """
     kaiming = math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else 1.0
     usual = float(len(shape) == 1 and name.endswith("weight")), kaiming if len(shape) > 1 else VECTORS

@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
 
 MOST_POPULAR = 10
-"""The largest c_i."""
+"""Upper bound of c_i in the equations above, the number of clients that share global row i."""
 
 ITERATIONS = 5
 """The largest number of iterations in which variances are estimated."""
@@ -34,7 +34,7 @@ class LayerMatch:
     """The result of matching one layer.
 
     Attributes:
-        assignments: for each client, the indices (L_j,) of the global rows that its rows belong to, all different.
+        assignments: for each client, the indices (L_j,) of the global rows that its L_j rows belong to, all different.
         weights: global rows (L', D) in float64, which are posterior means or plain means of the assigned rows.
         counts: number of clients that share each global row (L',).
         sigma2, sigma0_2: variances of rows around global rows, and of global rows around the prior mean.
@@ -69,8 +69,8 @@ def match_layer(
     `weights` has an array (L_j, D) for each client; a row has a neuron's weights and its bias. The variances `sigma2`
     and `sigma0_2` are as in `LayerMatch`; a larger mass `gamma` of the beta process leads to more global rows. The
     prior mean is a number or (D,) (FedMA: 0.1 in the bias column), and `average` is `map` for posterior means or
-    `mean`. Each of the `sweeps` matches every client again, in a random order. There are at most `max_rows` global
-    rows, or as many as the widest client has. Raises a ValueError that names a client whose weights are not finite or
+    `mean`. Each of the `sweeps` matches every client again, in a random order drawn with `seed`. There are at most
+    `max_rows` global rows, or as many as the widest client has. Raises a ValueError for weights that are not finite or
     have a wrong shape.
     """
     clients = _checked(weights)
@@ -106,8 +106,9 @@ def estimate_variances(
 
     v is the variance of all rows around the prior mean, and e the residual variance of merged rows. Merging two rows of
     correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2); sigma2 places this threshold halfway
-    between the correlations of unrelated rows (0) and of the matches (1 - e / v). Starting with sigma2 = v, matching
-    (with `options`) and estimation alternate until sigma2 converges. If none are merged, or if e > v / 2, sigma2 is v.
+    between the correlations of unrelated rows (0) and of the matches (1 - e / v). Starting with sigma2 = v,
+    `match_layer` (with the same arguments and `options`) and estimation alternate until sigma2 converges. It is v
+    without matches or if e > v / 2.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)
@@ -170,7 +171,7 @@ class GlobalRows:
         self.assignments: list[Ints] = [np.empty(0, dtype=np.intp) for _ in weights]
 
     def match(self, j: int) -> None:
-        """Remove client j's rows from the global rows, and assign them again with the largest sum of values."""
+        """Remove client j's rows from the global rows, and assign them again so that the module's sum is maximal."""
         rows, old = self.weights[j], self.assignments[j]
         self.g[old] -= rows[: len(old)]
         self.counts[old] -= 1
@@ -190,7 +191,7 @@ class GlobalRows:
         self.assignments[j] = units
 
     def costs(self, rows: Floats) -> Floats:
-        """Return the costs (negative values) of assigning a client's `rows` to each existing or new global row."""
+        """Return the costs of assigning client rows (L_j, D) to existing and new global rows: the negative values."""
         clients, size, s, s0 = len(self.weights), len(self.counts), self.s, self.s0
         room = len(rows) if self.max_rows is None else max(min(len(rows), self.max_rows - size), len(rows) - size)
         norms, squares = (np.einsum("ld,ld->l", each, each) for each in (rows, self.g))
@@ -205,10 +206,8 @@ class GlobalRows:
 
 
 def _assigned(costs: Floats, size: int) -> Ints:
-    """Return a different column for each row so that total costs are least; columns from `size` on are new global rows.
-
-    Only a few new rows are offered at first, which suffices because the least total cost is convex in their number.
-    """
+    # The column of least total costs for each row, all different. Columns from `size` on are new global rows: few are
+    # offered at first, which suffices because the least total cost is convex in their number.
     from scipy.optimize import linear_sum_assignment  # imported here, because the import is slow
 
     offered = max(len(costs) - size, 0) + 8

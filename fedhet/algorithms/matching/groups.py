@@ -26,7 +26,7 @@ BIAS_MEAN = 0.1
 
 @dataclass(frozen=True)
 class Matching:
-    """Matches the units of a permutation group among clients; subclasses can match by another rule.
+    """The rule by which the units of a permutation group are matched among clients; subclasses can use another one.
 
     Attributes:
         gamma: mass of the beta process; a larger mass leads to more global units.
@@ -47,7 +47,7 @@ class Matching:
         prior: npt.NDArray[np.float64],
         random: np.random.RandomState,
     ) -> LayerMatch:
-        """Match the rows of all clients' matrices (L_j, D), given the prior mean (D,) of global rows."""
+        """Match the rows of the clients' `matrices` (L_j, D), given the prior mean (D,); `random` orders clients."""
         limit = int(self.max_growth * max(map(len, matrices))) if self.max_growth else None
         options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "max_rows": limit}
         if self.variances == "estimated":
@@ -58,7 +58,10 @@ class Matching:
     def prior_mean(
         self, states: Sequence[State], matrices: Sequence[Array], groups: graphs.PermutationGroups, index: int
     ) -> npt.NDArray[np.float64]:
-        """Return the prior mean (D,) of global rows: 0.1 for biases, the clients' mean for scales of norms, else 0."""
+        """Return the prior mean (D,) of a group's global rows; `matrices` has the rows (L_j, D) of each client.
+
+        It is 0.1 for biases, the clients' mean for scales of normalisation layers, and 0 for other weights.
+        """
         slots = graphs.columns(states[0], groups, index)
         prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])
         scale = np.array(
@@ -70,7 +73,7 @@ class Matching:
 
 
 class GroupMatch(NamedTuple):
-    """The match of a group's units, and the averages `carried` of its parameters that are not matched, by name."""
+    """The `match` of a group's units, and the averages (`carried`) of its parameters that are not matched, by name."""
 
     match: LayerMatch
     carried: dict[str, Array]
@@ -87,8 +90,9 @@ def match_group(
 ) -> GroupMatch:
     """Match the units of the group `index` among clients by `how`, and average its parameters that are not matched.
 
-    For earlier groups, `assignments` has the global indices of each client's units, and `sizes` the global widths.
-    Averages are posterior (`map`) or plain means over clients that have a unit; for recurrent weights, over all.
+    `states` has each client's arrays. For earlier groups, `assignments` has the global indices of each client's units,
+    and `sizes` the global widths. Averages are posterior (`map`) or plain means over clients that have a unit; for
+    recurrent weights, over all clients. `random` draws the order of clients.
     """
     matrices = [graphs.rows(state, groups, index) for state in states]
     match = how.match(matrices, groups[index], how.prior_mean(states, matrices, groups, index), random)
@@ -120,7 +124,7 @@ def match_group(
 def match_networks(
     states: Sequence[State], groups: graphs.PermutationGroups, how: Matching, random: np.random.RandomState
 ) -> tuple[list[GroupMatch], list[dict[str, Array]]]:
-    """Match whole networks without training in between (PFNM: Yurochkin et al., ICML 2019).
+    """Match whole networks by `how` without training in between (PFNM: Yurochkin et al., ICML 2019).
 
     Return the match of each group, and the clients' states with units in the global order, and zeros for missing units.
     """
@@ -183,9 +187,10 @@ def average_rest(
     sizes: Sequence[int],
     statistics: bool = True,
 ) -> dict[str, Array]:
-    """Average the arrays that belong to no group, such as the output layer, with units in the global model's order.
+    """Return averages of the arrays that belong to no group, such as the output layer, in the global model's order.
 
-    With `statistics`, BatchNorm's statistics are averaged over clients that have the unit, weighted by `examples`.
+    `states` has each client's arrays with units in this order; `assignments` and `sizes` are as in `match_group`. With
+    `statistics`, BatchNorm's statistics are averaged over clients that have the unit, weighted by their `examples`.
     `class_counts`, examples by client and class (J, C), weight the rows of output layers (FedMA, section 3).
     """
     result: dict[str, Array] = {}
@@ -218,7 +223,7 @@ def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _present(
     groups: graphs.PermutationGroups, name: str, axis: int, assignment: Assignments, sizes: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """Return 1 for each entry along an axis of a global array whose unit a client has (`assignment`), else 0."""
+    # 1 for each entry along an axis of a global array whose unit a client has, else 0.
     parts = []
     for segment in groups.axes[name][axis]:
         units = np.ones(segment.width if segment.group is None else sizes[segment.group])
