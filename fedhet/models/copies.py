@@ -215,7 +215,7 @@ def starts_of(model: nn.Module) -> dict[str, Start]:
 
 
 def load_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load arrays by name as a network's state dict, without the version numbers of modules that PyTorch stores."""
+    """Load `tensors` by name, a state dict without PyTorch's version numbers of modules; these are assumed current."""
     state = OrderedDict(tensors)
     state._metadata = getattr(model.state_dict(), "_metadata", {})  # type: ignore[attr-defined]
     model.load_state_dict(state)
@@ -227,7 +227,7 @@ def storage_place(value: Tensor) -> Hashable:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Return, for each parameter that modules share, its first name in the state dict by each of its other names."""
+    """Return the first name in the state dict of each parameter that modules share, by its other names."""
     first: dict[Hashable, str] = {}
     named = {name: storage_place(value) for name, value in model.state_dict(keep_vars=True).items()}
     return {name: known for name, place in named.items() if (known := first.setdefault(place, name)) != name}

@@ -42,8 +42,7 @@ _LAYOUTS: dict[str, tuple[tuple[str, int], ...]] = {
 class FLHANetwork(Classifier):
     """A network of FLHA-GHN: a stem, layers, global average pooling, and a head, for images of at least 4 x 4.
 
-    `layout` has for each layer its kind (`conv`, `add` for a residual block, or `concat` for a `ConcatBlock`) and the
-    index of its stage; `widths` are the stages' numbers of channels.
+    `layout` has each layer's kind (`conv`, residual `add`, or `concat`) and stage; `widths` are the stages' channels.
     """
 
     def __init__(
@@ -113,8 +112,7 @@ class InvertedResidual(nn.Module):
     """An inverted residual block (Sandler et al., CVPR 2018): 1 x 1, depthwise and 1 x 1 convolutions.
 
     There is a shortcut if input and output have the same shape. `widths` are the channels of input, depthwise
-    convolution and output; `stride` and `kernel` are the depthwise convolution's. `gate` builds the squeeze and
-    excitation, if any.
+    convolution and output; `stride` and `kernel` are the depthwise one's. `gate` builds the squeeze and excitation.
     """
 
     def __init__(
@@ -138,8 +136,7 @@ class StagedNetwork(nn.Module):
     """A network of a stem, four stages, an expanding 1 x 1 convolution, global average pooling, and `head`.
 
     Images must be at least 8 x 8. `widths` and `depths` are the numbers of channels and blocks of stages; the stem has
-    the width of the first stage. `family` is `resnet` (without the expanding convolution), `efficientnet` or
-    `mobilenet`.
+    the first stage's width. `family` is `resnet` (without the expanding convolution), `efficientnet` or `mobilenet`.
     """
 
     def __init__(
@@ -164,7 +161,6 @@ class StagedNetwork(nn.Module):
 
 
 def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-    # EfficientNet: MBConv with SiLU, and squeeze and excitation in all stages.
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (4, 3))[stage]
     expanded = expansion * fan_in
     gate = partial(SqueezeExcitation, expanded, fan_in // 4, nn.SiLU, nn.Sigmoid)
@@ -172,7 +168,6 @@ def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
 
 
 def _mobile(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-    # MobileNetV3: ReLU in stages 0 and 1, then hard-swish; no squeeze and excitation in stage 1.
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (6, 5))[stage]
     expanded, activation = expansion * fan_in, nn.ReLU if stage < 2 else nn.Hardswish
     gate = None if stage == 1 else partial(SqueezeExcitation, expanded, expanded // 4, nn.ReLU, nn.Hardsigmoid)

@@ -46,11 +46,10 @@ class Classifier(nn.Module):
 
 
 class ConvNet(Classifier):
-    """A CNN of convolutions, each with ReLU and 2 x 2 max pooling, and fully connected layers.
+    """A CNN of convolutions of these `channels`, each with ReLU and 2 x 2 max pooling, and `hidden` linear layers.
 
-    `channels` and `hidden` are their widths. Images must be at least 4 x 4. Convolutions are 5 x 5 without padding
-    while maps are at least 12 x 12, as in LeNet, and 3 x 3 with padding otherwise. Maps smaller than 4 x 4 are not
-    pooled.
+    Images must be at least 4 x 4. Convolutions are 5 x 5 without padding while maps are at least 12 x 12, as in LeNet,
+    and 3 x 3 with padding otherwise. Maps smaller than 4 x 4 are not pooled. `hidden` has the widths of linear layers.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, channels: Sequence[int], hidden: Sequence[int]):
@@ -70,7 +69,7 @@ class ConvNet(Classifier):
 
 @register_model("cnn")
 def cnn(input_shape: tuple[int, ...], classes: int, *, convolutions: int = 2, layers: int = 3) -> nn.Module:
-    """Return FedHeNN's CNN of `convolutions` convolutions and `layers` linear layers; 307,842 parameters on CIFAR-10."""
+    """Return FedHeNN's CNN with numbers of `convolutions` and linear `layers`; 307,842 parameters on CIFAR-10."""
     # 64 filters and 120 and 64 units are FedHeNN's; an image of 8 x 8 needs fewer.
     small = max(input_shape[1:], default=0) < 16
     filters, hidden = (32, (64, 32)) if small else (64, (120, 64))
@@ -86,7 +85,7 @@ for _convolutions, _layers in ((1, 1), (2, 1), (2, 2), (3, 2), (3, 3)):
 
 @register_model("lenet")
 def lenet(input_shape: tuple[int, ...], classes: int, *, filters: int = 20) -> nn.Module:
-    """Return FedMA's LeNet: `filters` and 5/2 `filters` of 5 x 5, 25 `filters` units; 431,080 parameters on MNIST."""
+    """Return FedMA's LeNet: 20 (`filters`) and 50 filters of 5 x 5, 500 hidden units; 431,080 parameters on MNIST."""
     return ConvNet(input_shape, classes, (filters, filters * 5 // 2), (25 * filters,))
 
 
@@ -138,7 +137,7 @@ def convolution(
     groups: int = 1,
     activation: Activation | None = nn.ReLU,
 ) -> nn.Sequential:
-    """Return a 2D convolution padded by half its kernel, BatchNorm, and the activation unless it is None."""
+    """Return a 2D convolution with padding `kernel // 2`, BatchNorm, and the activation unless it is None."""
     layers: list[nn.Module] = [
         nn.Conv2d(fan_in, fan_out, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(fan_out),
@@ -204,21 +203,20 @@ class CharLSTM(nn.Module):
 def char_lstm(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return FedMA's character LSTM for texts (characters,) from a vocabulary of `classes` characters."""
     if len(input_shape) != 1:
-        raise ModelError(f"the model needs texts (characters,), such as shakespeare, got inputs of shape {input_shape}")
+        raise ModelError(f"the model needs texts (characters,), not inputs of {input_shape}: use another model")
     return CharLSTM(classes)
 
 
 class WordLSTM(nn.Module):
-    """An LSTM with two fully connected layers (FedHeNN, section 4.1), with the widths of LEAF's code.
+    """An LSTM of `layers` layers and two linear layers (FedHeNN, section 4.1), with the widths of LEAF's code.
 
-    It has `layers` recurrent layers of `units` units. Words of texts (words,) are embedded; word vectors (words, width)
-    are passed to the LSTM directly.
+    Words of texts (words,) are embedded; word vectors (words, width) are passed to the LSTM directly.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, layers: int, units: int = 100, hidden: int = 30):
         super().__init__()
         if len(input_shape) not in (1, 2):
-            raise ModelError(f"the model needs texts (words,) or (words, width), got inputs of shape {input_shape}")
+            raise ModelError(f"the model needs texts (words,) or (words, width), not {input_shape}: use another model")
         words = len(input_shape) == 1
         self.embedding = nn.Embedding(VOCABULARY, units) if words else nn.Identity()
         self.lstm = nn.LSTM(units if words else input_shape[1], units, num_layers=layers, batch_first=True)
@@ -245,9 +243,7 @@ class TokenBag(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, embeddings: int = 4096, width: int = 32):
         super().__init__()
         if len(input_shape) != 1:
-            raise ModelError(
-                f"the model needs each text as token ids of shape (tokens,), got inputs of shape {input_shape}"
-            )
+            raise ModelError(f"the model needs token ids (tokens,) of each text, not {input_shape}: use another model")
         self.embedding = nn.Embedding(embeddings, width)
         self.head = nn.Linear(width, classes)
 

@@ -29,7 +29,7 @@ def names_of(library: str) -> list[str]:
 def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build an untrained `torchvision/NAME` or `timm/NAME`; raise a `ModelError` if `input_shape` does not fit."""
     if len(input_shape) != 3:
-        raise ModelError(f"the model needs images (channels, height, width), got shape {input_shape}")
+        raise ModelError(f"the model needs images (channels, height, width), got shape {input_shape}: use another")
     library, _, model = name.partition("/")
     if library == "torchvision":
         network = _torchvision(model, input_shape[0], classes)
@@ -166,7 +166,6 @@ def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, .
 
 
 def _parts(name: str) -> tuple[str, str]:
-    # Splits NAME:WIDTH, where the width can be left out.
     base, colon, width = name.partition(":")
     if colon and not (width.isascii() and width.isdigit() and 0 < int(width) <= 2**16):
         raise ModelError(f"model {name!r}: the width after the colon must be a whole number from 1 to {2**16}")

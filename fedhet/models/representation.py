@@ -35,20 +35,19 @@ def head_name(model: nn.Module, head: str = "") -> str:
         if names:
             return names[-1]
     present = ", ".join(sorted({type(module).__name__ for name, module in modules.items() if name})) or "itself"
-    raise ModelError(f"{model._get_name()} has no nn.Linear or convolution as head, only {present}: set head by name")
+    raise ModelError(f"{model._get_name()} has no nn.Linear or convolution as head, only {present}: set head to a name")
 
 
 def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:
     modules: dict[str, nn.Module] = dict(model.named_modules())
     if name not in modules:
         present = ", ".join(name for name in modules if name) or "no submodules"
-        raise ModelError(f"{model._get_name()} has no module {name!r}{purpose}; it has: {present}")
+        raise ModelError(f"{model._get_name()} has no module {name!r}{purpose}: name one of {present}")
     return modules[name]
 
 
 Captured = Callable[[], Tensor]
-"""Function that returns the tensor captured in the last forward pass, differentiably, or raises a ModelError if
-none."""
+"""Function that returns the tensor captured in the last forward pass, differentiable; a ModelError if none was."""
 
 
 class Output:
@@ -202,7 +201,6 @@ class Representation:
         return values[torch.arange(len(values), device=values.device), last]
 
     def _check(self, inputs: Mapping[str, Any] = MappingProxyType({}), *values: Callable[[], Any]) -> Tensor:
-        # The representation, averaged over pixels or tokens, must be floating and (n, d).
         title, key = self._title, "representation" if self._by_output else "head"
         if not values:
             raise ModelError(f"the forward pass did not compute {title}; set {key} to a module that it calls")

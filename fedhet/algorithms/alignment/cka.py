@@ -1,8 +1,8 @@
 """Similarity of two representations of the same examples: CKA, the Procrustes distance, and FedHeNN's distance.
 
-Representations are features `(L, d1)` and `(L, d2)` of L examples. All measures centre the features and are
-differentiable. Features are divided by their norm, so that large ones cannot overflow. Autograd treats the norm as a
-constant; gradients are exact nevertheless, because the measures do not depend on the scale.
+Representations are features `(L, d1)` and `(L, d2)` of L examples. All measures centre the features and divide them by
+their norm, which prevents an overflow. They are differentiable: autograd treats the norm as a constant, but gradients
+are exact, because the measures do not depend on scale.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ _LEAST_DEBIASED = 1e-3
 
 
 def check_features(x: Tensor, name: str = "features") -> Tensor:
-    """Return features `x` (L, d); raise a ValueError that names `name` unless they are floats, L >= 2, and d >= 1."""
+    """Return features `x` (L, d); raise a ValueError, with `name`, unless they are floats with L >= 2 and d >= 1."""
     if x.ndim != 2 or not x.is_floating_point() or x.shape[0] < 2 or x.shape[1] < 1:
         raise ValueError(
             f"{name} must be a floating tensor (examples >= 2, features >= 1), got {x.dtype} of shape {tuple(x.shape)}"
@@ -150,7 +150,7 @@ def rbf_kernel(x: Tensor, threshold: float = 0.5) -> Tensor:
     constant. If the median is 0, the root mean square distance replaces it.
     """
     if not threshold > 0:
-        raise ValueError(f"threshold of the Gaussian kernel must be positive, got {threshold}")
+        raise ValueError(f"threshold of the Gaussian kernel must be above 0, such as 0.5, got {threshold}")
     squares = squared_distances(check_features(x))
     with torch.no_grad():
         values, count = squares.flatten(), squares.numel()

@@ -1,8 +1,8 @@
 """Targets that clients align their representations with.
 
-FedHeNN's target (Makhija et al., ICML 2022, algorithm 2) is the mean kernel of n clients. For linear kernels it is
-1/n sum_j A_j A_j^T = B B^T with B = 1/sqrt(n) [A_1, A_2, ...], where A_j are the centred features (L, d_j) of client j.
-No L x L matrix is needed: B is rotated to the eigenvectors of the mean kernel and truncated to a lower rank.
+FedHeNN's target (Makhija et al., ICML 2022, algorithm 2) is the mean kernel of n clients. For linear kernels it is 1/n
+sum_j A_j A_j^T = B B^T with B = 1/sqrt(n) [A_1, A_2, ...], where A_j are the centred features (L, d_j) of client j. No
+L x L matrix is needed: B is rotated to the eigenvectors of the mean kernel and truncated to a lower rank.
 
 The spectral target, which fedhet introduces, shows how all clients together cluster unlabelled public examples. Each
 client sends class probabilities P_i `(L, C_i)` of L examples. They are centred and concatenated along classes, as in
@@ -11,9 +11,9 @@ the k leading left singular vectors are the columns of Z, whose rows are scaled 
 the kernel Z Z^T. They need no common label space, because Z does not depend on the order of classes.
 
 FedHARM (Kastellos et al., 2024) aligns descriptors of public images with their mean. The descriptor of image j consists
-of the k activations F_j^b of each block b with the largest |d p_c / d F_j^b|, largest first, where c is the image's
-class and p_c its predicted probability (equation 1). Here the log-odds of c are differentiated instead of p_c: the
-order is equal, and gradients do not vanish once the network fits the image.
+of the k activations F_j^b of each block b with the largest |d p_c / d F_j^b|, where c is the image's class and p_c its
+predicted probability (equation 1). Here the log-odds of c are differentiated instead of p_c: the order is equal, and
+gradients do not vanish once the network fits the image.
 """
 
 import statistics
@@ -39,7 +39,7 @@ LARGEST = 1e6
 
 
 def check_finite_features(features: Tensor, name: str) -> None:
-    """Check that `features` (n, d) are at most `LARGEST`; raise a ValueError or ModelError with `name` otherwise."""
+    """Check that `features` (n, d) are at most `LARGEST`; raise a ModelError that calls them `name` otherwise."""
     largest = float(check_features(features, name).abs().max())
     if not largest <= LARGEST:
         raise ModelError(f"{name} must be at most {LARGEST:.0e}, got {largest:.1e}: lower the learning-rate")
@@ -169,9 +169,7 @@ def describe(
             logits = model(batch)
             if logits.ndim != 2 or logits.shape[1] < 2:
                 got = tuple(logits.shape)
-                raise ModelError(
-                    f"FedHARM needs logits of shape ({len(batch)}, classes >= 2), but the model returns {got}"
-                )
+                raise ModelError(f"FedHARM needs logits ({len(batch)}, classes >= 2), got {got}: change the forward")
             classes = (logits.argmax(1) if labels is None else labels[rows])[:, None]
             others = logits.scatter(1, classes, -torch.inf).logsumexp(1)
             score = (logits.gather(1, classes)[:, 0] - others).sum()  # the log-odds log(p_c / (1 - p_c))
@@ -246,8 +244,8 @@ def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence
     for number, part in enumerate(parts):
         most = slots[number] if kind == "cosine" else part.shape[1]
         if len(part) != images or part.shape[1] > most:
-            size = f"{images} rows (one for each public image) and at most {most} columns"
-            raise ValueError(f"array {number} must have {size}, but its shape is {tuple(part.shape)}")
+            size = f"{images} rows (public images) and at most {most} columns"
+            raise ValueError(f"array {number} must have {size}, got {tuple(part.shape)}: check the public dataset")
     if kind == "spectral":
         check_posteriors(parts[0])
 

@@ -1,7 +1,6 @@
 """The axes of arrays, described as sequences of segments.
 
-A segment is a range of consecutive indices of an axis. Its entries belong to hidden units, which permutations reorder,
-or are *fixed*: no permutation moves them.
+A segment is a range of consecutive indices of an axis, which belong to hidden units, or which no permutation moves.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,17 +36,17 @@ Value = tuple[Axis, ...]  # the axes of one value that flows through a graph
 
 
 def fixed(size: int) -> Axis:
-    """Return an axis of `size` entries that no permutation moves, as one segment."""
+    """Return an axis (tuple of segments) of `size` entries that no permutation of hidden units moves."""
     return (Segment(None, size),)
 
 
 def entries(axis: Axis) -> int:
-    """Return the number of entries of an axis."""
+    """Return the number of entries of an axis, given as a tuple of segments."""
     return sum(segment.size for segment in axis)
 
 
 def moving(*axes: Axis) -> set[int]:
-    """Return the ``group`` numbers of all segments of these axes whose entries belong to hidden units."""
+    """Return the numbers of the groups (``Segment.group``) whose hidden units lie along these axes."""
     return {segment.group for axis in axes for segment in axis if segment.group is not None}
 
 
@@ -82,10 +81,9 @@ class Variables:
     """The constraints of a network's operators on which hidden units must be permuted together.
 
     A variable stands for consecutive hidden units along an axis of a tensor; ``Segment.group`` has its number.
-    Operators add constraints: two variables are equal, several units act as one, a variable consists of others, or its
-    units are never permuted. `graph` has the operators. If a reshape divides an axis into several, its units are
-    assumed to lie along the largest possible new axis; `choices` maps names of reshape nodes to the rank of another
-    axis by size.
+    Operators of the `graph` add constraints: two variables are equal, several units act as one, a variable consists of
+    others, or its units are never permuted. If a reshape divides an axis, its units are assumed to lie along the
+    largest possible new axis; `choices` maps names of reshape nodes to the rank of another axis in order of size.
     """
 
     def __init__(self, graph: ArchitectureGraph, choices: Mapping[str, int]) -> None:
@@ -105,12 +103,12 @@ class Variables:
         return (Segment(self._count, width),)
 
     def known(self, axis: Axis) -> Axis:
-        """Return the axis with each variable replaced by the segments that the current constraints give for it."""
+        """Return an axis with each variable replaced by the segments that the constraints so far give for it."""
         meaning = ((self.meaning.get(segment.group), segment) for segment in axis)
         return joined(*(scaled(self.known(found), each.block) if found else (each,) for found, each in meaning))
 
     def moves(self, *axes: Axis) -> set[int]:
-        """Return the numbers of variables along these axes whose units the current constraints allow to be permuted."""
+        """Return the numbers of the groups of units along these axes that the constraints so far allow to permute."""
         return moving(*map(self.known, axes))
 
     def pin(self, axis: Axis) -> None:
@@ -124,7 +122,7 @@ class Variables:
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
-        """Require that two axes of equal size have the same hidden units, and return the first; errors name `node`."""
+        """Require that axes `one` and `other` have the same hidden units, and return `one`; errors name `node`."""
         try:
             self._unify(one, other)
         except _Misfit:
@@ -132,7 +130,7 @@ class Variables:
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """Return the axis, constrained so that permutations move `count` entries together; errors name `node`."""
+        """Require that permutations move `count` consecutive entries of an axis together; errors name `node`."""
         try:
             self._coarsen(axis, count)
         except _Misfit:
@@ -141,7 +139,7 @@ class Variables:
         return self.known(axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Return the axes that reshaping an axis to `sizes` gives, one of which has its units; errors name `node`."""
+        """Reshape an axis to axes of these `sizes` and return them; one gets its hidden units. Errors name `node`."""
         if not self.moves(axis):
             return list(map(fixed, sizes))
         before, ways = self.meaning, []
@@ -223,7 +221,6 @@ class Variables:
             yield from (segment,) if segment.group is not None else fixed(1) * segment.size
 
     def _coarsen(self, axis: Axis, count: int) -> None:
-        """Merge hidden units along an axis so that permutations move `count` consecutive entries together."""
         for segment in self.known(axis):
             factor = lcm(segment.block, count) // segment.block
             if segment.group is None or segment.group in self.meaning or factor == 1:

@@ -21,10 +21,9 @@ from fedhet.models.copies import in_evaluation_mode
 def blocks(model: nn.Module, example: Tensor, *, chosen: str = "stages", count: int = 4) -> tuple[str, ...]:
     """Return the names of the modules whose outputs end a network's blocks, from shallow to deep.
 
-    `chosen` is `stages` for the last `count` of the network's `stages`, or a list of names of modules separated by
-    commas. There can be several lists, separated by semicolons; the first whose modules all exist is used. `example` is
-    a batch (n, channels, height, width). Raises an UnsupportedArchitecture error if there are not `count` stages or
-    modules.
+    `chosen` is `stages` for the last `count` of the network's `stages`, or a list of module names separated by commas.
+    Of several lists separated by semicolons, the first whose modules all exist is used. `example` is (n, channels,
+    height, width). Raises an UnsupportedArchitecture error if there are fewer stages, or modules are missing.
     """
     if chosen != "stages":
         return _named(model, chosen, count)
@@ -269,7 +268,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
         raise ModelError(
             f"a network with exits must return logits ({len(inputs)}, classes) for {len(inputs)} examples, but "
             f"{graph[graph.nodes[-1].inputs[0]].module!r} of {type(network).__name__} returns shape "
-            f"{tuple(outputs.shape)}"
+            f"{tuple(outputs.shape)}: change its forward"
         )
     slots = []
     for number, name in enumerate(ends):
@@ -288,7 +287,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
 
 
 def tensor_of(value: object, name: str = "a block") -> Tensor:
-    """Return the output `value` of the module `name`, or the first of a tuple; raise a ModelError without features."""
+    """Return `value`, a module's output (n, ..., d) or a tuple that starts with it; else a ModelError names `name`."""
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
         raise ModelError(

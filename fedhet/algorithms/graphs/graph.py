@@ -29,14 +29,13 @@ class Node:
     """An operator in the graph of a network.
 
     Attributes:
-        name: the node's name, which is unique in the graph.
+        name: name of the node, which is unique in the graph.
         operator: ATen's name (``conv2d``, ``add``), with a namespace for other libraries (``torchvision.nms``); or
             ``input``, ``output``, ``constant``, ``getitem`` (one of several results), ``parameter`` (used in
             arithmetic), ``as_strided_scatter`` (a tensor after a write to a view of it).
         module: name of the module whose forward runs the operator; empty for the network itself.
-        inputs: names of the input nodes.
+        inputs, arguments: names of the input nodes, and ATen's names of these inputs (``input``, ``query``).
         shape: shape of the (first) result, with the batch axis; () if it is not a tensor.
-        arguments: ATen's names of the arguments that the inputs are passed as (``input``, ``query``).
         parameters: ``state_dict`` name (the first, if tied) of each parameter, by role (``weight``, ``weight_ih_l0``).
         options: other arguments by ATen's names (``stride``, ``groups``, ``dim``).
     """
@@ -197,7 +196,6 @@ class _Reader:
             self.values[value] = name
 
     def _original(self, value: Any) -> fx.Node:
-        # The node of a tensor before in-place operators changed it.
         return self.originals.get(value, value)
 
     def _add(
@@ -215,7 +213,6 @@ class _Reader:
         self.values[self._original(node)] = node.name
 
     def _value(self, value: fx.Node) -> str:
-        # A parameter outside a layer becomes a node when it is first used.
         value = self._original(value)
         if value not in self.values:
             name = self.states[value]
@@ -247,7 +244,6 @@ def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
 
 
 def _recurrent_roles(arguments: Mapping[str, Any], count: int) -> list[str]:
-    # ATen's recurrent operators take their weights as a list without names.
     if not count:
         return []
     directions = ["", "_reverse"] if arguments["bidirectional"] else [""]

@@ -55,8 +55,7 @@ def layer_graph(model: nn.Module, example: Tensor, starts: Mapping[str, Start] |
     """Return the layers of a network and their data flow; `example` and errors are as in ``architecture_graph``.
 
     A module that is called twice is one node, and so are operators with tied parameters, and a layer with a BatchNorm
-    that follows it. `starts` has the means and standard deviations of the parameters of a new network (see
-    `starts_of`).
+    that follows it. `starts` has means and standard deviations of a new network's parameters (see `starts_of`).
     """
     graph = architecture_graph(model, example)
     layers: list[tuple[Node, dict[str, str]]] = []  # the operator that a layer is named after, and arrays by role

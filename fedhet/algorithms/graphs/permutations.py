@@ -52,7 +52,7 @@ class PermutationGroups:
         axes: segments (see `axes.Segment`) of each axis of each array, by ``state_dict`` name.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
         tied: first name of each tied parameter, by its other names.
-        needs: index of a group, and its least width with which the array exists, for arrays that narrow networks lack.
+        needs: for arrays that narrow networks lack, a group's index and the least width of the group with the array.
         kinds: kind of each array that is not trained (see `kinds_of`), by name.
     """
 
@@ -150,7 +150,7 @@ def _axes(values: Iterable[Value | Several]) -> Iterator[Axis]:
 
 
 def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -> Value | Several:
-    """Return the axes of a node's result, given the axes of its `inputs`; add its constraints to `variables`."""
+    """Return the axes of a node's result, given its `inputs`' axes, and add its constraints to `variables`."""
     first = inputs[0] if inputs else ()
     if node.operator == "output":
         for axis in _axes(inputs[:1]):
@@ -169,14 +169,13 @@ def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -
     main = result.values[0] if isinstance(result, Several) else result
     if several or isinstance(main, Several) or tuple(map(entries, main)) != node.shape:
         raise UnsupportedArchitecture(
-            f"{node} returns shape {node.shape}, through which units cannot be tracked: use another operator or "
+            f"{node} returns shape {node.shape}, through which hidden units cannot be tracked: use another operator or "
             "method, or only one of the operator's results (h_n[-1] of an LSTM)"
         )
     return result
 
 
 def _check(graph: ArchitectureGraph, node: Node) -> None:
-    # Operators without a rule, and layers with a computed weight, are not supported.
     if node.operator not in RULES:
         name = node.operator if "." in node.operator else f"aten.{node.operator}"
         before, place = node, repr(node.module)
@@ -207,7 +206,6 @@ def _solved(variables: Variables) -> PermutationGroups:
     numbers = {variable: index for index, variable in enumerate(names)}
 
     def numbered(segment: Segment) -> Segment:
-        # Replaces variables by indices of groups; without a group, units are never permuted.
         group = None if segment.group is None else numbers.get(segment.group)
         return Segment(None, segment.size) if group is None else replace(segment, group=group)
 
@@ -228,7 +226,6 @@ def _solved(variables: Variables) -> PermutationGroups:
 def _groups(
     names: Sequence[str], axes: Mapping[str, tuple[Axis, ...]], slots: Sequence[Slot], kinds: Mapping[str, Kind]
 ) -> tuple[PermutationGroup, ...]:
-    # Divides the slots of each group among its `rows` and `completes`.
     widths = {segment.group: segment.width for each in axes.values() for axis in each for segment in axis}
     rows: list[list[Slot]] = [[] for _ in names]
     completes: list[list[Slot]] = [[] for _ in names]

@@ -64,8 +64,7 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
 
     The check widens all groups, runs the network on `example`, and derives the groups of the wider network. It raises
     an UnsupportedArchitecture error if this fails. With `partly`, units that cannot be permuted are left out of all
-    groups instead and, if the check still fails, all units of modules that reshape one axis into several, such as
-    attention.
+    groups instead and, if the check still fails, all units of modules that reshape one axis into several.
     """
     graph = architecture_graph(model, example)
     known = _resizable.setdefault(model, {})
@@ -122,7 +121,6 @@ def _failing(model: nn.Module, example: Tensor) -> str:
 
 
 def _replaced(module: nn.Module, name: str) -> nn.Module:
-    # The module with size attributes that fit its parameters' shapes, or another module instead.
     match module:
         case nn.RNNBase() if len({len(weights[1][0]) for weights in module.all_weights}) > 1:
             return StackedRecurrent(module)
@@ -227,10 +225,7 @@ class HeadAttention(nn.Module):
         attn_mask: Tensor | None = None,
         **_: bool,
     ) -> tuple[Tensor, None]:
-        """Return self-attention's output for `query` (N, T, E), or (T, N, E) without ``batch_first``, and None.
-
-        Masks are as in PyTorch. Other arguments, which PyTorch's layers pass, are ignored.
-        """
+        """Return the result of ``nn.MultiheadAttention`` for self-attention of `query` (N, T, E), without weights."""
         sequence = query if self.batch_first else query.transpose(0, 1)
         packed = F.linear(sequence, self.in_proj_weight, self.in_proj_bias)
         heads = packed.unflatten(-1, self.sizes).permute(2, 0, 3, 1, 4)  # (3, N, heads, T, head_dim)
@@ -263,7 +258,7 @@ class Submodel:
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        """Return the sets of hidden units that a submodel makes smaller; `inputs` is a batch of two examples."""
+        """Return the groups of hidden units that a submodel makes smaller; `inputs` is a batch of two examples."""
         return resizable_groups(model, inputs, partly=True)
 
     @property

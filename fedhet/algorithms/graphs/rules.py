@@ -70,10 +70,7 @@ def _elementwise(variables: Variables, node: Node, *values: Value) -> Value:
 
 
 def broadcast_all(variables: Variables, node: Node, *values: Value) -> Value:
-    """Return the axes of the result of the operator `node`, which broadcasts its inputs, given the inputs' axes.
-
-    Constraints on the hidden units of broadcast axes are added to `variables`.
-    """
+    """Return the axes of the result of operator `node`, which broadcasts `values`; add constraints to `variables`."""
     rank = max(map(len, values))
     aligned = [(fixed(1),) * (rank - len(value)) + value for value in values]
     return tuple(reduce(partial(_broadcast, variables, node), axes) for axes in zip(*aligned, strict=True))
@@ -236,7 +233,6 @@ def _linear(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Axis:
-    # The axis of a layer's outputs, dimension 0 of its weight and bias.
     layout = variables.bind(node, "weight", 0, layout, writes=True)
     if "bias" in node.parameters:
         variables.bind(node, "bias", 0, layout, writes=True)
@@ -316,7 +312,6 @@ def _product(variables: Variables, node: Node, one: Value, other: Value) -> Valu
 
 @rule(*GATES)
 def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -> Several:
-    # Each gate has a row for each unit.
     if "batch_first" not in node.options:
         raise UnsupportedArchitecture(f"{node} runs over packed sequences, which are not supported: use padded tensors")
     if "weight_hr_l0" in node.parameters:

@@ -72,7 +72,7 @@ def expand(
 
 
 def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -> dict[str, Array]:
-    """Return the state of a network with only some units of a wider one; `assignments` has their indices by group."""
+    """Return the state of a network with only the assigned units of a wider one, given by indices for each group."""
     whole, result = groups.with_widths(widths(state, groups)), _arrays(state)
     for name, array in result.items():
         for number, axis in enumerate(whole.axes[name]):
@@ -102,7 +102,7 @@ def permute(state: State, groups: PermutationGroups, permutations: Assignments) 
 
 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
-    """Return the matrix (L, D) by which the L units of group `index` are matched: their weights in ``rows``.
+    """Return the matrix (L, D) of the weights by which the L units of group `index` are matched (its ``rows``).
 
     Filters are flattened channel-major; the gates of an LSTM's W_ih, the channels of an attention head and those of a
     convolution's group are concatenated.

@@ -91,8 +91,8 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
     """Return the ratio of an array's standard deviation in a new network (`own`) to `rule`, the result of `std_of`.
 
-    Ratios of about 1/3 to 1.5 become 1, because PyTorch's default, 0.41 of Kaiming's, would let activations vanish.
-    Arrays with a small `shape` have larger tolerances, because their standard deviations vary by chance.
+    Ratios of about 1/3 to 1.5 (in a wider range if `shape` is small) become 1, because PyTorch's default, 0.41 of
+    Kaiming's, would let activations vanish.
     """
     ratio, margin = (own.std / rule if own else 1.0), prod(shape) ** -0.5
     return 1.0 if (1 - margin) / 3 < ratio < 1.5 * (1 + margin) else ratio
@@ -112,8 +112,7 @@ def std_of(type: str, shape: Shape) -> float:
 # ---- initial values
 
 BASE = 4.0
-"""Factor of B in `BaseLowRank`: a gradient step changes weights BASE^2 = 16 times as much as with factor 1, and thus
-as much as with a `Dense` head, where the factor is |z|^2 = 16."""
+"""Factor of B in `BaseLowRank`, whose gradient steps then change weights as much as with `Dense` (BASE^2 = |z|^2)."""
 
 PARTS: dict[str, Callable[[str, Shape], float]] = {
     "base": lambda type, shape: std_of(type, shape) / BASE,  # (units, fan-in axes)

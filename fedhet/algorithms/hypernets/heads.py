@@ -40,8 +40,7 @@ class Latents(nn.Module):
 
         z = LeakyReLU(W1 h + b1),    s = 1 + w . LeakyReLU(W1' h + b1')
 
-    W1, W1', b1, b1' and w are learned for each of the layer `types`. With `normalise`, z is divided by its root mean
-    square.
+    W1, W1', b1, b1' and w are learned for each of the `types`. With `normalise`, z is divided by its root mean square.
     """
 
     def __init__(self, types: Sequence[str], *, normalise: bool) -> None:
@@ -146,8 +145,8 @@ class Tiled:
 def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]], device: torch.device) -> dict[str, Tiled]:
     """Divide the arrays of layers into tiles; return them by kind: `kernels` (filters), `matrices` and `vectors`.
 
-    `layers` has each layer's arrays: their names and their `Slot`s, by role. Filters of size 1 are matrices. The
-    tensors of the result are on `device`.
+    `layers` has each layer's arrays: names and `Slot`s, by role. Filters of size 1 are matrices. Tensors are on
+    `device`.
     """
     arrays: dict[str, list[tuple[str, int, Slot, tuple[int, ...]]]] = {"kernels": [], "matrices": [], "vectors": []}
     nodes, places, signs = ({kind: list[Any]() for kind in arrays} for _ in range(3))

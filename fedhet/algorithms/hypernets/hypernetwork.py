@@ -60,8 +60,7 @@ class Embedding(nn.Module):
 def shape_features(node: LayerNode) -> list[float]:
     """Return features of a layer of any type: its kind (one-hot), and logarithms, sines and cosines of its sizes.
 
-    Sizes are the numbers of inputs and outputs, kernel size, stride and groups. The kinds are convolution, transposed
-    convolution, linear layer, addition, concatenation, stacking and others.
+    Sizes are the numbers of inputs and outputs, kernel size, stride and groups.
     """
     weight = next((shape for shape in node.shapes.values() if len(shape) > 1), ())
     units = weight or next(iter(node.shapes.values()), ())
@@ -180,8 +179,7 @@ class GraphHypernetwork(nn.Module):
 class Written(nn.Module):
     """A network that runs with generated weights, so that training it trains the hypernetwork.
 
-    `reading` is the result of the hypernetwork's `read` for `network`. Arrays that are not generated are those of
-    `network`, whose parameters are trained too.
+    `reading` is from the hypernetwork's `read`; other arrays are those of `network`, whose parameters are trained too.
     """
 
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:

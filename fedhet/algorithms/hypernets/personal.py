@@ -29,7 +29,7 @@ VECTORS = 0.1
 """Scale s (see the equation above) of arrays with one axis, such as biases and scales of normalisation layers."""
 
 LEAST = 0.1
-"""Lower bound of the magnitude from which the scale s of a constant array is computed, relative to Kaiming's."""
+"""Lower bound, relative to Kaiming's scale, of the magnitude that determines the scale s of a constant array."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,8 @@ class PersonalHypernetwork:
     ) -> dict[str, Tensor]:
         """Generate the weights of a client's network, by name, as differentiable float32 tensors.
 
-        `client` is the client's name, and `shapes` has the shapes of the arrays; equal names and shapes mean one
-        architecture. Arrays are base + scale * generated values; `starts` has (base, scale) by name, by default from
-        `begin_of`.
+        `shapes` are the arrays' shapes; clients with equal names and `shapes` of arrays have one architecture. Arrays
+        are base + scale * generated values; `starts` has (base, scale) by name, by default from `begin_of`.
         """
         features = self._features(client)
         first = replace(self, tensors={})._features(client).detach() if starts else features

@@ -70,8 +70,7 @@ def match_layer(
     and `sigma0_2` are as in `LayerMatch`; a larger mass `gamma` of the beta process leads to more global rows. The
     prior mean is a number or (D,) (FedMA: 0.1 in the bias column), and `average` is `map` for posterior means or
     `mean`. Each of the `sweeps` matches every client again, in a random order drawn with `seed`. There are at most
-    `max_rows` global rows, or as many as the widest client has. Raises a ValueError for weights that are not finite or
-    have a wrong shape.
+    `max_rows` global rows, or as many as the widest client has. Raises a ValueError for invalid weights.
     """
     clients = _checked(weights)
     prior = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), clients[0].shape[1:])
@@ -107,8 +106,8 @@ def estimate_variances(
     v is the variance of all rows around the prior mean, and e the residual variance of merged rows. Merging two rows of
     correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2); sigma2 places this threshold halfway
     between the correlations of unrelated rows (0) and of the matches (1 - e / v). Starting with sigma2 = v,
-    `match_layer` (with the same arguments and `options`) and estimation alternate until sigma2 converges. It is v
-    without matches or if e > v / 2.
+    `match_layer` with these arguments and estimation alternate until sigma2 converges. It is v without matches, or if e
+    > v / 2.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)
@@ -142,8 +141,8 @@ def _checked(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]
     for j, rows in enumerate(clients):
         if rows.ndim != 2 or not rows.size or rows.shape[1] != clients[0].shape[1] or not np.isfinite(rows).all():
             raise ValueError(
-                f"weights[{j}] must be a matrix of finite numbers with a row for each neuron of client {j} and as many "
-                f"columns as weights[0] (shape {clients[0].shape}), but its shape is {rows.shape}"
+                f"weights[{j}] must have a row of finite numbers for each neuron of client {j} and as many columns as "
+                f"weights[0] (shape {clients[0].shape}), got shape {rows.shape}: check the client's model and training"
             )
     return clients
 
@@ -171,7 +170,7 @@ class GlobalRows:
         self.assignments: list[Ints] = [np.empty(0, dtype=np.intp) for _ in weights]
 
     def match(self, j: int) -> None:
-        """Remove client j's rows from the global rows, and assign them again so that the module's sum is maximal."""
+        """Remove client j's rows from the global rows, and assign them again so that the sum of values is maximal."""
         rows, old = self.weights[j], self.assignments[j]
         self.g[old] -= rows[: len(old)]
         self.counts[old] -= 1
@@ -191,7 +190,7 @@ class GlobalRows:
         self.assignments[j] = units
 
     def costs(self, rows: Floats) -> Floats:
-        """Return the costs of assigning client rows (L_j, D) to existing and new global rows: the negative values."""
+        """Return the costs (L_j, n) of assigning a client's `rows` (L_j, D) to n existing or new global rows."""
         clients, size, s, s0 = len(self.weights), len(self.counts), self.s, self.s0
         room = len(rows) if self.max_rows is None else max(min(len(rows), self.max_rows - size), len(rows) - size)
         norms, squares = (np.einsum("ld,ld->l", each, each) for each in (rows, self.g))

@@ -47,7 +47,7 @@ class Matching:
         prior: npt.NDArray[np.float64],
         random: np.random.RandomState,
     ) -> LayerMatch:
-        """Match the rows of the clients' `matrices` (L_j, D), given the prior mean (D,); `random` orders clients."""
+        """Match a `group` by the clients' rows `matrices` (L_j, D) with mean `prior` (D,) and a `random` generator."""
         limit = int(self.max_growth * max(map(len, matrices))) if self.max_growth else None
         options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "max_rows": limit}
         if self.variances == "estimated":
@@ -58,9 +58,9 @@ class Matching:
     def prior_mean(
         self, states: Sequence[State], matrices: Sequence[Array], groups: graphs.PermutationGroups, index: int
     ) -> npt.NDArray[np.float64]:
-        """Return the prior mean (D,) of a group's global rows; `matrices` has the rows (L_j, D) of each client.
+        """Return the prior mean (D,) of the global rows of group `index`, given clients' `states` and `matrices`.
 
-        It is 0.1 for biases, the clients' mean for scales of normalisation layers, and 0 for other weights.
+        It is 0.1 for biases, the mean of the `matrices` (L_j, D) for scales of normalisation layers, and 0 otherwise.
         """
         slots = graphs.columns(states[0], groups, index)
         prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])
@@ -92,7 +92,7 @@ def match_group(
 
     `states` has each client's arrays. For earlier groups, `assignments` has the global indices of each client's units,
     and `sizes` the global widths. Averages are posterior (`map`) or plain means over clients that have a unit; for
-    recurrent weights, over all clients. `random` draws the order of clients.
+    recurrent weights, over all. `random` orders the clients.
     """
     matrices = [graphs.rows(state, groups, index) for state in states]
     match = how.match(matrices, groups[index], how.prior_mean(states, matrices, groups, index), random)
@@ -190,7 +190,7 @@ def average_rest(
     """Return averages of the arrays that belong to no group, such as the output layer, in the global model's order.
 
     `states` has each client's arrays with units in this order; `assignments` and `sizes` are as in `match_group`. With
-    `statistics`, BatchNorm's statistics are averaged over clients that have the unit, weighted by their `examples`.
+    `statistics`, BatchNorm's are averaged over clients that have the unit, weighted by their numbers of `examples`.
     `class_counts`, examples by client and class (J, C), weight the rows of output layers (FedMA, section 3).
     """
     result: dict[str, Array] = {}
