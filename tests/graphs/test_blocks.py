@@ -75,5 +75,5 @@ def test_named_blocks() -> None:
     assert blocks(model, images, chosen="body.3,body.5", count=2) == ("body.3", "body.5")
     with pytest.raises(UnsupportedArchitecture, match=r"no module 'layer1'.*name some of body, body\.0"):
         blocks(model, images, chosen="layer1,layer2,layer3,layer4")
-    with pytest.raises(UnsupportedArchitecture, match=r"4 names of modules of .* not body\.3, body\.5"):
+    with pytest.raises(UnsupportedArchitecture, match=r"4 modules of .* the list is body\.3, body\.5"):
         blocks(model, images, chosen="body.3,body.5")
