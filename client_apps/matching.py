@@ -27,7 +27,7 @@ M = TypeVar("M", bound=PFNMOptions)
 
 
 class Matched(ClientSide[M]):
-    """Base class of PFNM and FedMA: resizes the client's network to the arrays that the server sends."""
+    """Base class of the client sides of PFNM and FedMA, which resize the client's network to received arrays."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -46,7 +46,7 @@ class Matched(ClientSide[M]):
         return Payload(values={"groups": groups_to_json(self.groups), "classes": classes})
 
     def class_counts(self) -> dict[str, Arrays]:
-        """Return the number of examples of each class; an empty dict unless the task is classification."""
+        """Return arrays with the number of examples of each class, or {} if the task is not classification."""
         classes = self.client.task.name == "classification"
         return {"classes": class_counts(self.client, self.groups.fixed[-1])} if classes else {}
 
@@ -55,7 +55,7 @@ class Matched(ClientSide[M]):
 
 
 class PFNM(Matched[PFNMOptions]):
-    """Trains the client's own weights or, if there is a global model, the client's units of the global model."""
+    """Client side of PFNM: trains its own weights, or the client's units of the global model if there is one."""
 
     def begin(self, payload: Payload) -> None:
         if "model" in payload.arrays:
@@ -64,7 +64,6 @@ class PFNM(Matched[PFNMOptions]):
                 self.client.reestimate()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Reduce a received global model to the client's units (by default the first ones), and return one phase."""
         if "model" in payload.arrays:
             units = payload.arrays.get("assignments", {})
             assignments = {g.index: units.get(str(g.index), np.arange(g.width)) for g in self.groups}
@@ -78,18 +77,21 @@ class PFNM(Matched[PFNMOptions]):
 
 
 def class_counts(client: Client, output: str) -> Arrays:
-    """Return a client's number of examples of each class, (classes,); `output` names an array with a row per class."""
+    """Return a client's number of examples of each class, as {"counts": (classes,) int64}.
+
+    `output` is the name of an array of its network with a row for each class.
+    """
     classes = client.tensors[output].shape[0]
     labels = client.data.train.labels.flatten().cpu().numpy()
     return {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}
 
 
 LAST_WEIGHT_DECAY = 1e-4
-"""Weight decay in the output layer's round, as in the authors' code."""
+"""Weight decay in the last round of a pass, which trains the output layer, as in the authors' code."""
 
 
 class FedMA(Matched[FedMAOptions]):
-    """Trains all layers at first, then those that are not matched yet; in a pass, each layer is matched once."""
+    """Client side of FedMA: trains all layers at the start of a pass, and later the layers not matched yet."""
 
     remembers = True
 
@@ -101,7 +103,6 @@ class FedMA(Matched[FedMAOptions]):
     # ---- the server's message
 
     def begin(self, payload: Payload) -> None:
-        """Replace the client's first layers by the layers that the server has matched."""
         arrays = payload.arrays
         self._begins = "group" not in arrays
         if "group" in arrays or "last" in arrays:
@@ -115,12 +116,10 @@ class FedMA(Matched[FedMAOptions]):
                 self.client.reestimate()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the network to evaluate, or None in the middle of a pass, when there is no global model."""
         there = self._complete if when == "received" else not self._lost
         return super().evaluate(when) if there else None
 
     def _go_on(self, arrays: dict[str, Arrays]) -> None:
-        """Load the network that the client kept, with the layers that have been matched since."""
         kept: dict[str, Arrays] = {"assignment": {}, "model": {}}
         for key, array in to_arrays(self.client.memory).items():
             part, _, name = key.partition("/")
@@ -150,7 +149,6 @@ class FedMA(Matched[FedMAOptions]):
     # ---- training
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase, which trains all layers at the start of a pass, and later the layers not matched yet."""
         if self._lost:
             return []
         if self._begins:
@@ -170,14 +168,12 @@ class FedMA(Matched[FedMAOptions]):
         return replace(usual.at(self.options.last_learning_rate), weight_decay=LAST_WEIGHT_DECAY)
 
     def _cut_out(self) -> None:
-        """Cut the client's units out of the global model: those assigned, or the first ones without an assignment."""
         groups = self.groups
         units = {group.index: self._own.get(group.index, np.arange(group.width)) for group in groups}
         self._use(cut_out(to_arrays(self.client.tensors), groups, units))
         self._own, self._complete = {}, False
 
     def end(self, payload: Payload) -> Payload:
-        """Return the layers to match next, or in the last round of a pass the output layer and the class counts."""
         client, groups, step = self.client, self.groups, payload.values["step"]
         client.memory.clear()
         if self._lost:

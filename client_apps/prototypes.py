@@ -34,7 +34,7 @@ W = TypeVar("W", bound=WidthOptions)
 
 
 class ByClass(ClientSide[P]):
-    """Client side that sends the client's mean vector of each class, and receives the global vectors of classes.
+    """Base class of client sides that send mean vectors of classes, and receive global vectors of classes.
 
     Attributes:
         of_phi: whether vectors are representations (Phi); otherwise they are the network's outputs.
@@ -50,7 +50,6 @@ class ByClass(ClientSide[P]):
         self.prototypes = torch.empty(0, device=client.device)
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the width of the vectors; raises a DataError unless each example has exactly one class."""
         self.client.check_classes()
         return Payload(values={"width": self._vectors_of(self.client.data.train.inputs[:2]).shape[1]})
 
@@ -60,14 +59,13 @@ class ByClass(ClientSide[P]):
             self.prototypes = to_tensor(sent["means"]).to(self.client.device)
 
     def rows(self) -> Tensor:
-        """Return the row of each class in `prototypes`, (classes,) int64; -1 for classes without a global vector."""
+        """Return the row in `prototypes` of each class, (classes,) int64; -1 for classes without a global vector."""
         count = 1 + int(torch.cat([self.classes, self.client.data.train.labels]).max())
         row_of = torch.full((count,), -1, device=self.client.device)
         row_of[self.classes] = torch.arange(len(self.classes), device=self.client.device)
         return row_of
 
     def end(self, payload: Payload) -> Payload:
-        """Return mean vectors and numbers of examples, for all classes with at least `min-examples` examples."""
         train = self.client.data.train
         batches = [(self._vectors_of(inputs), labels) for inputs, labels in train.batches(BATCH)]
         vectors, labels = map(torch.cat, zip(*batches, strict=True))
@@ -90,11 +88,10 @@ class ByClass(ClientSide[P]):
 
 
 class SameWidth(ClientSide[W]):
-    """Client side whose representation has the same width on all clients, set by the option `width`."""
+    """Base class of client sides whose representation has the same width, the option `width`, on all clients."""
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """Place a linear layer `projection` with `width` outputs before the head, if the option `width` is set."""
         if not (width := config.options.width):
             return model
         name = head_name(model, config.head)
@@ -111,7 +108,7 @@ class SameWidth(ClientSide[W]):
         return f"{config.head}.head" if config.head and config.options.width else config.head
 
     def check_linear_head(self, why: str) -> None:
-        """Raise a ModelError or DataError unless the head is linear, with a bias and an output for each class."""
+        """Raise a ModelError or DataError, with the reason `why`, for a head that is not linear with a bias."""
         client, method = self.client, self.client.config.method_name
         client.check_classes(outputs=True)
         head = client.model.get_submodule(client.head)
@@ -123,10 +120,9 @@ class SameWidth(ClientSide[W]):
 
 
 class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
-    """Trains representations (Phi) towards global prototypes of classes; sends the client's mean Phi of each class."""
+    """Client side of FedProto: trains representations (Phi) towards global prototypes; sends mean Phi by class."""
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the loss term of squared distances of representations to their classes' prototypes, if any."""
         if not len(self.classes):
             return ()
         phi, rows, weight = {"phi": self.client.representation}, self.rows(), self.options.weight
@@ -134,7 +130,6 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
         return (term,)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the network or, if it predicts by prototypes, a function to negative squared distances to them."""
         data, by = self.client.data, self.options.predict
         chosen = torch.full_like(self.classes, by != "head", dtype=torch.bool)
         if by == "prototype":
@@ -157,9 +152,9 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
 
 
 def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> Tensor:
-    """Return `weight` times the mean squared distance of representations to the prototypes of their classes.
+    """Return `weight` times the mean squared distance of a step's representations to the prototypes of their classes.
 
-    `row_of` maps a label to its row of `prototypes`; examples of classes without one (-1) are left out.
+    `prototypes` is (k, width), and `row_of` maps a class to its row; examples of classes without one (-1) are left out.
     """
     rows = row_of[step.labels]
     known = (rows >= 0).float()
@@ -168,11 +163,11 @@ def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> T
 
 
 class FedTGP(FedProto):
-    """Trains representations (Phi) towards the server's prototypes, by which all classes are predicted."""
+    """Client side of FedTGP, which is FedProto's with prototypes that the server has learned."""
 
 
 class FD(ByClass[FDOptions]):
-    """Adds the cross entropy between the mean global prediction for an example's class and the network's prediction."""
+    """Client side of FD: adds the cross entropy to the global mean prediction for an example's class to the loss."""
 
     of_phi = False
 
@@ -184,7 +179,10 @@ class FD(ByClass[FDOptions]):
 
 
 def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> Tensor:
-    """Return `weight` times the mean cross entropy to `teacher[row_of[label]]`; examples with row -1 are left out."""
+    """Return `weight` times the mean cross entropy of a step's outputs to the global predictions for their classes.
+
+    `teacher` has these probabilities (k, C), and `row_of` maps a class to its row; examples with row -1 are left out.
+    """
     rows = row_of[step.labels]
     known = (rows >= 0).to(step.outputs.dtype)
     entropies = -(teacher[rows] * F.log_softmax(step.task.outputs.scores(step.outputs), 1)).sum(1) * known
@@ -192,7 +190,7 @@ def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> 
 
 
 class FedGH(SameWidth[LearnerOptions], ByClass[LearnerOptions]):
-    """Replaces the client's head by the server's head, then trains with the task's loss."""
+    """Client side of FedGH: replaces the client's head by the server's head, then trains with the task's loss."""
 
     def handshake(self, payload: Payload) -> Payload:
         self.check_linear_head("the server trains one for all")
@@ -203,7 +201,7 @@ class FedGH(SameWidth[LearnerOptions], ByClass[LearnerOptions]):
 
 
 class FedGen(SameWidth[FedGenOptions]):
-    """Adds the head's loss on generated representations to the task's loss."""
+    """Client side of FedGen: adds the head's loss for generated representations to the task's loss."""
 
     def handshake(self, payload: Payload) -> Payload:
         self.check_linear_head("the server generates its inputs")
@@ -228,5 +226,5 @@ class FedGen(SameWidth[FedGenOptions]):
 
 
 def generated(step: Step, inputs: Tensor, labels: Tensor, head: nn.Linear, weight: float) -> Tensor:
-    """Return `weight` times the head's loss on generated representations `inputs`."""
+    """Return `weight` times the loss of `head` for generated representations `inputs` (m, d) and `labels` (m,)."""
     return weight * step.task.loss(F.linear(inputs, head.weight, head.bias), labels)

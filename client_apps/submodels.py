@@ -42,7 +42,7 @@ from fedhet.training import Loss, Phase, Step, Term
 
 
 class Scaled(Submodel):
-    """A part of a network that divides the outputs of its hidden layers by its width."""
+    """A client's part of a network, which divides the outputs of its hidden layers by its width."""
 
     def cut(self, model: nn.Module) -> nn.Module:
         part = super().cut(model)
@@ -59,13 +59,13 @@ class Scaled(Submodel):
 
 
 class HeteroFL(ClientSide[declared.SizedOptions]):
-    """Trains the client's part of the network, with outputs for classes without examples set to 0 in the loss."""
+    """Client side of HeteroFL: trains a part of the network; the loss sets outputs for missing classes to 0."""
 
     parts = Scaled
 
     @cached_property
     def absent(self) -> Tensor | None:
-        """Mask (classes,) of classes without examples; None if all have examples, or outputs are not classes."""
+        """Mask (classes,) of classes without training examples; None if there are none, or outputs are not classes."""
         labels = self.client.data.train.labels
         if self.client.task.outputs.meaning != "classes":
             return None
@@ -74,7 +74,6 @@ class HeteroFL(ClientSide[declared.SizedOptions]):
         return absent if bool(absent.any()) and self._by_class(len(absent)) else None
 
     def _by_class(self, classes: int) -> list[str]:
-        """Return the names of the head's arrays that have one row per class and belong to no other layer."""
         tied = tied_names(self.client.model)
         names = [name for name in self.shared_names() if name.startswith(f"{self.client.head}.") and name not in tied]
         return [name for name in names if self.client.tensors[name].shape[:1] == (classes,)]
@@ -87,7 +86,6 @@ class HeteroFL(ClientSide[declared.SizedOptions]):
         return [replace(phase, task_weight=0.0, terms=(masked, *phase.terms)) for phase in phases]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the shared arrays; if the client lacks classes, also the head's rows (indices) for those it has."""
         reply = super().end(payload)
         if self.absent is not None:
             rows = torch.nonzero(~self.absent).flatten().cpu().numpy()
@@ -96,7 +94,7 @@ class HeteroFL(ClientSide[declared.SizedOptions]):
 
 
 def masked_loss(step: Step, absent: Tensor) -> Tensor:
-    """Return the task's loss with outputs of the classes in the mask `absent` set to 0."""
+    """Return the task's loss with the outputs of the classes in the mask `absent` (classes,) set to 0."""
     if step.task.outputs.places == "pixels":  # whose classes are the first axis of an example
         absent = absent.reshape(-1, *(1 for _ in step.outputs.shape[2:]))
     return step.loss(step.outputs.masked_fill(absent, 0))
@@ -107,7 +105,7 @@ def _divided(width: float, module: nn.Module, inputs: object, outputs: Tensor) -
 
 
 class FjORD(ClientSide[declared.FjORDOptions]):
-    """Trains the client's network in randomly drawn widths."""
+    """Client side of FjORD: trains the client's part of the network in randomly drawn widths."""
 
     parts = Submodel
 
@@ -128,7 +126,7 @@ class FjORD(ClientSide[declared.FjORDOptions]):
 
 
 class Ordered(nn.Module):
-    """A network that runs each batch in its full width or in one of the narrower `cuts`, drawn at random.
+    """A network that runs each batch in its full width or in one of the narrower networks `cuts`, drawn at random.
 
     With `keeps_widest`, it always runs and returns the full width, too. `narrow` has the outputs in the drawn width.
     """
@@ -151,12 +149,15 @@ class Ordered(nn.Module):
 
 
 def learnt(step: Step, ordered: Ordered) -> Tensor:
-    """Return the divergence of the outputs in the drawn width from the outputs in the full width."""
+    """Return the divergence of a step's outputs in the drawn width from its outputs in the full width."""
     return step.divergence(ordered.narrow, step.outputs)
 
 
 class Cut:
-    """A narrower network with the first units of each hidden layer of a network, whose parameters it uses."""
+    """A narrower network with the first units of each hidden layer of `network`, whose parameters it uses.
+
+    `size` is the submodel (fraction of the units of each layer) that `network` is, and `narrow` the smaller submodel.
+    """
 
     def __init__(self, network: nn.Module, size: Submodel, narrow: Submodel) -> None:
         groups = size.groups.with_widths([len(units) for units in size.units.values()])
@@ -167,7 +168,7 @@ class Cut:
         self._skeleton = resize(network, cut_out(network.state_dict(), groups, narrow.units)).train()
 
     def __call__(self, inputs: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the outputs for inputs (n, ...); gradients reach `parameters`, the wide network's parameters."""
+        """Return the outputs for inputs (n, ...); gradients reach `parameters`, those of the wide network by name."""
         narrow = {}
         for name, tensor in parameters.items():
             for axis, at in self._entries.get(name, ()):
@@ -195,7 +196,7 @@ class FirstBlocks(Submodel):
 
 
 class ByDepth(ClientSide[D]):
-    """Base class of DepthFL and InclusiveFL: the client has the first blocks of a network."""
+    """Base class of DepthFL's and InclusiveFL's client sides; `kind` is the class of the network with exits."""
 
     parts = FirstBlocks
     kind: ClassVar[type[Exits]] = Exits
@@ -211,14 +212,13 @@ class ByDepth(ClientSide[D]):
 
 
 class DepthFL(ByDepth[declared.DepthFLOptions]):
-    """Trains all exits of the client's part of the network."""
+    """Client side of DepthFL: trains all exits (classifiers after blocks) of the client's part of the network."""
 
     def handshake(self, payload: Payload) -> Payload:
         self.client.check_scores("which its exits exchange")
         return super().handshake(payload)
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return a loss term: the losses of all exits except the last one, and the distillation between all exits."""
         model, keys = cast(Exits, self.client.model), self.options
         others = {name: Output(model, name) for name in (f"{EXITS}.{number}" for number in range(model.depth - 1))}
         left = 1 - min(self.client.request.round - 1, keys.ramp_up) / keys.ramp_up if keys.ramp_up else 0.0
@@ -226,7 +226,10 @@ class DepthFL(ByDepth[declared.DepthFLOptions]):
 
 
 def exits(step: Step, weight: float) -> Tensor:
-    """Return the losses of all exits except the last one, plus `weight` times the distillation between all exits."""
+    """Return the losses of all exits except the last one, plus `weight` times the distillation between all exits.
+
+    The outputs of the exits are `step.captured` and, for the last one, `step.outputs`.
+    """
     others = [outputs.to(step.outputs.dtype) for outputs in step.captured.values()]
     loss = torch.stack([step.loss(outputs) for outputs in others]).sum()
     learnt = [step.divergence(one, other) for one, other in permutations([*others, step.outputs], 2)]
@@ -247,6 +250,6 @@ class LastExit(Exits):
 
 
 class InclusiveFL(ByDepth[declared.InclusiveFLOptions]):
-    """Trains the client's first blocks and their last exit, or the network's head if the client has all blocks."""
+    """Client side of InclusiveFL: trains the client's first blocks and their last exit, or the network's head."""
 
     kind = LastExit

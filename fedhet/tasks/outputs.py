@@ -12,7 +12,7 @@ from torch import Tensor
 from fedhet.utils.statistics import Metric
 
 Columns = tuple[Tensor, ...]
-"""Tensors of a batch from which a metric is computed."""
+"""Tensors that `Outputs.evaluate` returns for a batch, from which the metric is computed."""
 
 IGNORED = -100
 """Label of a token or pixel that is ignored, as in PyTorch's cross entropy."""
@@ -49,11 +49,11 @@ class Outputs:
         return labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:
-        """Return the number of values that the metric has, such as one for each class."""
+        """Return the number of values of the metric, such as one for each of the `classes` outputs."""
         return 1
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs and labels in the form that the corresponding loss of PyTorch expects."""
+        """Return outputs and labels in the shapes and types that PyTorch's loss for this task expects."""
         return outputs.flatten(0, -2), labels.flatten()
 
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -71,7 +71,7 @@ class Outputs:
         return loss, labels.numel(), ((scores.argmax(-1) == labels).sum(),)
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Compute the metric of `count` predictions; each of `columns` has one tensor of `evaluate` for each batch."""
+        """Return the metric of `count` predictions; `columns` has, for each tensor of `evaluate`, one per batch."""
         return Metric((int(torch.stack(columns[0]).sum()) / count if count else math.nan,), (count,))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
@@ -221,7 +221,7 @@ def _outside(labels: Tensor, classes: int) -> str:
 
 
 class Vectors(Outputs):
-    """Base class of tasks with one output per label or target; `entries` is PyTorch's loss function for these."""
+    """Base class of tasks with one output per label or target; `entries` is PyTorch's loss, such as `F.mse_loss`."""
 
     entries: ClassVar[Callable[..., Tensor]]
 

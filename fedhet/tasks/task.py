@@ -14,7 +14,7 @@ from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import Metric
 
 LARGEST = 1e9
-"""Larger numbers come from diverged training. Sums of squares of smaller ones are finite."""
+"""Losses and weights above this value count as diverged. Sums of squares of smaller ones are finite."""
 
 
 def infer(outputs: Tensor, labels: Tensor) -> str:
@@ -148,7 +148,7 @@ class Task:
         return self.own_loss is None and not self.class_weights
 
     def of(self, outputs: Tensor, labels: Tensor) -> "Task":
-        """Return the task, with its name inferred from outputs of a few examples and all labels if necessary."""
+        """Return the task; if it has no name, infer it from outputs of a few examples and all labels."""
         if self.name:
             return self
         return Task(infer(outputs, labels), class_weights=self.class_weights, loss=self.own_loss)
@@ -186,7 +186,6 @@ class Task:
                 module.training = True
 
     def _left_out(self, labels: Tensor) -> Tensor:
-        """Return a mask of the labels that the user's loss ignores; it is False where labels are not classes."""
         ignored = self.ignored if self.outputs.meaning == "classes" else ()
         return torch.isin(labels.long(), torch.tensor(ignored, dtype=torch.int64, device=labels.device))
 
@@ -205,10 +204,10 @@ class Task:
         return problem
 
     def check_loss(self, outputs: Tensor, labels: Tensor) -> None:
-        """Raise a `ConfigError` unless a user's loss returns a finite, differentiable mean for a few examples."""
+        """Check that a user's loss returns a finite, differentiable mean; raise a ConfigError otherwise."""
         if self.own_loss is None:
             return
-        words, module = f"the task's loss {_name(self.own_loss)}", _module(self.own_loss)
+        name, module = _name(self.own_loss), _module(self.own_loss)
         before = [buffer.clone() for buffer in module.buffers()]
         leaf = outputs.detach().requires_grad_()
         try:
@@ -217,25 +216,30 @@ class Task:
         except Exception as error:  # whatever a user's loss raises
             shapes = [f"{str(t.dtype)[6:]} of shape {tuple(t.shape)}" for t in self.outputs.pair(outputs, labels)]
             raise ConfigError(
-                f"{words} fails for outputs ({shapes[0]}) and labels ({shapes[1]}): {type(error).__name__}: {error}"
+                f"the task's loss {name} fails for outputs ({shapes[0]}) and labels ({shapes[1]}): "
+                f"{type(error).__name__}: {error}"
             ) from error
         if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
             got = f"a {type(value).__name__}"
             if isinstance(value, Tensor):
                 got = f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a number without a gradient"
-            raise ConfigError(f"{words} returned {got}: return a differentiable mean over a batch")
+            raise ConfigError(f"the task's loss {name} returned {got}: return a differentiable mean over a batch")
         if not value.isfinite():
-            raise ConfigError(f"{words} returned {value.item()} before any training: make it finite")
+            raise ConfigError(f"the task's loss {name} returned {value.item()} before any training: make it finite")
         with torch.no_grad():
             with seeded(0, "loss"):
                 again = self.loss(leaf, labels)
             twice = self.loss(torch.cat([leaf, leaf]), torch.cat([labels, labels])).item()
         if math.isclose(twice, 2 * value.item(), rel_tol=1e-4) and abs(value.item()) > 1e-6:
-            raise ConfigError(f"{words} returned a sum over a batch: return the mean (reduction='mean')")
+            raise ConfigError(f"the task's loss {name} returned a sum over a batch: return the mean (reduction='mean')")
         if any(each.requires_grad for each in module.parameters()):
-            raise ConfigError(f"{words} has parameters, which are not trained: freeze them (requires_grad_(False))")
+            raise ConfigError(
+                f"the task's loss {name} has parameters, which are not trained: freeze them (requires_grad_(False))"
+            )
         if not (torch.equal(value, again) and all(map(torch.equal, before, module.buffers()))):
-            raise ConfigError(f"{words} changes state that clients share: compute these values from each batch instead")
+            raise ConfigError(
+                f"the task's loss {name} changes state that clients share: compute these values from each batch instead"
+            )
 
 
 def _ignored(loss: object) -> tuple[int, ...]:
