@@ -90,7 +90,7 @@ KINDS = {"str": "a text", "Mapping": "a dict", "int": "a whole number", "float":
 
 
 def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
-    """Check that arguments, given as `name=(value, classes)`, are None or of one class; else raise a ConfigError."""
+    """Check that each `name=(value, classes)` has None or an instance of a class as value; else raise a ConfigError."""
     for name, (value, kinds) in arguments.items():
         if value is not None and not isinstance(value, kinds):
             words = " or ".join(KINDS.get(kind.__name__, f"a {kind.__name__}") for kind in kinds)
@@ -100,7 +100,7 @@ def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
 
 
 def check_list(name: str, value: object, kind: type, example: str) -> None:
-    """Check that `value` of the argument `name` is a list of `kind`; raise a ConfigError with `example` otherwise."""
+    """Check that the argument `name` is a list of instances of `kind`; else raise a ConfigError with an `example`."""
     if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(each, kind) for each in value):
         raise ConfigError(f"{name} = {shown(value)}: must be a list, such as {example}")
 

@@ -63,7 +63,7 @@ MIXED = {"equal": "mlp-30", "widths": "mlp-30,mlp-20", "any": "mlp-20,cnn-1-1", 
 
 
 def at(rounds: Sequence[int], client: str, kind: str = "train") -> Callable[[Message, str], bool]:
-    """Return a predicate of (message, client name): a message of type `kind` to `client` in one of the `rounds`."""
+    """Return a predicate of (message, client name): whether the type is `kind`, the client `client`, in `rounds`."""
     hits = [(client, kind, str(number)) for number in rounds]
     return lambda message, to: (to, message.metadata.message_type, message.metadata.group_id) in hits
 
@@ -122,7 +122,7 @@ class Case:
 
     @property
     def method(self) -> Method:
-        """The declaration of the method."""
+        """The registered `Method` object to test."""
         return registry.method(self.reference)
 
     @cached_property
@@ -132,7 +132,7 @@ class Case:
         return self.method.traits_of(configuration.resolve(settings, strict=False).options)
 
     def settings(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> dict[str, Value]:
-        """Return `COMMON` updated by the case, `changes` and `keys` (`_` for `-`), without keys that have no effect."""
+        """Return a run's settings: `COMMON`, the case's, `changes`, `keys` (`_` for `-`); without keys of no effect."""
         traits = self.traits
         shared = traits.networks == "any" and traits.shares.averaged and traits.shares.keys != "nothing"
         chosen: dict[str, Value] = {
@@ -170,7 +170,7 @@ class Run:
 
     @property
     def models(self) -> dict[str, bytes]:
-        """The content of the files of models, by file name."""
+        """The content of the saved models, by file name."""
         return {path.name: path.read_bytes() for path in sorted((self.folder / "models").glob("*.safetensors"))}
 
     @property
@@ -209,7 +209,7 @@ class Run:
 def run(
     folder: Path, settings: Mapping[str, Value], *, app: ClientApp | None = None, observers: Sequence[Observer] = ()
 ) -> Run:
-    """Execute a run with these settings (by key) in this process; `app` is by default fedhet's; return its files."""
+    """Execute a run with `settings` by key and the ClientApp `app` (by default fedhet's); return the run's files."""
     run_locally(configuration.resolve(settings), folder, app=app, observers=observers)
     return Run(folder)
 
@@ -244,7 +244,7 @@ class MethodContract:
     Attributes:
         method: a registered name, `"package.module:name"`, or a Method.
         settings: keys that the method needs in addition to `COMMON`.
-        architectures: the clients' architectures; by default, they differ as far as the method allows.
+        architectures: the clients' architectures; by default, they differ as much as the method allows.
     """
 
     method: ClassVar[str | Method]

@@ -94,7 +94,7 @@ def _labels(row: Row, table: Path) -> list[int]:
 
 
 def _images(files: Sequence[Path], size: int) -> Tensor:
-    """Return the images of PNG files, at most `size` pixels high and wide, from the cache if decoded before."""
+    """Return images of PNG files as uint8 (n, 1, side, side), side <= `size`, from the cache if decoded before."""
     content = digest(size, *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
     cache = cache_folder() / "chestxray14" / f"{content}.safetensors"
     with suppress(FedhetError):  # a damaged file is replaced

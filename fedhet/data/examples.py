@@ -57,7 +57,7 @@ class Examples:
         return Examples(inputs, self.labels[chosen])
 
     def to(self, device: torch.device) -> "Examples":
-        """Return a copy of the examples on a device."""
+        """Return the examples with inputs and labels on a device."""
         return Examples(self.inputs.to(device), self.labels.to(device))
 
 
@@ -96,7 +96,7 @@ class PublicDataset:
         return self if self.labels is None else PublicDataset(self.inputs)
 
     def to(self, device: torch.device) -> "PublicDataset":
-        """Return a copy of the public dataset on a device."""
+        """Return the public dataset with inputs and labels on a device."""
         return PublicDataset(self.inputs.to(device), None if self.labels is None else self.labels.to(device))
 
 
@@ -105,7 +105,7 @@ P = TypeVar("P", Examples, PublicDataset)
 
 @lru_cache(maxsize=4)
 def resident(part: P, device: torch.device) -> P:
-    """Return a copy of `part` (examples or the public dataset) on a device; the last four copies are cached."""
+    """Return `part` (examples or the public dataset) on a device; the last four results are cached."""
     return part.to(device)
 
 

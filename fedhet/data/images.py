@@ -124,7 +124,7 @@ def cifar100(folder: Path | None) -> DataSet:
 
 @register_dataset("cifar10-fedhenn", augments=True)
 def cifar10_fedhenn(folder: Path | None) -> DataSet:
-    """Load CIFAR-10 (see `cifar10`) as FedHeNN's authors do, with ImageNet's mean and std, and zeros around crops."""
+    """Load CIFAR-10 (see `cifar10`) as FedHeNN's authors do, with ImageNet's mean and std, and padding with zeros."""
     return _by_imagenet("cifar10-fedhenn", folder, partial(crop_and_flip, reflect=False))
 
 
@@ -158,8 +158,8 @@ def _with_grey(examples: Examples, shares: np.ndarray, rng: np.random.Generator)
 def cifar10_domains(folder: Path | None) -> DataSet:
     """Load CIFAR-10 (see `cifar10`) with the colour bias of FedMA, section 3 ("Handling data bias").
 
-    In five random classes, 95 % of the training images are grey, in the other five 5 %; of the test images, half are
-    grey. The partition `natural` has two clients, one with the first five classes and one with the others.
+    In five random classes, 95 % of the training images are grey, in the other five 5 %; half of the test images are
+    grey. The partition `natural` has two clients, one for each of these halves of the classes.
     """
     return _domains("cifar10-domains", folder, 0.95)
 

@@ -45,7 +45,7 @@ class Job:
     rng: np.random.Generator
 
     def labels(self) -> list[Indices]:
-        """Return the classes (n,) of training and of test examples; raises a `DataError` for several per example."""
+        """Return the classes (n,) of training and of test examples; raises a `DataError` for multi-label data."""
         if self.dataset.train.labels.ndim != 1:
             raise DataError(f"{self.dataset.name} has several labels per example: set partition to iid or natural")
         parts = zip((self.dataset.train, self.dataset.test), self.examples, strict=True)
@@ -156,7 +156,7 @@ def iid(job: Job) -> Dealt:
 
 
 def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
-    """Return each client's example indices: each array in `units`, by size, goes to the client with the fewest."""
+    """Return each client's example indices; arrays in `units`, the largest first, go to the client with the fewest."""
     shares: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in range(job.clients)]
     sizes = np.zeros(job.clients, dtype=np.int64)
     for unit in sorted((units[place] for place in job.rng.permutation(len(units))), key=len, reverse=True):
@@ -183,7 +183,7 @@ def by_classes(job: Job) -> Dealt:
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Return numbers of examples (clients, classes): `sizes[k]` of class k, divided evenly where `holds[:, k]`."""
+    """Return numbers (clients, classes): `sizes[k]` of class k are split evenly among clients with `holds[:, k]`."""
     counts = np.zeros(holds.shape, dtype=np.int64)
     for label, size in enumerate(sizes):
         holders = np.flatnonzero(holds[:, label])

@@ -18,7 +18,7 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     """Draw `size` training examples for a public dataset; return their indices and the remaining indices.
 
     The draw is stratified by class. If examples have owners, such as patients, all examples of some owners are drawn,
-    and more than `size` are discarded. Raises a `DataError` if no example remains for the clients.
+    and those beyond `size` are discarded. Raises a `DataError` if no example remains for the clients.
     """
     n = len(dataset.train)
     if not 0 <= size < n:
@@ -33,7 +33,7 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     if not len(rest):
         owned = len(np.unique(owners))
         raise DataError(
-            f"public-samples = {size} leaves clients none of the {owned} owners of {dataset.name}: set it lower"
+            f"public-samples = {size} leaves clients none of the {owned} owners (patients) of {dataset.name}: lower it"
         )
     return public, rest
 

@@ -61,7 +61,10 @@ class Child:
             send(self.connection, content)
 
     def receive(self, timeout: float | None = None) -> Any:
-        """Return the next object from the process; after a failure or `timeout` seconds, kill it, raise an error."""
+        """Return the next object from the process.
+
+        If the process fails or sends nothing for `timeout` seconds, it is killed, and a ChildError is raised.
+        """
         if timeout is not None and not self.connection.poll(timeout):
             self.end()
             raise ChildError(f"no reply within {timeout:g} s from the client's process: increase timeout")
@@ -168,7 +171,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A pickler that includes cached functions of the user's script, since a child process does not import it."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how to pickle `obj` (see `pickle`): a function with `functools.cache` without its cached results."""
+        """Return how to pickle `obj` (see `pickle`); a function with `functools.cache` loses its cached results."""
         if type(obj) is type(_server) and obj.__module__ == "__main__":
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)

@@ -175,7 +175,7 @@ class _Watch:
         if summary.get("status", "completed") != "completed" or not completed:
             known = (self._folder / "config.toml").is_file()
             way_on = f"\ncontinue with: fedhet run --resume {self._folder}" if known else ""
-            raise FedhetError(f"{summary.get('error', otherwise)}{way_on}")
+            raise FedhetError(f"run {self._folder}: {summary.get('error', otherwise)}{way_on}")
 
     def end(self, error: BaseException | None = None) -> None:
         """Notify observers that the run is complete or, if an `error` is given, that it failed."""

@@ -1,4 +1,4 @@
-"""Start Flower's commands as processes, such as a SuperLink for one run, and end them with their children."""
+"""Processes of Flower's commands, such as a SuperLink for one run, and functions to start, read and end them."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ def command(name: str) -> str:
 
 @contextlib.contextmanager
 def superlink(home: Path, place: Path, environment: Mapping[str, str], output: Path) -> Iterator[None]:
-    """Context manager that runs a SuperLink with new config folder `home`, new working folder `place`, log `output`."""
+    """Context manager that runs a SuperLink in new folders `home` (config) and `place` (working), with log `output`."""
     port = _free_port()
     place.mkdir()
     home.mkdir()

@@ -46,7 +46,7 @@ def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Arr
 
 
 def filled(record: R, values: Mapping[str, object]) -> R:
-    """Put values into a new Flower record and return it, without the checks and copies that Flower makes."""
+    """Put values by key into a new Flower record and return it, without the checks and copies that Flower makes."""
     record.__dict__["_data"].update(values.items())
     return record
 

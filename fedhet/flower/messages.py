@@ -35,14 +35,14 @@ PREFIXES = TRAIN, EVALUATE, NAMES = "train_config.", "evaluate_config.", "names.
 
 
 def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return one dict with the configs for a user's train and evaluate functions, and Flower's names of records."""
+    """Return one dict with the configs of a user's `train` and `evaluate` functions and Flower's `names` of records."""
     prefixed = {f"{TRAIN}{key}" if key in OURS or key.startswith(PREFIXES) else key: v for key, v in train.items()}
     prefixed |= {f"{EVALUATE}{key}": value for key, value in evaluate.items()}
     return prefixed | {f"{NAMES}{key}": value for key, value in names.items()}
 
 
 def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config for `action` (`train` or `evaluate`) and the names of records from a dict of `sent_along`."""
+    """Return the config for `action` (`train` or `evaluate`) and the names of records that `sent_along` joined."""
     names = {key.removeprefix(NAMES): value for key, value in record.items() if key.startswith(NAMES)}
     if action == "evaluate":
         return {key.removeprefix(EVALUATE): v for key, v in record.items() if key.startswith(EVALUATE)}, names
@@ -177,7 +177,7 @@ class Encoder:
         self._done: dict[int, tuple[Arrays, ArrayRecord]] = {}
 
     def __call__(self, payload: Payload) -> RecordDict:
-        """Return the record of a payload; raises a ValueError if a group of arrays has a reserved name."""
+        """Return the record of a payload (arrays and values); raises a ValueError for a reserved name of arrays."""
         if taken := RESERVED & payload.arrays.keys():
             raise ValueError(f"groups of arrays cannot be called {', '.join(sorted(taken))}: use other names")
         record = RecordDict({name: self._record(group) for name, group in payload.arrays.items()})

@@ -132,7 +132,7 @@ class PrivacyLedger:
             self._log()
 
     def spend(self, replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> None:
-        """Add the privacy cost of a round, in which the shared model went from `before` to `after`; log the total."""
+        """Add the cost of a round with these `replies` and the shared model `before` and `after` it; log the total."""
         if not self.unknown:
             noise = self._noise_multiplier(replies, before, after)
             if isinstance(noise, str):
@@ -142,7 +142,7 @@ class PrivacyLedger:
             self._log()
 
     def spent(self) -> dict[str, Any]:
-        """Return a dict with `wrapper` (its name), `epsilon` (None if unknown), `delta`, `rounds` and a `note`."""
+        """Return a dict: `wrapper` (name), `epsilon` (None if unknown), `delta`, `rounds`, `note` (what is covered)."""
         return {
             "wrapper": self.name,
             "epsilon": None if self.unknown else _epsilon((*self._multipliers,)),

@@ -154,7 +154,7 @@ def keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def process_restored() -> Iterator[None]:
-    """Context manager for training, which restores torch's number of threads and the global random generators."""
+    """Context manager for training, which finally restores torch's number of threads and global random generators."""
     import torch
 
     from fedhet.utils.randomness import seeded
