@@ -126,7 +126,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
 
         It is F, where F F^T is the clients' mean kernel, or with `target = spectral` singular vectors of posteriors.
         """
-        if self.traits.other_arrays:
+        if self.traits.other_arrays:  # representations, whose norm is bounded; posteriors have a given one
             bounded = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in sent.items()})
             sent = {client: to_tensor(arrays["features"]) for client, arrays in bounded.items()}
         peers = list(sent.values())

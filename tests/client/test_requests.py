@@ -71,7 +71,7 @@ def test_invalid_settings_and_requests(settings, request_text, grid):
         ({"inputs": torch.tensor(1.0)}, "the server's public dataset must have inputs"),
         (
             {"inputs": torch.zeros(3, 4), "labels": torch.arange(2)},
-            "must have inputs and as many labels, or inputs alone",
+            "must have inputs and as many labels, or only inputs",
         ),
         ({"inputs": torch.zeros(3, 5)}, "of shape [5], but this client's examples have inputs of shape [4]"),
     ],
