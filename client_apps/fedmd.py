@@ -38,10 +38,7 @@ class Scores(ClientSide[Q]):
         return reply
 
     def in_turn(self, phases: Sequence[Phase]) -> list[Phase]:
-        """Return a round's phases with their optimiser settings, by their position in the learning rate schedule.
-
-        Phases with public examples have the batch size `public-batch`.
-        """
+        """Return a round's phases with learning rates by their position, and `public-batch` for public examples."""
         stepped = []
         for part, phase in enumerate(phases):
             optimisation = self.client.optimisation(part, len(phases))

@@ -118,7 +118,6 @@ def _as_stored(layer: nn.Module, weight: Tensor) -> Tensor:
 
 
 def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[Any]:
-    """Return the layers to adapt, by the patterns in `lora.layers`; raise a ModelError if one matches no layer."""
     linear = {
         name: module
         for name, module in model.named_modules()
@@ -148,7 +147,6 @@ def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[Any]:
 
 @torch.no_grad()
 def _start(layer: Any, generator: torch.Generator | None = None) -> None:
-    """Initialise the adapter of a layer: draw A at random, and set B to zero."""
     a = layer.lora_a
     a.copy_((2 * torch.rand(a.shape, generator=generator) - 1) / math.sqrt(a.shape[1]))
     layer.lora_b.zero_()

@@ -77,10 +77,7 @@ class PFNM(Matched[PFNMOptions]):
 
 
 def class_counts(client: Client, output: str) -> Arrays:
-    """Return a client's number of examples of each class, as {"counts": (classes,) int64}.
-
-    `output` is the name of an array of its network with a row for each class.
-    """
+    """Return {"counts": number of examples by class}; `output` names an array with a row for each class."""
     classes = client.tensors[output].shape[0]
     labels = client.data.train.labels.flatten().cpu().numpy()
     return {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}

@@ -178,10 +178,7 @@ class Answers:
         return Message(record, reply_to=message)
 
     def question(self, job: Job) -> ClientWork[Payload]:
-        """Return the payload for a query: a handshake, initial weights, or training after the last round.
-
-        `job` has the query and the client that answers it. Raises a WireError for an unknown query.
-        """
+        """Return the payload for a query: a handshake, initial weights, or training after the last round."""
         client, side, question = job.client, job.side, job.client.request.question
         if question == FIRST:
             return work.first(job)

@@ -172,10 +172,7 @@ class Client:
         return scores.softmax(1) if kind == "probabilities" else scores
 
     def check_classes(self, *, outputs: bool = False) -> None:
-        """Check that each example has exactly one class; raise a DataError otherwise.
-
-        With `outputs`, the network must also have one output for each class, which excludes binary tasks.
-        """
+        """Raise a DataError unless each example has one class and, with `outputs`, each class an output."""
         if outputs and self.task.name == "binary":
             raise DataError(
                 f"client {self.name}: {self.config.method_name} needs an output for each class, but the network has "

@@ -38,10 +38,7 @@ from fedhet.utils.text import log
 
 @dataclass
 class _Network:
-    """A client's network in a cache, from which the next client with an equal `kind` takes it.
-
-    `kind` has, for example, architecture, device and the method's options. `part` and `starts` are as in `Client`.
-    """
+    """A client's network, cached for the next client with an equal `kind` (such as architecture and device)."""
 
     kind: tuple[object, ...]
     representation: Representation
@@ -75,14 +72,9 @@ class Clients:
     ) -> Iterator[Job]:
         """Context manager that creates the client for a message, and yields a `Job`: the message and its client.
 
-        No other client uses its network until the context ends. Global random generators are seeded for the message.
-
-        Args:
-            info: the client's identity and configuration.
-            request: the server's request.
-            policy: the rules of the client's node, which can refuse the message.
-            payload: the arrays and values that the server sent.
-            loop: the user's own training loop; None for fedhet's.
+        `info` has the client's identity and configuration, `policy` the rules of its node, and `payload` the arrays and
+        values that the server sent; `loop` replaces fedhet's training loop. No other client uses the network until the
+        context ends. Global random generators are seeded for the message.
         """
         config = info.config
         self._serve(info, request)
@@ -178,10 +170,6 @@ class Clients:
         return self._data_kept[key]
 
     def _check(self, info: ClientInfo, data: ClientData, network: Representation, loop: Loop | None) -> ModelCheck:
-        """Return the client's task and number of outputs, after checks of a user's network and data (`check_model`).
-
-        With the user's own training `loop`, which reads its own data, or without user functions, nothing is checked.
-        """
         config, dataset = info.config, data.dataset
         if loop is not None:
             return ModelCheck(Task("classification"), 0)

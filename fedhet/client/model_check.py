@@ -62,17 +62,12 @@ def check_model(
 ) -> ModelCheck:
     """Check a client's network on some of the client's examples; return the task, the number of outputs and a warning.
 
-    Args:
-        representation: the network, which is left in evaluation mode, with its head.
-        data: the client's data.
-        transform: function from raw inputs to the network's inputs.
-        task: the task, whose name is inferred from outputs and labels if it is missing.
-        function: the user's function that returned the network, named in error messages.
-        guessed: whether neither the user nor the method named the head.
+    `representation` has the network, which is left in evaluation mode; `transform` maps raw inputs to its inputs. A
+    `task` without a name is inferred from outputs and labels. `function` is the user's function that returned the
+    network, and `guessed` says that neither the user nor the method named the head.
 
-    Raises:
-        ModelError: the network cannot process the inputs, or does not return a row for each example.
-        DataError: outputs or labels do not fit the task, or training and test inputs differ in scale.
+    Raises a `ModelError` if the network cannot process the inputs, or does not return a row for each example, and a
+    `DataError` if outputs or labels do not fit the task, or training and test inputs differ in scale.
     """
     model, origin = representation.model.eval(), user_functions.origin(function)
     owner = f"the client's {model._get_name()}"
@@ -135,11 +130,6 @@ def unsaved_state(model: nn.Module, inputs: Tensor) -> bool:
 
 
 def _note(representation: Representation, head: Captured | None, outputs: Tensor, task: Task, last: str) -> str:
-    """Return a warning if the head or the last layer seems wrong for the task; an empty string otherwise.
-
-    `head` returns the output of a guessed head for the examples of `outputs`, or is None if the head was named. `last`
-    is the name of the network's last function, such as `Softmax`.
-    """
     model = representation.model
     if head is not None and not _is_head_of(head, outputs):
         kind = "nn.Linear" if isinstance(model.get_submodule(representation.head), nn.Linear) else "convolution"
@@ -182,10 +172,6 @@ def _last_function(model: nn.Module, inputs: Tensor) -> str:
 
 
 def _is_head_of(head: Captured, outputs: Tensor) -> bool:
-    """Return whether a network's outputs seem to be the outputs of the head, which `head` returns.
-
-    If shapes are equal, both must rank classes equally; otherwise, they may differ by pooling over pixels or tokens.
-    """
     try:
         scores = head()
     except ModelError:  # it did not run
@@ -197,10 +183,7 @@ def _is_head_of(head: Captured, outputs: Tensor) -> bool:
 
 
 def check_public_dataset(client: Client, *, labelled: bool) -> None:
-    """Check that the client's network can process the public dataset; raise a WireError or DataError otherwise.
-
-    If `labelled`, its labels must also fit the client's task.
-    """
+    """Raise a WireError or DataError if the network cannot process or, if `labelled`, learn the public dataset."""
     public, example = client.public, client.data.train.inputs[:1]
     expected, shape = example.shape, public.inputs.shape
     alike = parts_of(example).keys() == parts_of(public.inputs).keys() and len(shape) == len(expected)
@@ -255,7 +238,6 @@ def _digests_of_examples(job: Job) -> dict[str, str]:
 
 
 def _digests(job: Job) -> dict[str, str]:
-    """Return digests (hashes) of a client's task, network, public dataset, augmentation and settings, by name."""
     client, config, augmented = job.client, job.client.config, list[Tensor]()
     if (augment := client.augment) and client.own_data:
         batch = client.data.train.inputs[:ROWS]
@@ -276,11 +258,6 @@ def _digests(job: Job) -> dict[str, str]:
 
 
 def _repeatable(job: Job, doing: str, read: Callable[[], Tensor]) -> list[Tensor]:
-    """Return a list with the tensor that `read` returns, or an empty list if a second call with equal seeds differs.
-
-    `read` calls a user's function. If the results differ, the server's log gets a warning that begins with `doing`, a
-    description of this function.
-    """
     values = []
     for _ in range(2):
         with seeded(0, "repeats"):

@@ -94,7 +94,6 @@ class _Both(ClientApp):
 
 
 def _check_settings(config: Config) -> None:
-    """Check that no method or setting needs fedhet's training loop or the examples; raise a ConfigError otherwise."""
     what = "validation" if config.validation else "unseen-clients" if config.unseen_clients else ""
     remedy = f"leave {what} unset"
     if not registry.client_side(config.method_name).takes_any_loop:
@@ -118,12 +117,8 @@ def _placeholders(client: ClientInfo) -> ClientData:
 class _Loop:
     """Training and evaluation of a client's network by a user's own ClientApp.
 
-    Attributes:
-        app: the user's ClientApp.
-        message, context: Flower's message and context of the client.
-        accuracy, loss, train_loss: names of the app's metrics.
-        metrics: the metrics that the app returned, by function (`train`, `evaluate`) and name.
-        left_out: names of metrics that are not finite.
+    `accuracy`, `loss` and `train_loss` are names of the app's metrics, `metrics` has the metrics that it returned, by
+    function (`train`, `evaluate`) and name, and `left_out` has the names of metrics that are not finite.
     """
 
     app: ClientApp
@@ -198,10 +193,7 @@ class _Loop:
         job.evaluated = {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
 
     def _ask(self, action: str, job: Job, round: int) -> tuple[dict[str, Any], dict[str, float], str]:
-        """Call the app's function named `action` (`train` or `evaluate`), with the round number `round` in its config.
-
-        Return its arrays, its metrics by name, and the name of the metric by which clients are weighted.
-        """
+        """Call the app's function named `action`; return its arrays, metrics, and the name of the weighting metric."""
         client, config = job.client, job.client.config
         settings = {kebab(name): value for name, value in vars(config.options).items()}
         family = f"{config.family}."

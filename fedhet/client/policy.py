@@ -183,20 +183,13 @@ class Policy:
         return float(f"{value:.{DIGITS}g}") if self.deployed else value
 
     def reason(self, client: str, error: Exception) -> str:
-        """Return the reason of a client's failure for the server.
-
-        A deployed node withholds reasons that could disclose data, and logs them with the client's name.
-        """
+        """Return a failure's reason for the server; a deployed node only logs reasons that could disclose data."""
         if not self.deployed or isinstance(error, Refused | LostState | WireError):
             return in_words(error) if isinstance(error, OSError) else str(error)
         log.error("client %s failed", client, exc_info=error)
         return "the client failed; the reason is in its node's log, since it could disclose data"
 
     def _check(self, method: str, kinds: Collection[str], *, sums_examples: bool = False, remedy: str = "") -> None:
-        """Raise `Refused` if `kinds` of values are forbidden, or the differential privacy does not cover them.
-
-        `sums_examples` is as in `Traits`; `remedy` is the advice in the message if only statistics are forbidden.
-        """
         allowed = kinds if self.allowed is None else self.allowed
         if refused := sorted({*kinds} - {METRICS, STRUCTURE, *allowed}):
             remedy = (refused == ["statistics"] and remedy) or "choose another method"
@@ -310,10 +303,6 @@ def opened(
 
 
 def _configured(text: str, node: Mapping[str, Any], *, here: bool) -> Config:
-    """Return the server's configuration (TOML `text`) with the settings of the node config `node`.
-
-    `here` says whether the server is on this machine, so that its paths are used.
-    """
     chosen = tuple((key, node[key]) for key in keys_that("at_node") if key in node)
     config, server = configuration.at_node(text, chosen, here=here), configuration.parse(text)
     if config.local_epochs > (most := max(server.local_epochs, server.max_local_epochs)):

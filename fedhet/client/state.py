@@ -212,10 +212,7 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
 
 
 def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Path]:
-    """Return a client's saved tensors in the run directory `folder`, and their file.
-
-    These are the global model's tensors if the client has no personal model, or `owner` is `all`.
-    """
+    """Return saved tensors and their file: a client's or, if it has none or `owner` is `all`, the global model's."""
     folder = folder / "models" if (folder / "models").is_dir() else folder
     own, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
     if owner == "all" and not common.is_file():

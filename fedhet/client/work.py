@@ -255,7 +255,6 @@ def _lasting(side: AnySide) -> dict[str, Tensor]:
 
 
 def _shares_all(side: AnySide) -> bool:
-    """Return whether clients share all arrays of one global model, including BatchNorm's statistics."""
     return side.traits.whole and len(side.shared_names()) == len(side.client.names)
 
 

@@ -86,12 +86,9 @@ def uses_batch_statistics(model: nn.Module) -> bool:
 
 @dataclass
 class Prediction:
-    """A function from transformed inputs to predictions of a network.
+    """A function from transformed inputs to predictions of a network, in its current mode and without gradients.
 
-    Attributes:
-        model: the network, evaluated in its current mode without gradients.
-        until: the representation to use instead of the network's outputs, if given.
-        then: function that is applied to the outputs or the representation.
+    `then` is applied to the network's outputs or, if it is given, to the representation `until`.
     """
 
     model: nn.Module

@@ -64,10 +64,7 @@ class Optimisation:
         return replace(self, learning_rate=rate, schedule=None) if rate else self
 
     def build(self, parameters: Sequence[Tensor], *, stacked: bool = False) -> torch.optim.Optimizer:
-        """Return a new optimiser for `parameters`.
-
-        If `stacked`, the first axis of each parameter indexes several networks that are trained together.
-        """
+        """Return a new optimiser; if `stacked`, the first axis of `parameters` is that of several networks."""
         groups: list[dict[str, object]] = [{"params": parameters}]
         if self.weight_decay:
             groups = [

@@ -152,11 +152,6 @@ def _train(group: Sequence[Training]) -> None:
 def _padded(
     group: Sequence[Training], drawn: Sequence[Sequence[Tensor]], dtype: torch.dtype
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield each step's inputs, labels, int64 indices and weights, (clients, n, ...), for the clients with this step.
-
-    `drawn` has the index tensors of each client's mini-batches. They are padded by examples of weight 0; weights have
-    the type `dtype`, and sum to 1 for each client.
-    """
     inputs = torch.cat([each.prepare(each.rows.inputs[:], None) for each in group])
     labels = torch.cat([each.rows.labels for each in group])
     starts = torch.tensor([0, *[len(each.rows) for each in group][:-1]], device=labels.device).cumsum(0)[:, None]
@@ -256,18 +251,12 @@ def transposed(arrays: Sequence[Tensor], chosen: Sequence[bool]) -> list[Tensor]
 
 
 def stack(values: Sequence[Any]) -> Any:
-    """Stack the tensors of several nested containers of equal structure, such as dicts, along a new first axis.
-
-    Entries that are not tensors are taken from the first of `values`.
-    """
+    """Stack the tensors of nested containers of equal structure, such as dicts; take other entries from the first."""
     return tree_map(lambda *each: torch.stack(each) if isinstance(each[0], Tensor) else each[0], *values)
 
 
 def clip(gradients: Sequence[Tensor], most: float) -> None:
-    """Scale each client's gradients in place to a total norm of at most `most`, like `nn.utils.clip_grad_norm_`.
-
-    The first axis of each of `gradients` is that of the clients.
-    """
+    """Scale each client's gradients, (clients, ...) each, in place to a total norm of at most `most`."""
     norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients]).norm(dim=0)
     factors = (most / (norms + 1e-6)).clamp(max=1.0)
     for each in gradients:
