@@ -168,10 +168,7 @@ class FML(Mutual[FMLOptions]):
 
 
 def mutual(step: Step, alpha: float, beta: float) -> Tensor:
-    """Return FML's loss of both networks, without the own network's cross entropy, which is the task's loss.
-
-    `alpha` and `beta` are the weights of the cross entropy in the losses of the client's own and the shared network.
-    """
+    """Return FML's loss without alpha CE(own, y), the task's loss; `alpha` and `beta` weigh the cross entropies."""
     shared = step.captured[SMALL].to(step.outputs.dtype)
     learnt = (1 - alpha) * step.divergence(step.outputs, shared)
     taught = (1 - beta) * step.divergence(shared, step.outputs)

@@ -102,7 +102,6 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return self.client.scores(rad, "probabilities")
 
     def _part_of_target(self, rad: Tensor) -> Arrays:
-        """Return the packed class probabilities or representations of the alignment examples `rad`."""
         if self.options.sent == "posteriors":
             return pack(self.posteriors(rad))
         return pack(compress(self.represent(rad)))

@@ -54,10 +54,7 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
-        """Return a key in messages for each generated array of the client's network.
-
-        The whole hypernetwork generates each array, so the key is that of the hypernetwork's first array.
-        """
+        """Map each generated array to the key of the hypernetwork's first array, which stands for all of them."""
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def begin(self, payload: Payload) -> None:

@@ -179,10 +179,7 @@ class FD(ByClass[FDOptions]):
 
 
 def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> Tensor:
-    """Return `weight` times the mean cross entropy of a step's outputs to the global predictions for their classes.
-
-    `teacher` has these probabilities (k, C), and `row_of` maps a class to its row; examples with row -1 are left out.
-    """
+    """Return `weight` times the mean cross entropy to `teacher[row_of[label]]`; examples with row -1 are left out."""
     rows = row_of[step.labels]
     known = (rows >= 0).to(step.outputs.dtype)
     entropies = -(teacher[rows] * F.log_softmax(step.task.outputs.scores(step.outputs), 1)).sum(1) * known

@@ -154,10 +154,7 @@ def learnt(step: Step, ordered: Ordered) -> Tensor:
 
 
 class Cut:
-    """A narrower network with the first units of each hidden layer of `network`, whose parameters it uses.
-
-    `size` is the submodel (fraction of the units of each layer) that `network` is, and `narrow` the smaller submodel.
-    """
+    """A network with the first units (submodel `narrow`) of each hidden layer of `network` (submodel `size`)."""
 
     def __init__(self, network: nn.Module, size: Submodel, narrow: Submodel) -> None:
         groups = size.groups.with_widths([len(units) for units in size.units.values()])
@@ -226,10 +223,7 @@ class DepthFL(ByDepth[declared.DepthFLOptions]):
 
 
 def exits(step: Step, weight: float) -> Tensor:
-    """Return the losses of all exits except the last one, plus `weight` times the distillation between all exits.
-
-    The outputs of the exits are `step.captured` and, for the last one, `step.outputs`.
-    """
+    """Return the losses of all exits but the last, plus `weight` times the distillation between all exits."""
     others = [outputs.to(step.outputs.dtype) for outputs in step.captured.values()]
     loss = torch.stack([step.loss(outputs) for outputs in others]).sum()
     learnt = [step.divergence(one, other) for one, other in permutations([*others, step.outputs], 2)]

@@ -85,13 +85,9 @@ def make_client_app(
 class Answers:
     """The handlers of a ClientApp: each creates the client for a message, does its work and returns its reply.
 
-    Args:
-        clients: creates the client for a message.
-        flower: whether arrays are sent in Flower's format, as Flower's mods expect.
-        clipping: the user's mods that clip and add noise; they are applied to training messages only.
-        noise: noise multiplier of the user's mods; 0 to read it from `clipping`.
-        loop: function that returns the user's own training loop for a message; None for fedhet's training loop.
-        settings: function that returns a client's own settings, if it has any.
+    With `flower`, arrays are sent in Flower's format, as Flower's mods expect. `clipping` has the user's mods that
+    clip and add noise, and `noise` is their noise multiplier. `loop` is a function that returns the user's own training
+    loop for a message, and `settings` a function that returns a client's own settings.
     """
 
     def __init__(
@@ -127,10 +123,7 @@ class Answers:
         return reply
 
     def answer_all(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
-        """Return the reply that the handler `answer` computes to each message, given with Flower's context of its node.
-
-        The list has a client's exception in place of its reply. Clients with equal architectures are trained together.
-        """
+        """Return the reply of the handler `answer` to each message, or an exception; clients train in batches."""
         with seeded(0, "messages"):  # restores the global generators
             return do([self._work(answer, message, context) for message, context in messages])
 
@@ -248,10 +241,7 @@ class Answers:
 
 
 def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:
-    """Run the clients' generators `works`, and compute the trainings and evaluations that they yield in batches.
-
-    Return, for each generator, the value that it returns or the exception that it raises.
-    """
+    """Run the clients' generators `works`; compute what they yield together, and return each result or exception."""
     results: dict[int, T | BaseException] = {}
     while len(results) < len(works):
         computations = []

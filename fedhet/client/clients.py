@@ -213,10 +213,7 @@ class Clients:
         return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
-        """Return a new network with the initial weights of the client named `owner` (common ones if it is `all`).
-
-        For a client with a `part` of a network, the result is the whole network of which it has a part.
-        """
+        """Return a new whole network with the initial weights of the client `owner`, or common ones for `all`."""
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
             model = self._model(info) if self._model else client_setup.model_of(info)
@@ -239,11 +236,6 @@ class Clients:
 
 
 def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, model: nn.Module) -> Privacy | None:
-    """Return the settings of differentially private training, or None if the node's `policy` has no `dp-noise`.
-
-    `name` is the client's name, and `secret` has its privacy budget. Raises `Refused` if `model` normalises over the
-    examples of a batch, or `task` has class weights or a user's loss.
-    """
     if not policy.noise or secret is None:
         return None
     for layer, module in model.named_modules():

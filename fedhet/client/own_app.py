@@ -226,5 +226,4 @@ def _count(action: str, metrics: dict[str, float]) -> float:
 
 
 def _ours(name: str) -> bool:
-    """Return whether fedhet records a metric with this name in every round."""
     return name == "train-loss" or name.startswith(("received-", "trained-"))

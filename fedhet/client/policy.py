@@ -216,10 +216,7 @@ def number_in(
     at_most: float = math.inf,
     whole: bool = False,
 ) -> float:
-    """Return the number `key` of a node config, or `default` if it is not set.
-
-    Raises a ConfigError unless it is a number (if `whole`, an integer) from `at_least` to `at_most`.
-    """
+    """Return the number `key` of a node config, or `default`; raise a ConfigError for a value beyond its limits."""
     value = node.get(key, default)
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not at_least <= value <= at_most:
@@ -322,7 +319,6 @@ def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pin(context: Context, now: dict[str, Any]) -> None:
-    """Store the settings `now` that split the node's data in `context`; raise `Refused` if the run stored others."""
     if PINNED not in context.state:
         context.state[PINNED] = ConfigRecord(now)
     kept = context.state.config_records[PINNED]

@@ -123,7 +123,6 @@ class ClientStore:
 
 @lru_cache(maxsize=4)
 def _read_public(path: Path, modified: int) -> PublicDataset:
-    """Read a public dataset, cached for the file's modification time `modified`; raise a LookupError if damaged."""
     try:
         tensors = read_tensors(path) or {}
         return PublicDataset(from_parts(tensors, "public"), tensors.get("labels"))
@@ -231,7 +230,6 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
 
 
 def _misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
-    """Return the first difference between a network's arrays and saved ones, or an empty string if there is none."""
     expected, there = spec_of(network.state_dict()), spec_of(tensors)
     return "" if expected == there else difference(expected, there)
 
@@ -248,10 +246,7 @@ def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client:
 def _formed(
     network: nn.Module, info: ClientInfo, tensors: Mapping[str, Tensor], data_of: user_functions.DataFunction
 ) -> tuple[nn.Module, Mapping[str, Tensor]]:
-    """Return `network` in the form that the method trained, such as a part of it, and its saved arrays among `tensors`.
-
-    `data_of` returns a client's data, from which the part of a network is derived.
-    """
+    """Return `network` in the form that the method trained, such as a part of it, and its arrays in `tensors`."""
     side = registry.client_side(info.config.method_name)
     network = side.adapt(network, info.config)
     if side.parts:

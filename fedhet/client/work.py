@@ -294,7 +294,6 @@ def measure(job: Job, when: str) -> ClientWork[None]:
 
 
 def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> ClientWork[None]:
-    """Evaluate the function `outputs` on local, common and validation sets; store results in `job.measured`."""
     client = job.client
     if outputs is not client.model:
         client.model.eval()  # which a method's own function of outputs may use

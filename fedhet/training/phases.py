@@ -114,13 +114,10 @@ def _bare(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many_labels: bool = False) -> Tensor:
-    """Return KL(softmax(wanted / T) || softmax(outputs / T)), a scalar, averaged over all axes but the last.
+    """Return the mean KL(softmax(wanted / T) || softmax(outputs / T)) of logits (n, ..., classes) at `temperature` T.
 
-    Args:
-        outputs: (n, ..., classes) logits of the network that is trained.
-        wanted: target logits of the same shape, which are detached.
-        temperature: the temperature T. Gradients scale with 1 / T^2, for which the caller must compensate.
-        many_labels: whether each logit belongs to a separate label; divergences are then averaged over labels, too.
+    `wanted` are target logits, which are detached. With `many_labels`, each output is the logit of a separate label,
+    and divergences are averaged over labels. Gradients scale with 1 / T^2, for which the caller must compensate.
     """
     outputs, wanted = outputs / temperature, wanted.detach() / temperature
     divergences = partial(F.kl_div, log_target=True, reduction="none")
@@ -248,10 +245,7 @@ class Step:
         return self.mean(self.task.outputs.losses(outputs, self.labels))
 
     def divergence(self, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
-        """Return the mean divergence (`soft_divergence`) of a network's outputs from target outputs of the same shape.
-
-        `outputs` are (n, ...), `wanted` are the target outputs, and logits of both are divided by `temperature`.
-        """
+        """Return the `soft_divergence` of `outputs` (n, ...) from target outputs `wanted` of the same shape."""
         kind = self.task.outputs
         scores, wanted = kind.scores(outputs), kind.scores(wanted)
         return soft_divergence(scores, wanted, temperature, many_labels=kind.meaning == "labels")

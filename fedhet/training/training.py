@@ -208,10 +208,7 @@ class Term:
 
 
 def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], loss: Tensor | None = None) -> Tensor:
-    """Return a step's total loss: the task's loss and the loss terms of `phase`.
-
-    `loss` replaces the task's loss, if given. The scalars of loss terms are added to `recorded` (see `record`).
-    """
+    """Return a step's `loss` (by default the task's loss) plus the loss terms; add their scalars to `recorded`."""
     if loss is None:
         loss = step.loss(step.outputs) if phase.task_weight else 0 * step.outputs.sum()
         loss = loss if phase.task_weight == 1 else phase.task_weight * loss
@@ -234,11 +231,7 @@ def record(recorded: dict[str, tuple[Tensor, int]], values: Mapping[str, Tensor]
 
 @contextmanager
 def only_trained(model: nn.Module, trains: Callable[[str], bool] | None) -> Iterator[list[nn.Parameter]]:
-    """Context manager that yields the parameters to train, with gradients cleared; all others are frozen inside it.
-
-    `trains` returns whether to train the parameter with a given name; None trains all. Raises a ModelError if there
-    are none.
-    """
+    """Context manager that yields the parameters whose names `trains` accepts, and freezes all others."""
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
     if not live:
@@ -304,11 +297,7 @@ def mini_batches(
 def batches(
     count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield the mini-batches of a shuffled epoch as int64 index tensors on `device` (default: CPU).
-
-    Each has `size` of the `count` examples, except the last: if it had fewer than `least`, it is merged with the one
-    before it. `generator` shuffles the examples.
-    """
+    """Yield shuffled int64 indices below `count` in batches of `size`, of which the last has at least `least`."""
     order = torch.randperm(count, generator=generator)
     order = order if device is None else brought(order, device)
     start = 0
@@ -320,11 +309,7 @@ def batches(
 def grouped_batches(
     groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield the mini-batches of a shuffled epoch as int64 index tensors, each the union of several `groups`.
-
-    `groups` has the indices (k,) of the examples in each group. Mini-batches have about `size` and at least `least`
-    examples; `generator` shuffles the groups.
-    """
+    """Yield shuffled batches of about `size`, and at least `least`, indices; each of `groups` stays together."""
     order = torch.randperm(len(groups), generator=generator).tolist()
     together = max(1, round(size * len(groups) / sum(map(len, groups))))
     start = 0

@@ -264,10 +264,7 @@ def clip(gradients: Sequence[Tensor], most: float) -> None:
 
 
 def first_of(count: int, arrays: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Restrict training to the first `count` clients; return views of their part of `arrays`, stacked over clients.
-
-    The optimizer trains these views from now on, with its state cut likewise.
-    """
+    """Return views of the first `count` clients' stacked `arrays`, which the optimizer trains from now on."""
     chosen = {each: each.detach()[:count].requires_grad_(each.requires_grad) for each in arrays}
     for group in optimizer.param_groups:
         for each in group["params"]:
