@@ -186,7 +186,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def multiplies(model: nn.Module) -> bool:
-    """Return whether a network has more than `DEEP` layers and no normalisation, so that layers' scales multiply."""
+    """Return whether a network is deeper than `DEEP` layers without normalisation, so that errors of scale multiply."""
     deep = sum(isinstance(module, nn.Linear | _ConvNd) for module in model.modules()) > DEEP
     return deep and not any(isinstance(module, _NORMS) for module in model.modules())
 

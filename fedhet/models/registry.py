@@ -20,7 +20,7 @@ _WITH_AUXILIARY_OUTPUTS = ("googlenet", "inception_v3")
 
 
 def names_of(library: str) -> list[str]:
-    """Return the names of the models in `torchvision` or `timm`; raise a `ModelError` if it cannot be imported."""
+    """Return the model names of `torchvision` or `timm`; raise a `ModelError` if the library cannot be imported."""
     module = _import(library)
     names: list[str] = module.list_models(module=module) if library == "torchvision" else module.list_models()
     return names
@@ -148,7 +148,7 @@ def expand(architectures: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
-    """Return the name of each client's model, assigned from a comma-separated list (see `expand`) by `spread`."""
+    """Return the name of each client's model, chosen from a comma-separated list (see `expand`) as in `spread`."""
     return spread(expand(architectures), how, clients, seed)
 
 

@@ -203,9 +203,9 @@ Kernel = Literal["linear", "rbf", "procrustes"]
 def distance_to(features: Tensor, target: Tensor, *, kind: tuple[Kernel, bool]) -> Tensor:
     """Return FedHeNN's distance, a scalar, between features `(b, d)` and the `target` `(b, r)` of the same b examples.
 
-    The target has r features of each example, such as the global model's or the result of `mean_target`. `kind` is a
-    pair: the kernel of CKA, and whether CKA is debiased, as for mini-batches. The distance is 1 - CKA (equation 6) or,
-    if the kernel is `"procrustes"`, the Procrustes distance.
+    The target has r features of each example, such as the global model's or the result of `mean_target`. `kind` has the
+    kernel, and whether CKA is debiased, as for mini-batches. The distance is 1 - CKA (equation 6) with a `"linear"` or
+    `"rbf"` kernel or, for `"procrustes"`, the Procrustes distance.
     """
     (kernel, debiased), features = kind, features.to(target.dtype)  # Phi may be computed in another dtype
     if kernel == "procrustes":

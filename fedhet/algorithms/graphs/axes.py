@@ -98,17 +98,17 @@ class Variables:
         self._count = 0
 
     def new(self, width: int) -> Axis:
-        """Return an axis of `width` hidden units, represented by a new variable without constraints."""
+        """Return an axis of `width` hidden units without constraints so far, represented by a new variable."""
         self._count += 1
         return (Segment(self._count, width),)
 
     def known(self, axis: Axis) -> Axis:
-        """Return an axis with each variable replaced by the segments that the constraints so far give for it."""
+        """Return the axis, a tuple of segments, with all constraints so far applied to its segments."""
         meaning = ((self.meaning.get(segment.group), segment) for segment in axis)
         return joined(*(scaled(self.known(found), each.block) if found else (each,) for found, each in meaning))
 
     def moves(self, *axes: Axis) -> set[int]:
-        """Return the numbers of the groups of units along these axes that the constraints so far allow to permute."""
+        """Return the variables (``Segment.group``) along these axes whose hidden units may still be permuted."""
         return moving(*map(self.known, axes))
 
     def pin(self, axis: Axis) -> None:
@@ -118,11 +118,11 @@ class Variables:
                 self.meaning[segment.group] = fixed(segment.width)
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Require that no units along these axes are permuted; `torn` returns violations with the message `reason`."""
+        """Require that no units along these axes are permuted; if they are, `torn` returns the message `reason`."""
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
-        """Require that axes `one` and `other` have the same hidden units, and return `one`; errors name `node`."""
+        """Require that units of two axes are permuted alike, and return the first; errors name operator `node`."""
         try:
             self._unify(one, other)
         except _Misfit:
@@ -130,7 +130,7 @@ class Variables:
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """Require that permutations move `count` consecutive entries of an axis together; errors name `node`."""
+        """Return the axis, whose permutations must move `count` entries together; errors name operator `node`."""
         try:
             self._coarsen(axis, count)
         except _Misfit:
@@ -139,7 +139,7 @@ class Variables:
         return self.known(axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Reshape an axis to axes of these `sizes` and return them; one gets its hidden units. Errors name `node`."""
+        """Return the axes after a reshape of `axis` to these `sizes`, with its constraints; errors name `node`."""
         if not self.moves(axis):
             return list(map(fixed, sizes))
         before, ways = self.meaning, []
@@ -159,7 +159,7 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Return one of `count` equal parts of an axis, all with the same units, or None if that divides a unit."""
+        """Return one of `count` equal parts of an axis, permuted like all others, or None if it would split units."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:
@@ -185,15 +185,15 @@ class Variables:
         return layout
 
     def refuse_moving(self, node: Node, axes: Iterable[Axis]) -> None:
-        """Require that axes have no units to permute, because the operator `node` works along them like a softmax."""
+        """Require that axes have no units to permute, as the order affects the operator `node`, such as a softmax."""
         self.refuse(axes, f"{node} works along hidden units, whose order or number changes its result: leave it out")
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return each axis whose hidden units an operator splits or mixes, with the message of the error to raise."""
+        """Return the axes that violate `refuse`, because their units may be permuted, and the error messages."""
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis)]
 
     def other_way(self, axis: Axis) -> str | None:
-        """Return the last reshape node for which another choice may leave `axis` without units to permute, or None."""
+        """Return the last reshape whose units could be along another axis, so that `axis` has none, else None."""
         for node, part, ways in reversed(self.splits):
             if self.choices.get(node, 0) < ways - 1 and self.moves(axis) & self.moves(part):
                 return node

@@ -68,7 +68,7 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
 
 def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
-    """Return the first list in `chosen` (a,b;c,d) that has `count` names of modules of `model`, or raise an error."""
+    # The first list in `chosen` (a,b;c,d) that has `count` names of modules.
     have = [name for name, _ in model.named_modules() if name]
     lists = [tuple(filter(None, map(str.strip, part.split(",")))) for part in chosen.split(";")]
     for names in lists:
@@ -84,9 +84,9 @@ def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
 def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -> tuple[str, ...]:
     """Return the names of the modules that end the first `count - 1` of a network's blocks, from shallow to deep.
 
-    If `names` is empty, blocks are the last `count` of the network's `stages` or, if there are fewer, have about equal
-    numbers of layers. Otherwise, `names` is as `chosen` in `blocks`. `example` is a batch of inputs. Raises an
-    UnsupportedArchitecture error if the network cannot be divided into `count` blocks.
+    `names` has these names, separated by commas (see `blocks`). If it is empty, blocks are the last `count` of the
+    network's `stages` or, if there are fewer, have about equal numbers of layers. `example` is a batch of inputs.
+    Raises an UnsupportedArchitecture error if the network cannot be divided into `count` blocks.
     """
     if count == 1:
         return ()
@@ -287,7 +287,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
 
 
 def tensor_of(value: object, name: str = "a block") -> Tensor:
-    """Return `value`, a module's output (n, ..., d) or a tuple that starts with it; else a ModelError names `name`."""
+    """Return a module's output `value` (n, ..., d), or the first of a tuple; else raise a ModelError with `name`."""
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
         raise ModelError(

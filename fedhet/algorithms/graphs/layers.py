@@ -16,7 +16,7 @@ from fedhet.algorithms.graphs.rules import GATES, RESHAPES, dims_of, order_of
 from fedhet.models.copies import Start
 
 JOINTS = {"add": "add", "cat": "cat", "concat": "cat", "stack": "stack"}
-"""Type of joint (see `LayerNode`), by the ATen name of the operator that combines several inputs."""
+"""Type of a joint (an operator that combines several inputs, see `LayerNode`) by the operator's ATen name."""
 
 NORM = "norm_"
 """Prefix of the roles (names within a layer) of the arrays of a BatchNorm that follows the layer."""
@@ -52,7 +52,7 @@ class LayerGraph:
 
 
 def layer_graph(model: nn.Module, example: Tensor, starts: Mapping[str, Start] | None = None) -> LayerGraph:
-    """Return the layers of a network and their data flow; `example` and errors are as in ``architecture_graph``.
+    """Return the layers of a network and their data flow, traced with the batch of inputs `example` (N, ...).
 
     A module that is called twice is one node, and so are operators with tied parameters, and a layer with a BatchNorm
     that follows it. `starts` has means and standard deviations of a new network's parameters (see `starts_of`).

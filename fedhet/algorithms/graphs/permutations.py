@@ -29,7 +29,7 @@ class PermutationGroup:
 
     Attributes:
         index: index of the group in data-flow order.
-        name: the first module whose outputs are the units.
+        name: name of the first module whose outputs are the units.
         width: number of units.
         rows: parameters, and their axes, by which FedMA matches units: weights whose inputs are in earlier groups,
             then biases and BatchNorm's scale and bias.
@@ -78,7 +78,7 @@ class PermutationGroups:
         return tuple(group.width for group in self.groups)
 
     def with_widths(self, widths: Sequence[int]) -> "PermutationGroups":
-        """Return the groups of a network with the same layers and these numbers of units."""
+        """Return the groups of a network with the same layers and these `widths` (numbers of units) of the groups."""
 
         def axis_of(segments: Axis) -> Axis:
             return tuple(s if s.group is None else replace(s, width=widths[s.group]) for s in segments)

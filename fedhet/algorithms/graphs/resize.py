@@ -225,7 +225,7 @@ class HeadAttention(nn.Module):
         attn_mask: Tensor | None = None,
         **_: bool,
     ) -> tuple[Tensor, None]:
-        """Return the result of ``nn.MultiheadAttention`` for self-attention of `query` (N, T, E), without weights."""
+        """Return self-attention of `query` (N, T, E), and None as weights; masks as in ``nn.MultiheadAttention``."""
         sequence = query if self.batch_first else query.transpose(0, 1)
         packed = F.linear(sequence, self.in_proj_weight, self.in_proj_bias)
         heads = packed.unflatten(-1, self.sizes).permute(2, 0, 3, 1, 4)  # (3, N, heads, T, head_dim)

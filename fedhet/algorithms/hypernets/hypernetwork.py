@@ -98,7 +98,7 @@ class GraphHypernetwork(nn.Module):
 
     Each layer type in `types` has a head, unless the `kind` of head is ``tiled``. With `normalise`, embeddings and
     latent vectors have unit variance, so that initial weights have Kaiming's scale. Initial values are drawn with
-    `seed` (see `start`); if it is None, parameters are zero until a state dict is loaded.
+    `seed` (see `start`); if it is None, a state dict must be loaded before use.
     """
 
     def __init__(

@@ -240,7 +240,7 @@ def _present(
 def due(groups: graphs.PermutationGroups, step: int, *, statistics: bool) -> tuple[str, ...]:
     """Return the names of the arrays that a client sends in a step of FedMA.
 
-    They belong to the group of index `step`; in the last step, to none (with BatchNorm's statistics if `statistics`).
+    In step i, they belong to group i; in the last step, to no group (with BatchNorm's statistics if `statistics`).
     """
     running = {name for name, kind in groups.kinds.items() if kind == "statistic"}
     settled = [
