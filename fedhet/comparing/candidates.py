@@ -17,7 +17,7 @@ from fedhet.server.handshake import NOBODY
 
 CONTROLS = ("local", "label-spreading", "logistic-regression", "nearest-neighbour")
 """Names of the methods in which clients exchange nothing; `recommend` tries them in addition to other methods."""
-FIRST = ("fedavg", "fedproto", "fedhenn", "fml")  # asked and tried first, if there is no time for all
+FIRST = ("fedavg", "fedhenn", "fml", "fedproto")  # asked and tried first, if there is no time for all
 SEED = 1000  # of handshakes and trials
 
 
