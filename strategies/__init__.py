@@ -1,1 +1,1 @@
-"""The server sides of the methods: a class with the name of each method that does more than average."""
+"""The strategies of the methods: a class for each method that does more than average shared arrays."""

@@ -1,4 +1,4 @@
-"""Functions that the server sides of several methods use: means by class, and training at the server."""
+"""Functions that the strategies of several methods use: means by class, and training at the server."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from fedhet.utils.text import log
 N = TypeVar("N", bound=nn.Module)
 
 MOST_CLASSES = 2**16
-"""The largest number of classes; clients allocate memory for all of them."""
+"""The largest number of classes that a network may have; clients allocate memory for all of them."""
 
 # ---- what clients send
 
@@ -40,15 +40,16 @@ def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
         raise WireError("the client's class counts must not be negative: use the server's version of fedhet")
     if counts.sum(dtype=float) != reply.examples:
         total = counts.sum(dtype=float)
-        raise WireError(f"the client has {reply.examples} examples, but class counts of {total:g}: keep its data")
+        raise WireError(f"the client has {reply.examples} examples, but class counts that sum to {total:g}: check mods")
     return counts
 
 
 def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
     """Return the mean vector of each class over clients, weighted by the clients' numbers of examples of the class.
 
-    `sent` has each client's arrays `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64. Classes that
-    no client sent keep their means in `known`, the previous result. Returns ascending `classes`, and their `means`.
+    `sent` has arrays for each client's k classes: `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64.
+    Classes that no client sent keep their means in `known`, the previous result. Returns ascending `classes`, and their
+    `means`.
     """
     classes, rows = np.unique(np.concatenate([group["classes"] for group in sent]), return_inverse=True)
     counts = np.concatenate([group["counts"] for group in sent]).astype(np.float64)
@@ -80,10 +81,10 @@ def train_at_server(
     round: int,
     transform: Callable[[Tensor], Tensor] = lambda batch: batch,
 ) -> tuple[Arrays, dict[str, float]]:
-    """Train a network as the phase says, from `weights` or, if these are empty, from the weights that it has.
+    """Train a network at the server from `weights`, unless empty; return the new weights and the mean loss as metric.
 
-    `transform` prepares a batch of raw inputs; seed and round determine the random numbers. Returns the new weights
-    and the mean loss as metric `server_loss`; if training diverged, the given weights and no metric.
+    `phase` sets epochs, optimizer and loss terms; `transform` prepares a batch of raw inputs; `seed` and `round` seed
+    random numbers. The metric is called `server_loss`. If training diverges, `weights` and no metric are returned.
     """
     load_into(network.state_dict(), weights)
     task, generator = Task("classification"), torch_generator(seed, "server", round)

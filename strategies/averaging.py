@@ -1,4 +1,4 @@
-"""Server sides of FedAvg, LG-FedAvg, FedRep, and of Ensemble, a baseline of the FedMA paper (tables 1 and 2)."""
+"""Strategies of FedAvg, LG-FedAvg, FedRep, and of Ensemble, a baseline of the FedMA paper (tables 1 and 2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,19 +14,19 @@ from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 
 
 class FedAvg(FederatedStrategy[Options, State]):
-    """Averages the clients' networks, weighted by numbers of examples (McMahan et al., AISTATS 2017, algorithm 1)."""
+    """FedAvg: the average of clients' networks weighted by numbers of examples (McMahan et al., AISTATS 2017)."""
 
     method = fedavg
 
 
 class LGFedAvg(FederatedStrategy[Options, State]):
-    """Averages the heads of the clients' networks like FedAvg (Liang et al., 2020)."""
+    """LG-FedAvg: the average of the heads of clients' networks (Liang et al., 2020)."""
 
     method = lg_fedavg
 
 
 class FedRep(FederatedStrategy[FedRepOptions, State]):
-    """Averages all arrays except the head like FedAvg (Collins et al., ICML 2021); a closing round trains the heads."""
+    """FedRep: the average of all arrays but the head (Collins et al., ICML 2021); a last round trains the heads."""
 
     method = fedrep
 
@@ -39,13 +39,13 @@ class FedRep(FederatedStrategy[FedRepOptions, State]):
 
 @dataclass
 class EnsembleState(State):
-    """The state of Ensemble: `member` has the latest weights of each client's network."""
+    """The state of Ensemble: `member` has the latest weights of each client's network, by client."""
 
     member: ArraysBy = field(default_factory=dict)
 
 
 class Ensemble(FederatedStrategy[Options, EnsembleState]):
-    """Collects locally trained networks of any architecture; the global model returns the mean of their predictions."""
+    """Ensemble: the mean prediction of locally trained networks of any architecture, which the server collects."""
 
     method = ensemble
     state_class = EnsembleState

@@ -1,4 +1,4 @@
-"""Server sides of FedMD, FedDF, FedKD and FLHA-distillation: networks learn from each other's outputs.
+"""Strategies of FedMD, FedDF, FedKD and FLHA-distillation: networks learn from each other's outputs.
 
 In round t of FedMD (Li and Wang, 2019, algorithm 1), a client learns the mean scores of the public examples X(t),
 trains on its own examples, and returns its scores of X(t+1). In FedDF (Lin et al., 2020), the server trains a network
@@ -37,7 +37,10 @@ from .fedhenn import distance_metric, packed_rows, public_rows
 
 @dataclass
 class ScoresState(State):
-    """The state of methods that exchange scores: `mean`, the packed scores to learn in round `mean_round` (0: none)."""
+    """The state of a method that exchanges scores of public examples for a number of `classes`.
+
+    `mean` has the scores (packed arrays) that clients learn in round `mean_round` (0: none).
+    """
 
     mean: Arrays = field(default_factory=dict)
     mean_round: int = 0
@@ -49,7 +52,7 @@ T = TypeVar("T", bound=ScoresState)
 
 
 class Scores(FederatedStrategy[Q, T]):
-    """Receives the clients' class scores of public examples, and sends scores that clients learn in the next round."""
+    """Base class of strategies that receive class scores of public examples, and send scores for clients to learn."""
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
         return {"number of classes": Common(outputs_of(reply), "all clients need the same classes")}
@@ -58,7 +61,7 @@ class Scores(FederatedStrategy[Q, T]):
         self.state.classes = outputs_of(reply)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return each client's payload: the scores to learn (if any) of X(t), and the examples X(t+1) to score."""
+        """Return for each client the scores to learn, if any, and the indices of the public examples to score next."""
         state, common = self.state, Payload()
         if state.mean_round:
             common.arrays["rows"] = {"rows": self.rows(state.mean_round)}
@@ -80,23 +83,23 @@ class Scores(FederatedStrategy[Q, T]):
             )
 
     def rows(self, round: int) -> np.ndarray[Any, Any]:
-        """Return the row numbers of the public examples X(t) of round t = `round`, drawn from the seed."""
+        """Return the indices of the public examples of a round, drawn at random from the seed."""
         return public_rows(self.config.seed, "subset", round, self.state.public_size, self.options.subset)
 
     def _sent_in(self, round: int) -> bool:
         return True
 
     def mean(self, replies: Mapping[str, Reply]) -> Tensor:
-        """Return the mean of the scores (n, C) that clients sent for n public examples."""
+        """Return the mean over clients of their scores (n, C) of n public examples, for C classes."""
         return torch.stack([unpack(reply.arrays["scores"]) for reply in replies.values()]).double().mean(0).float()
 
     def teach(self, round: int, scores: Tensor) -> None:
-        """Store scores of the public examples X(round + 1), which clients learn in the next round."""
+        """Store `scores` of the public examples of round `round + 1`, (n, C), which clients learn in that round."""
         self.state.mean, self.state.mean_round = pack(scores), round + 1
 
 
 class FedMD(Scores[declared.FedMDOptions, ScoresState]):
-    """Sends clients the mean of their class scores (Li and Wang, 2019, algorithm 1)."""
+    """FedMD: clients learn the mean of their class scores of public examples (Li and Wang, 2019, algorithm 1)."""
 
     method = declared.fedmd
     state_class = ScoresState
@@ -112,7 +115,10 @@ class FedMD(Scores[declared.FedMDOptions, ScoresState]):
 
 @dataclass
 class FedDFState(ScoresState):
-    """The state of FedDF: weights of the server's network (`model`), and the `shape` of an input, `integers` or not."""
+    """The state of FedDF: the weights of the server's network (`model`), and the `shape` of one of its inputs.
+
+    `integers` says whether inputs are integers.
+    """
 
     serves = True
     shape: list[int] = field(default_factory=list)
@@ -120,7 +126,7 @@ class FedDFState(ScoresState):
 
 
 class FedDF(Scores[declared.FedDFOptions, FedDFState]):
-    """Distils the mean of the clients' logits into the global model; with `teach`, clients then learn its scores."""
+    """FedDF: distillation of the mean of the clients' logits into the global model, which can then teach clients."""
 
     method = declared.feddf
     state_class = FedDFState
@@ -184,14 +190,14 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
 
 @dataclass
 class FedKDState(State):
-    """The state of FedKD: the shared network's last change (low-rank factors), which clients in `holding` can apply."""
+    """The state of FedKD: the last `update` of the shared network, low-rank factors that clients in `holding` apply."""
 
     update: Arrays = field(default_factory=dict)
     holding: list[str] = field(default_factory=list)
 
 
 class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
-    """Averages the changes of the small shared network; the clients' own networks are not sent."""
+    """FedKD: the average of the changes of a small shared network; the clients' own networks are not sent."""
 
     method = declared.fedkd
     state_class = FedKDState
@@ -205,7 +211,10 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Convert the low-rank factors in a reply to an updated network; a client that lost its network sends none."""
+        """Replace low-rank factors in a reply by the updated network; raise a WireError if they are missing or invalid.
+
+        A client that lost its network sends none.
+        """
         if "update" in reply.arrays:
             spec, update = self.federation.specs[reply.client], reply.arrays["update"]
             reply.arrays["update"] = from_factors(update, self.state.model, spec, "the client's update")
@@ -232,7 +241,7 @@ class FLHADistillationState(State):
 
 
 class FLHADistillation(FederatedStrategy[declared.FLHADistillationOptions, FLHADistillationState]):
-    """Averages a shared teacher in the first rounds; in later rounds clients distil it into their own networks."""
+    """FLHA-distillation: a shared teacher, averaged in the first rounds, which clients then distil locally."""
 
     method = declared.flha_distillation
     state_class = FLHADistillationState

@@ -1,4 +1,4 @@
-"""Server side of FedHARM: the mean of the clients' descriptors of public images (Kastellos et al., 2024, algorithm 1).
+"""Strategy of FedHARM: the mean of the clients' descriptors of public images (Kastellos et al., 2024, algorithm 1).
 
 A descriptor of an image has, for each block of a network, the activations that matter most for the image's class.
 Clients send descriptors in their replies, and receive the mean in the next message, with which they train on the public
@@ -21,13 +21,13 @@ from .fedhenn import distance_metric
 
 @dataclass
 class FedHARMState(State):
-    """The state of FedHARM: `sent` has each client's latest descriptors (or class probabilities) of public images."""
+    """The state of FedHARM: `sent` has, by client, the latest descriptors (or class probabilities) of public images."""
 
     sent: ArraysBy = field(default_factory=dict)
 
 
 class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
-    """Averages the clients' descriptors of public images: the most important activations of their networks."""
+    """FedHARM: the average of the clients' descriptors (most important activations) of public images."""
 
     method = fedharm
     state_class = FedHARMState
@@ -35,7 +35,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
     # ---- a round
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the same payload for all clients: the target (from round 2 on) and whether to send descriptors."""
+        """Return for all clients the mean descriptors, as target for training, and whether to send new descriptors."""
         common = Payload()
         if round > 1:
             common.values["shared"] = True
@@ -58,7 +58,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
         return "sent" in self.traits.sends and round != self.run.last_round
 
     def target(self, round: int) -> list[Tensor]:
-        """Return what clients train towards, by block: the target from the latest descriptors of all clients."""
+        """Return the target of training for each block of a network, from all clients' latest descriptors."""
         sent = [self._unpacked(self.state.sent[client]) for client in in_order(self.state.sent)]
         if not sent:
             return []
@@ -72,5 +72,5 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
             parts = unpack_all(sent, settings.parts)
             check_sent(settings.align, parts, self.state.public_size, settings.lengths)
         except ValueError as error:
-            raise WireError(f"the client's descriptors of the public images cannot be used: {error}") from error
+            raise WireError(f"the client's descriptors of public images: {error}; check the client's mods") from error
         return parts

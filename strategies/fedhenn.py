@@ -1,4 +1,4 @@
-"""Server side of FedHeNN: clients align their representations (Makhija et al., ICML 2022).
+"""Strategy of FedHeNN: clients align their representations (Makhija et al., ICML 2022).
 
 If clients are heterogeneous (algorithm 2), the server averages the kernels of their representations of the alignment
 examples X(t) (in the paper: RAD), and each client aligns its kernel to the mean. If they are homogeneous (algorithm 1),
@@ -28,7 +28,7 @@ from fedhet.utils.randomness import numpy_generator, torch_generator
 
 @dataclass
 class FedHeNNState(State):
-    """The state of FedHeNN: clients align to `target` (packed) on the public examples X(t) of t = `target_round`.
+    """The state of FedHeNN: the packed `target` to which clients align on the public examples of `target_round`.
 
     As all fields of a state, both are saved in the checkpoint of every round, and loaded when the run is resumed.
     """
@@ -38,7 +38,7 @@ class FedHeNNState(State):
 
 
 class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
-    """Computes the target to which clients align their representations; averages weights of homogeneous clients."""
+    """FedHeNN: the target to which clients align their representations, and FedAvg if clients are homogeneous."""
 
     method = fedhenn
     state_class = FedHeNNState
@@ -55,7 +55,6 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
     # ---- the handshake
 
     def public_dataset(self) -> PublicDataset | None:
-        """Return the public dataset, from which alignment examples (RAD) are drawn in each round."""
         if self.options.rad_source == "train-union" and self.options.eta0:
             return client_setup.training_union(self.config)
         return super().public_dataset()
@@ -70,10 +69,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
     # ---- a round
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return each client's payload: the target for the public examples X(t) and the weight eta(t), and X(t+1).
-
-        The first round has no target and no weight. X(t) are sent as row numbers.
-        """
+        """Return for each client the target and its weight in the loss, except in round 1, and the public examples."""
         payloads, common = super().configure_fit(round, clients), Payload()
         if not self.options.eta0:
             return payloads
@@ -110,7 +106,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return distance_metric(replies.values(), "alignment")
 
     def rad(self, round: int) -> NDArray[np.int32]:
-        """Return the row numbers of the alignment examples X(t) in the public dataset, drawn from the seed."""
+        """Return the indices of a round's alignment examples in the public dataset, drawn at random from the seed."""
         return public_rows(self.config.seed, "rad", round, self.state.public_size, self.options.rad_size)
 
     @property
@@ -124,7 +120,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
     def next_target(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
         """Return the packed target for the alignment examples of a round, from the arrays that clients `sent`.
 
-        It is F, where F F^T is the clients' mean kernel, or with `target = spectral` singular vectors of posteriors.
+        It is F, where F F^T is the clients' mean kernel; with `target = spectral`, singular vectors of posteriors.
         """
         if self.traits.other_arrays:  # representations, whose norm is bounded; posteriors have a given one
             bounded = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in sent.items()})
@@ -140,12 +136,12 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
 
 
 def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> NDArray[np.int32]:
-    """Return up to `count` distinct row numbers below `size`, drawn at random from the seed, `purpose` and round."""
+    """Return up to `count` distinct indices below `size`; `seed`, `purpose` (any word) and `round` seed the draw."""
     return numpy_generator(seed, purpose, round).permutation(size)[:count].astype(np.int32)
 
 
 def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | None = None) -> Tensor:
-    """Unpack the matrix `name` (n, d) of a reply; raise a WireError if it is missing or `check` raises a ValueError."""
+    """Return a reply's matrix (n, d) called `name`; raise a WireError if it is missing or `check` raises ValueError."""
     if name not in reply.arrays:
         raise WireError(f"the client's reply has no array {name!r}: use the server's version of fedhet")
     try:
@@ -153,12 +149,12 @@ def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | Non
         if check:
             check(rows)
     except ValueError as error:
-        raise WireError(f"the client's {name} cannot be read: {error}") from error
+        raise WireError(f"the client's array {name} cannot be used: {error}; check the client's mods") from error
     return rows
 
 
 def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignment"]) -> dict[str, float]:
-    """Return the clients' mean distance as metric "distance", or 1 minus it as "alignment"; empty if none sent it."""
+    """Return {`name`: mean of the replies' values "distance"}, 1 minus the mean for "alignment"; {} without values."""
     distances = [reply.payload.values["distance"] for reply in replies if "distance" in reply.payload.values]
     if not distances:
         return {}

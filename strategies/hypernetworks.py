@@ -1,4 +1,4 @@
-"""Server sides of FLHA-GHN and pFedHN: hypernetworks generate the clients' weights.
+"""Strategies of FLHA-GHN and pFedHN: hypernetworks generate the clients' weights.
 
 FLHA-GHN (Litany et al., 2022, algorithm 1) averages a graph hypernetwork, which clients train. pFedHN (Shamsian et al.,
 ICML 2021, algorithm 1) trains a hypernetwork at the server, with parameters phi: client i receives the weights theta_i
@@ -24,7 +24,7 @@ from fedhet.utils.machine import one_thread
 
 
 class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
-    """Averages clients' hypernetworks with equal weights, or by the configured aggregation rule."""
+    """FLHA-GHN: the average of clients' hypernetworks with equal weights, or by the configured aggregation rule."""
 
     method = flha_ghn
     copies = 4  # the state, the sum, and a message
@@ -34,7 +34,6 @@ class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
         return {"digest of the hypernetwork's arrays": Common(digest, "all clients need the same version of fedhet")}
 
     def first_arrays(self, missing: Spec) -> Arrays:
-        """Return initial values of arrays that the server lacks; raise a WireError if one is not the hypernetwork's."""
         try:
             drawn = partial(start, seed=self.config.seed, normalise=self.options.normalise)
             return to_arrays({key: drawn(key, shape) for key, (shape, _) in missing.items()})
@@ -53,9 +52,9 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0
 
 @dataclass
 class PFedHNState(State):
-    """The state of pFedHN: the parameters of the `hypernetwork`, and Adam's `moments`, named "parameter:kind".
+    """The state of pFedHN: the parameters of the `hypernetwork`, and Adam's `moments`, such as "NAME:exp_avg".
 
-    A generated array is offset + scale * output; `starts` has by client and array both numbers, if not the default.
+    A generated array is offset + scale * output; `starts` has both numbers by client and array, if not the default.
     """
 
     hypernetwork: Arrays = field(default_factory=dict)
@@ -64,7 +63,7 @@ class PFedHNState(State):
 
 
 class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
-    """Sends each client the weights that the hypernetwork generates for this client, and trains the hypernetwork."""
+    """pFedHN: a hypernetwork at the server, which generates each client's weights and learns from their changes."""
 
     method = pfedhn
     state_class = PFedHNState
@@ -85,7 +84,7 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         check(reply.arrays.get("delta", {}), self.federation.specs[reply.client], "the client's change of weights")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Take a step of Adam on the hypernetwork, with the mean or robust aggregate of one gradient per client."""
+        """Update the hypernetwork by a step of Adam, with the mean or robust aggregate of one gradient per client."""
         hypernetwork, plain = self._hypernetwork(), self.aggregator.plain
         tensors, gradients = hypernetwork.tensors, {}
         deltas: Mapping[str, Arrays] = {client: reply.arrays["delta"] for client, reply in replies.items()}

@@ -1,4 +1,4 @@
-"""Server sides of PFNM and FedMA, which match hidden units of the clients' networks.
+"""Strategies of PFNM and FedMA, which match hidden units of the clients' networks.
 
 Matching finds, for each hidden unit of a client, the global unit to average it with. A group is a set of hidden units
 that must be permuted together; in a plain network, the units of one layer. PFNM (Yurochkin et al., ICML 2019) matches
@@ -42,12 +42,12 @@ from ._common import class_counts
 
 @dataclass
 class MatchedState(State):
-    """The state of a method that matches units.
+    """The state of a method that matches hidden units.
 
     Attributes:
         groups: the sets of hidden units that must be permuted together in the clients' networks, as JSON.
         classes: whether labels are classes; None before the first client is admitted.
-        assignments: by client and group, the global unit of each of the client's units.
+        assignments: by client and group, the index in the global model of each of the client's units.
     """
 
     groups: str = ""
@@ -60,12 +60,11 @@ T = TypeVar("T", bound=MatchedState)
 
 
 class MatchedStrategy(FederatedStrategy[M, T]):
-    """Base class of PFNM and FedMA: builds a global model of matched units, wider than the clients' networks."""
+    """Base class of PFNM and FedMA, whose global model has matched units and is wider than the clients' networks."""
 
     state_class = MatchedState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return what clients must have in common: layers, with `shared-init` also their widths, and kind of labels."""
         groups, equal = self._groups_of(reply), self.config.shared_init
         digest = sha256(groups_to_json(groups if equal else groups.with_widths([1] * len(groups))).encode()).hexdigest()
         remedy = "all clients need one architecture" + " in equal widths, or shared-init = false" * equal
@@ -111,7 +110,11 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         assignments: Sequence[Mapping[int, Any]],
         sizes: Sequence[int],
     ) -> Arrays:
-        """Average what is not matched, such as output layers, of the clients' `states`; `sizes` are global widths."""
+        """Return the average of the arrays that are not matched, such as the output layer.
+
+        `states` has each client's arrays, `assignments` each client's assignment of units (see `MatchedState`) by
+        index of the group, and `sizes` the number of units of each group in the global model.
+        """
         answers = replies.values()
         return average_rest(
             states,
@@ -139,12 +142,12 @@ class MatchedStrategy(FederatedStrategy[M, T]):
 
 
 class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
-    """Matches all layers in one round, without training in between."""
+    """PFNM: a global model of the clients' matched units, all layers in one round."""
 
     method = pfnm
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the global model and the client's units in it, or no arrays if a new client has a wider layer."""
+        """Return the global model and indices of the client's units in it; no arrays for a new, wider client."""
         payloads = super().configure_fit(round, clients)
         for client, payload in payloads.items():
             if assignments := self.state.assignments.get(client):
@@ -180,13 +183,13 @@ class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
 
 @dataclass
 class FedMAState(MatchedState):
-    """The state of FedMA: the layers (groups of units) that the current pass has matched, and the clients' units.
+    """The state of FedMA; in a pass, one layer (group of hidden units) is matched per round.
 
     Attributes:
         pass_: number of complete passes.
         step: index of the group that is matched next.
         holding: the clients that sent the last group, and keep their networks for the rest of the pass.
-        group: by index of a matched group, the weights of its global units, and averages such as BatchNorm's.
+        group: by index of a group matched in this pass, the weights of its global units, and BatchNorm's averages.
         last: the output layer of the last complete pass.
     """
 
@@ -198,13 +201,13 @@ class FedMAState(MatchedState):
 
 
 class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
-    """Matches and averages one layer per round, in `fedma.passes` passes over all layers if `rounds` is 0 (default)."""
+    """FedMA: a global model of the clients' matched units, one layer per round, in passes over all layers."""
 
     method = fedma
     state_class = FedMAState
 
     def number_of_rounds(self) -> int:
-        """Return `rounds` or, if it is 0, the rounds of `passes` passes; raise a FedhetError if a pass needs more."""
+        """Return the key `rounds` or, if 0, the rounds of all passes; raise a FedhetError if a pass needs more."""
         rounds, groups = self.config.rounds, len(self.groups)
         of_a_pass = groups + 1
         if rounds and rounds % of_a_pass:
@@ -233,10 +236,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return self.state.holding if self.state.step else super().participants(self.state.pass_ + 1)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the layer matched last with the client's units in it or, at the start of a pass, the global model.
-
-        A new client that has a wider layer than the global model starts from its own weights.
-        """
+        """Return the last matched layer and indices of the client's units in it, or the global model before a pass."""
         state, payloads = self.state, {}
         for client in clients:
             if state.step:
@@ -251,7 +251,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return payloads
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return the global model, or the output layer if a client has the other layers; no arrays within a pass."""
         if self.state.step and amid_training:
             return {client: Payload() for client in clients}
         return {client: self._complete_model(client) for client in clients}
@@ -261,10 +260,9 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return Payload({"last": self.state.last}) if keeps else self.payload_for(client)
 
     def check_reply(self, reply: Reply) -> None:
-        """Check the arrays that are matched next; a client that lost its network sends none until the next pass."""
         client, step, sizes = reply.client, self.state.step, self.sizes
         if reply.report.lost_state >= 0 and client in self.state.holding and "update" not in reply.arrays:
-            return
+            return  # it takes part again in the next pass
         shapes = self.groups.shapes([*sizes, *self.widths(client)[step:]])
         names = due(self.groups, step, statistics=self.config.batch_norm == "aggregate")
         spec = self.federation.specs[client]

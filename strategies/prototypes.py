@@ -1,4 +1,4 @@
-"""Server sides of FedProto, FD, FedGH, FedTGP and FedGen.
+"""Strategies of FedProto, FD, FedGH, FedTGP and FedGen.
 
 FedProto (Tan et al., AAAI 2022, equation 6) averages prototypes, the clients' mean representations of each class. In FD
 (Jeong et al., 2018, algorithm 1), each client receives the mean logits of the other clients. FedGH (Yi et al., ACM MM
@@ -41,9 +41,9 @@ from ._common import MOST_CLASSES, build_at_server, class_counts, class_means, o
 
 @dataclass
 class ClassState(State):
-    """The state of methods whose clients send a vector (mean representation or output) of each of their classes.
+    """The state of a method whose clients send a vector (mean representation or output) of each of their classes.
 
-    `prototypes` has the vectors `means` (k, `width`) of k classes and their numbers `classes` (k,), below `outputs`.
+    `prototypes` has the vectors `means` (k, `width`) of k classes and the `classes` (k,), from 0 to `outputs` - 1.
     """
 
     width: int = 0
@@ -56,7 +56,7 @@ C = TypeVar("C", bound=ClassState)
 
 
 class ByClass(FederatedStrategy[P, C]):
-    """Averages the vectors that clients send for each class."""
+    """Base class of strategies that average the vectors which clients send for each class."""
 
     state_class = ClassState
 
@@ -82,23 +82,24 @@ class ByClass(FederatedStrategy[P, C]):
             )
         if arrays["counts"].min(initial=1) < 1 or arrays["counts"].sum(dtype=float) > reply.examples:
             raise WireError(
-                f"the client's prototypes must count 1 to {reply.examples} examples: check the client's mods"
+                f"the client's prototypes must have positive numbers of examples, in total at most {reply.examples}: "
+                "check the client's mods"
             )
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the vectors of each class, weighted by numbers of examples; classes that none sent keep theirs."""
+        """Average the vectors of each class, weighted by numbers of examples; classes that are not sent keep theirs."""
         vectors = self.bounded(replies) if self.aggregator.plain else [self.combined(replies)]
         self.state.prototypes = class_means(vectors, self.state.prototypes)
         return {}
 
     def bounded(self, replies: Mapping[str, Reply]) -> list[Arrays]:
-        """Return each client's vectors, clipped to the norm `clip-norm`, with their classes and numbers of examples."""
+        """Return each client's vectors, clipped by `clip-norm`, with their classes and numbers of examples."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
         return [arrays | means[client] for client, arrays in sent.items()]
 
     def combined(self, replies: Mapping[str, Reply]) -> Arrays:
-        """Return the vector of each class, aggregated by the rule `aggregation` with all clients weighted equally."""
+        """Return `classes` (k,), `means` (k, width) aggregated by the configured rule, and `counts` of 1 (k,)."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         by_class = {
             client: dict(zip(map(str, arrays["classes"]), arrays["means"], strict=True))
@@ -115,20 +116,20 @@ def _width(reply: Reply) -> int:
 
 
 class FedProto(ByClass[declared.FedProtoOptions, ClassState]):
-    """Averages the clients' prototype (mean representation) of each class."""
+    """FedProto: the average of the clients' prototypes (mean representations) of each class."""
 
     method = declared.fedproto
 
 
 @dataclass
 class FDState(ClassState):
-    """The state of FD: `own` has the latest mean logits by class of each client."""
+    """The state of FD: `own` has, by client, the latest mean logits of each class."""
 
     own: ArraysBy = field(default_factory=dict)
 
 
 class FD(ByClass[declared.FDOptions, FDState]):
-    """Sends each client the mean logits of each class over the other clients that have the class, equally weighted."""
+    """FD: for each client and class, the mean logits of the other clients that have the class, equally weighted."""
 
     method = declared.fd
     state_class = FDState
@@ -149,7 +150,7 @@ class FD(ByClass[declared.FDOptions, FDState]):
 
 
 COPIES = 8
-"""The largest number of copies of its network at the server: weights, gradients, optimiser, states."""
+"""The largest number of copies of its network in the server's memory: weights, gradients, optimizer, states."""
 
 
 @dataclass
@@ -163,16 +164,16 @@ L = TypeVar("L", bound=declared.LearnerOptions)
 
 
 class Learner(ByClass[L, LearnerState]):
-    """Trains a network at the server on the clients' mean representations, each used as an example of its class."""
+    """Base class of strategies that train a network on the clients' mean representations, an example per class."""
 
     state_class = LearnerState
 
     @abstractmethod
     def network(self) -> nn.Module:
-        """Build the server's network, with weights drawn from torch's global random generator."""
+        """Return a new network for the server, with weights drawn from torch's global random generator."""
 
     def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
-        """Return the loss terms, if not cross entropy, for the vectors `means` (n, width) of `classes` (n,)."""
+        """Return loss terms for vectors `means` (n, width) of `classes` (n,); without terms, cross entropy is used."""
         return ()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
@@ -205,7 +206,7 @@ class Learner(ByClass[L, LearnerState]):
 
 
 class FedGH(Learner[declared.LearnerOptions]):
-    """Trains a linear head at the server, and sends it to the clients."""
+    """FedGH: a linear head for all clients, which the server trains on their mean representations of classes."""
 
     method = declared.fedgh
 
@@ -234,7 +235,7 @@ class Prototypes(nn.Module):
 
 
 class FedTGP(Learner[declared.FedTGPOptions]):
-    """Trains global prototypes of all classes at the server, and sends them to the clients."""
+    """FedTGP: global prototypes of all classes, which the server trains on the clients' prototypes."""
 
     method = declared.fedtgp
 
@@ -242,7 +243,6 @@ class FedTGP(Learner[declared.FedTGPOptions]):
         return Prototypes(self.state.outputs, self.state.width)
 
     def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
-        """Return the cross entropy of negative distances to prototypes, with a margin for the vector's own class."""
         one_hot = F.one_hot(classes, self.state.outputs).to(means.dtype)[:, classes.unique()]
         centres = (one_hot.T @ means) / one_hot.sum(0)[:, None]
         margin = torch.cdist(centres, centres).amax().clamp(max=self.options.threshold) if len(means) else 0.0
@@ -263,14 +263,14 @@ class FedTGP(Learner[declared.FedTGPOptions]):
 
 @dataclass
 class FedGenState(State):
-    """The state of FedGen: `classes` has each client's class counts, `generator` the generator's float64 weights."""
+    """The state of FedGen: numbers of examples of `classes`, by client, and float64 weights of the `generator`."""
 
     classes: ArraysBy = field(default_factory=dict)
     generator: Arrays = field(default_factory=dict)
 
 
 class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
-    """Averages the clients' heads like LG-FedAvg, and trains a generator of representations for the mean head."""
+    """FedGen: the average of the clients' heads, and a generator of representations trained on the mean head."""
 
     method = declared.fedgen
     state_class = FedGenState
@@ -288,7 +288,6 @@ class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
         return torch.stack([torch.from_numpy(each["counts"]) for each in self.state.classes.values()]).sum(0)
 
     def payload_for(self, client: str) -> Payload:
-        """Return the averaged head and, once it is trained, the generator with the numbers of examples by class."""
         payload = super().payload_for(client)
         if self.state.generator:
             _, dtype = self.federation.specs[client]["head.weight"]
@@ -317,6 +316,6 @@ class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
 
 
 def alike(noise: Tensor, outputs: Tensor) -> Tensor:
-    """Return FedGen's diversity loss for noise (n, e) and generated outputs (n, d), which is small if these differ."""
+    """Return FedGen's diversity loss, small if outputs (n, d) differ that are generated from the noise (n, e)."""
     apart = torch.cdist(noise, noise, compute_mode="donot_use_mm_for_euclid_dist").square() / noise.shape[1]
     return (-apart * torch.cdist(outputs, outputs, p=1) / outputs.shape[1]).mean().exp()

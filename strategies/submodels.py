@@ -1,4 +1,4 @@
-"""Server sides of methods whose clients have parts of one network.
+"""Strategies of methods whose clients have parts of one network.
 
 HeteroFL, FedRolex and FjORD: client i of width r_i has ceil(r_i K) of the K units along each axis. Each entry of an
 array is averaged over the clients that have it, weighted by their examples, or keeps its value if no client of the
@@ -48,7 +48,7 @@ from fedhet.utils.statistics import grouped, in_order
 
 
 class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
-    """Averages each weight over clients that have it, and rows of the head over clients with examples of the class."""
+    """HeteroFL: the average of each weight over clients that have it; of head rows, over clients with the class."""
 
     method = declared.heterofl
 
@@ -78,13 +78,13 @@ class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
 
 
 class FedRolex(HeteroFL):
-    """Averages like HeteroFL, but shifts a client's units each round (Alam et al., NeurIPS 2022, equation 2)."""
+    """FedRolex: HeteroFL with a client's units shifted each round (Alam et al., NeurIPS 2022, equation 2)."""
 
     method = declared.fedrolex
 
 
 class FjORD(SubmodelStrategy[declared.FjORDOptions, SubmodelState]):
-    """Averages each weight over the clients whose widest network has it (Horvath et al., NeurIPS 2021)."""
+    """FjORD: the average of each weight over clients whose widest network has it (Horvath et al., NeurIPS 2021)."""
 
     method = declared.fjord
 
@@ -94,10 +94,9 @@ T = TypeVar("T", bound=SubmodelState)
 
 
 class ByDepth(SubmodelStrategy[D, T]):
-    """Averages like FedAvg, but each array over the clients whose network is deep enough to have it."""
+    """Base class of strategies that average each array over the clients whose network is deep enough to have it."""
 
     def global_model(self) -> nn.Module | None:
-        """Return the whole network with its exits; None before training or with local BatchNorm statistics."""
         if not self.has_global_model:
             return None
         groups = read_network(self.state.network)
@@ -110,21 +109,21 @@ class ByDepth(SubmodelStrategy[D, T]):
 
 
 class DepthFL(ByDepth[declared.DepthFLOptions, SubmodelState]):
-    """Averages each array over the clients that have it; the global model is the whole network with its exits."""
+    """DepthFL: a network with exits (classifiers after blocks); each array is averaged over clients that have it."""
 
     method = declared.depthfl
 
 
 @dataclass
 class InclusiveFLState(SubmodelState):
-    """The state of InclusiveFL, by client depth: the last block and exit (`last`), and `momentum` of their arrays."""
+    """The state of InclusiveFL, by client depth: the last block and classifier (`last`), and their `momentum`."""
 
     last: ArraysBy = field(default_factory=dict)
     momentum: ArraysBy = field(default_factory=dict)
 
 
 class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
-    """Averages last blocks over clients of equal depth, and earlier blocks over all clients that have them."""
+    """InclusiveFL: last blocks averaged over clients of equal depth, earlier blocks over clients that have them."""
 
     method = declared.inclusivefl
     state_class = InclusiveFLState
@@ -135,7 +134,6 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
         super().admit(reply)
 
     def payload_for(self, client: str) -> Payload:
-        """Return the client's blocks, where the last block is the one that clients of the same depth share."""
         payload, state = super().payload_for(client), self.state
         if not state.last:
             return payload
@@ -183,7 +181,7 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
 
 @lru_cache(maxsize=1)
 def blocks_of(description: str) -> dict[str, int]:
-    """Return by array name the smallest depth at which a client has the array; `description` is a network as JSON."""
+    """Return the smallest client depth that includes an array, by array name; `description` is a network as JSON."""
     return {name: block for name, (_, block) in read_network(description).needs.items()}
 
 
@@ -192,13 +190,16 @@ def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
 
 
 def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
-    """Group array names, except the exits', that differ in the first number only (a block's) and have equal shapes."""
+    """Group names of arrays that differ only in the first number (a block's) and have equal shapes; skip exits."""
     inside = (name for name in shapes if not name.startswith(f"{EXITS}."))
     return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return the momentum of a block's arrays (`last`): the mean `change` of like arrays in it and in deeper blocks."""
+    """Return the momentum of each array in `last`, the block at `depth`.
+
+    It is the mean `change` of arrays `alike` in the blocks from `depth` on; `blocks` has the block of each array.
+    """
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
         if any(blocks[name] > depth for name in names):
@@ -208,7 +209,7 @@ def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]
 
 
 def check_alike(groups: PermutationGroups) -> None:
-    """Raise a FedhetError unless each block has a weight that is `alike` in name and shape to one of the next block."""
+    """Check that consecutive blocks of a network (`groups`) have `alike` weights; raise a FedhetError otherwise."""
     shapes = groups.shapes(groups.widths)
     weights = {name: shape for name, shape in shapes.items() if len(shape) > 1 and name not in groups.kinds}
     found = [{groups.needs[name][1] for name in names} for names in alike(weights)]
@@ -226,13 +227,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class LoRAState(SubmodelState):
-    """The state of LoRA: with `aggregate = stack`, `products` has each layer's sum of products B A."""
+    """The state of LoRA: with `aggregate = stack`, `products` has the sum of each layer's adapters B A."""
 
     products: Arrays = field(default_factory=dict)
 
 
 class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
-    """Aggregates the clients' low-rank adapters, and averages the head if it is trained."""
+    """LoRA: the aggregate of clients' low-rank adapters of different ranks, and the average of a trained head."""
 
     method = declared.lora
     state_class = LoRAState
@@ -242,7 +243,6 @@ class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
         return {**super().common(reply), "frozen network": Common(reply.values.line("backbone"), remedy)}
 
     def payload_for(self, client: str) -> Payload:
-        """Return the client's part of the adapters; with `aggregate = stack`, the sums of products B A so far."""
         if self.options.aggregate != "stack":
             return super().payload_for(client)
         head = {key: array for key, array in self.state.model.items() if not key.endswith((A, B))}
@@ -250,7 +250,6 @@ class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
         return Payload({name: arrays for name, arrays in groups.items() if arrays})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Aggregate the adapters by the method's key `aggregate`, and average the head as in FedAvg."""
         how, before, sums = self.options.aggregate, self.state.model, self.state.products
         models = self._clipped({client: reply.arrays["model"] for client, reply in replies.items()})
         if how == "truncate":
@@ -271,7 +270,7 @@ class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
         return {}
 
     def _clipped(self, models: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
-        """Clip the changes of the clients' arrays; with `stack` and a robust rule not of A, which clients draw."""
+        """Return arrays with clipped changes; with `stack` and a robust rule, A is not clipped, as it is random."""
         stacked = self.options.aggregate == "stack" and not self.aggregator.plain
         moved = {c: {k: a for k, a in m.items() if not (stacked and k.endswith(A))} for c, m in models.items()}
         starts = {client: cut(self.state.model, self.parts(client)) for client in models}
@@ -284,14 +283,14 @@ def _layers(model: Arrays) -> list[str]:
 
 
 def _products(model: Arrays) -> Arrays:
-    """Return the product B A of each adapter, (out, in), by layer."""
+    """Return the product B A (out, in) of each layer's adapter, by layer."""
     with one_thread():
         pairs = {layer: [torch.from_numpy(model[layer + each]) for each in (B, A)] for layer in _layers(model)}
         return {layer: (b @ a).numpy() for layer, (b, a) in pairs.items()}
 
 
 def _factors(product: Array, rank: int) -> tuple[Array, Array]:
-    """Return A (rank, in) and B (out, rank) such that B A is the best approximation of `product` of this rank (SVD)."""
+    """Return A (rank, in) and B (out, rank) such that B A approximates `product` (out, in) best, by SVD."""
     with one_thread():
         u, s, v = (each.numpy() for each in torch.linalg.svd(torch.from_numpy(product).double(), full_matrices=False))
     a, b = _filled(v[:rank], (rank, product.shape[1])), _filled((u * s)[:, :rank], (len(product), rank))

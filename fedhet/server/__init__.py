@@ -1,4 +1,4 @@
-"""The server side of a run: the base class of all strategies, and the hooks that a method overrides."""
+"""The server side of a run: `FederatedStrategy`, the base class of all strategies, and what strategies need with it."""
 
 from fedhet.results.state import ArraysBy as ArraysBy
 from fedhet.results.state import ClientRecord as ClientRecord

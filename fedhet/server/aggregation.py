@@ -17,12 +17,12 @@ from fedhet.utils.text import log
 Array = np.ndarray[Any, Any]
 
 FURTHEST, FURTHEST_FROM_START = 30.0, 10.0
-"""Without `clip-norm`, an update is cut to the median if its norm is above these multiples of the median and of the
-norm of the arrays from which the client started: an honest update may be far from the median, but not from these."""
+"""Limits of a client's update without `clip-norm`, as multiples of the median norm of all clients' updates and of the
+norm of the arrays from which the client started. An update above both limits is scaled down to the median norm."""
 
 
 class Aggregator:
-    """Averages clients' arrays with the configured aggregation rule, and records which updates were clipped."""
+    """The aggregation of clients' arrays by the configured rule, with clipping and a record of clipped updates."""
 
     def __init__(self, run: Run, federation: Federation) -> None:
         self.run, self.federation = run, federation
@@ -44,9 +44,10 @@ class Aggregator:
         weights: Mapping[str, float] | None = None,
         before: Arrays | None = None,
     ) -> Arrays:
-        """Clip updates (see `clipped`), then average each array over the clients that sent it (see `average_shared`).
+        """Return the average of each array over the clients that sent it, after clipping updates (see `clipped`).
 
-        `weights` are equal by default. `before` has the arrays from which clients started, by default the shared model.
+        `models` has each client's arrays by name, and `weights` each client's weight (by default equal). `before` has
+        the arrays from which clients started, by default the shared model.
         """
         before, config = self.run.state.model if before is None else before, self.run.config
         models, weights = self.clipped(models, dict.fromkeys(models, before)), weights or dict.fromkeys(models, 1.0)
@@ -58,12 +59,12 @@ class Aggregator:
         starts: Mapping[str, Arrays] = {},
         scales: Mapping[str, Mapping[str, float]] = {},
     ) -> Mapping[str, Arrays]:
-        """Return clients' arrays (`groups`), after scaling down too large changes from the arrays in `starts`.
+        """Return the clients' arrays after scaling down updates that are too large.
 
-        A client's norm is the root mean square over the floating-point entries of its change, after each array is
-        multiplied by its factor in `scales` (1 by default). It is limited to `clip-norm` times the median of all norms.
-        Without `clip-norm`, a norm is limited to the median, with a warning, if it exceeds 30 times the median of three
-        or more clients and 10 times the norm of the client's arrays in `starts` (zeros by default).
+        `groups` has each client's arrays by name, and `starts` those from which it started (zeros by default). The norm
+        of an update is the root mean square of the differences in all floating-point entries, each array's multiplied
+        by its factor in `scales` (1 by default). It is limited to `clip-norm` times the median norm of the clients.
+        Without `clip-norm`, a norm beyond `FURTHEST` and `FURTHEST_FROM_START` is limited to the median norm.
         """
         bound = self.bound
         if not groups or (not bound and len(groups) < 3):
@@ -102,10 +103,11 @@ class Aggregator:
 def average_shared(
     models: Mapping[str, Arrays], weights: Mapping[str, float], rule: str = "mean", byzantine: float = 0.0
 ) -> Arrays:
-    """Return the average of each array over the clients that sent it, summed in the order of `models`.
+    """Return the average of each array over the clients that sent it; averages of integers are rounded.
 
-    `weights` apply to `rule="mean"`; other rules (`AGGREGATIONS`) weight all clients equally, and tolerate the fraction
-    `byzantine` of Byzantine clients. Averages of integers, such as BatchNorm's counters, are rounded.
+    `models` has each client's arrays by name; the order of clients is the order of summation. `weights` has each
+    client's weight for the rule `mean`. The other rules, such as `krum`, weight all clients equally; robust rules
+    tolerate a fraction `byzantine` of Byzantine clients.
     """
     owners: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys(name for model in models.values() for name in model):
@@ -126,7 +128,7 @@ def average_shared(
 
 
 def _mean(arrays: list[Array], fractions: list[float]) -> Array:
-    """Return a weighted mean of arrays, summed in float32 or, for float64 and integers, in float64."""
+    """Return the mean of arrays with weights `fractions` (sum 1), computed in float64 for float64 and integers."""
     single = arrays[0].dtype.kind == "f" and arrays[0].dtype != np.float64
     mean = torch.zeros(arrays[0].shape, dtype=torch.float32 if single else torch.float64)
     for array, fraction in zip(arrays, fractions, strict=True):
@@ -152,7 +154,7 @@ def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = {}) -> f
 
 
 def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
-    """Return, by client, the sum over its arrays of the distance to the closest other client's array of that name."""
+    """Return each client's distance to the others: per array, the distance to the closest other client's, summed."""
     total = dict.fromkeys(sent, 0.0)
     for client, arrays in sent.items():
         for name, array in arrays.items():
@@ -162,10 +164,10 @@ def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
 
 
 def robust(clients: list[list[Array]], rule: str, fraction: float) -> list[Array]:
-    """Return the aggregate of clients' arrays, by a rule that tolerates this `fraction` of Byzantine clients.
+    """Return the aggregate of the clients' arrays, by a rule that tolerates a `fraction` of Byzantine clients.
 
-    `median` and `trimmed-mean` (Yin et al., ICML 2018) aggregate each entry of the arrays; `krum` and `multi-krum`
-    (Blanchard et al., NeurIPS 2017) select clients.
+    `clients` has each client's arrays, in the same order. The rules `median` and `trimmed-mean` (Yin et al., ICML 2018)
+    aggregate each entry of the arrays; `krum` and `multi-krum` (Blanchard et al., NeurIPS 2017) select clients.
     """
     count, weighted = len(clients), [(arrays, 1) for arrays in clients]
     # At least one if any are expected, but fewer than half, since no rule tolerates more.

@@ -18,21 +18,21 @@ from fedhet.utils.statistics import client_order, grouped, in_order
 from fedhet.utils.text import log
 
 Check = Callable[[Reply], None]
-"""A check of a valid reply, which raises an exception to refuse the reply."""
+"""A function that checks a client's reply, and raises an exception to refuse it."""
 
 GRACE = 10.0
-"""Seconds to wait for nodes that are required."""
+"""Minimum time in seconds to wait for a required number of nodes, even if `wait-for-clients` is less."""
 
 
 class Federation:
-    """Exchanges messages with the clients of a run, and counts the bytes sent and received in the current round.
+    """The clients of a run, and the exchange of messages with them, which counts bytes in `run.round`.
 
     Attributes:
         nodes: the Flower node id of each connected client, in order of client name.
         known: each admitted client's handshake reply, without payload; clients that have left are included.
         specs: names, shapes and dtypes of each admitted client's shared arrays.
-        claimed: the name under which each client replies, which may be the same for two clients.
-        answered: function called after each reply, with the numbers of replies received and messages sent so far.
+        claimed: by client, the name that its node sends; the server adds a number to a name that two nodes send.
+        answered: function called after each reply, with the numbers of replies so far and of messages sent.
     """
 
     def __init__(self, run: Run) -> None:
@@ -46,22 +46,25 @@ class Federation:
 
     @property
     def simulated(self) -> bool:
-        """Whether clients are simulated on this machine or a Ray cluster, and not on remote nodes."""
+        """Whether clients are simulated, on this machine or a Ray cluster, instead of running on their own nodes."""
         return simulated(self.grid) or isinstance(self.grid, LocalGrid)
 
     def earlier_name(self, node: int, claimed: str) -> str:
-        """Return the name that a node's client has had in the run, if it replies as `claimed`; empty for a new node."""
+        """Return the client name that Flower node `node` had in the run; empty if it is new or changed its name.
+
+        `claimed` is the name in the node's reply, without a number that the server added.
+        """
         known = () if self.simulated else self.run.state.clients.items()
         return next((n for n, c in known if c.node == node and (n == claimed or n.startswith(f"{claimed} ("))), "")
 
     def name_for(self, node: int, claimed: str) -> str:
-        """Return a client's name in the run: the claimed name, followed by a number if another client has it."""
+        """Return a name for a node's client: the name in its reply (`claimed`), plus a number if the name is in use."""
         numbered = (f"{claimed} ({number})" for number in itertools.count(2))
         names = itertools.chain([self.earlier_name(node, claimed) or claimed, claimed], numbered)
         name = next(name for name in names if name not in self.nodes)
         if not plain_name(name):
             raise FedhetError(
-                f"two nodes have the name {claimed}, which is too long for a number to be added: give each a short one"
+                f"two nodes have the name {claimed}, which is too long for a number to be added: give each a short name"
             )
         if name != claimed:
             self.run.warn_once(
@@ -81,7 +84,7 @@ class Federation:
     # ---- messages
 
     def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
-        """Return a message of Flower's type `kind` for each client; `asked` are additional fields of its `Request`.
+        """Return a message for each client; `kind` is Flower's message type, `asked` has fields of its `Request`.
 
         Its records are the payload's groups of arrays, the payload's values, and the settings and `Request` as JSON.
         """
@@ -106,16 +109,20 @@ class Federation:
     # ---- exchanges
 
     def ask(self, question: str, payloads: Mapping[str, Payload], check: Check | None = None) -> dict[str, Reply]:
-        """Send a question to clients, in an additional exchange within the round, and return the valid answers.
+        """Send a query to clients, in addition to the round's messages, and return the valid replies by client.
 
-        `check` raises an exception to refuse an answer. A client without a valid answer counts as failed in this round.
+        `question` is the query's name, such as "join"; `check` raises an exception to refuse a reply. A client without
+        a valid reply counts as failed in this round.
         """
         return self.exchange(self.messages(MessageType.QUERY, payloads, question=question), check)
 
     def query(
         self, nodes: Iterable[int], question: str, payload: Payload, **asked: Any
     ) -> Iterable[tuple[int, Message]]:
-        """Send a question, with fields `asked` of its `Request`, to nodes that are not clients; yield (node, reply)."""
+        """Send a query to nodes that may not be clients yet, and yield pairs of node id and reply.
+
+        `question` is the query's name, such as "handshake"; `asked` are further fields of its `Request`.
+        """
         encoder = Encoder()
         messages = [
             self._message(MessageType.QUERY, node, encoder(payload), question=question, **asked) for node in nodes
@@ -132,7 +139,7 @@ class Federation:
         return self.grid.send_and_receive(messages, timeout=self.run.config.timeout)
 
     def by_node(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
-        """Yield (node, reply) in the order in which messages were sent; record nodes without a reply as failed."""
+        """Yield (node id, reply) in the order in which messages were sent; record nodes without a reply as failed."""
         round = self.run.round
         sent, round.sent = round.sent, {}
         # For a node that is gone the SuperLink answers, so only the id of the message says which node it was.
@@ -172,7 +179,7 @@ class Federation:
                 round.fail(client, reason_of(client, error))
                 continue
             if reply.report.lost_state >= 0:
-                log.warning("client %s lost its state of round %s and started afresh", client, reply.report.lost_state)
+                log.warning("client %s lost its state of round %s, and starts anew", client, reply.report.lost_state)
                 round.lost.append(client)
             if reply.report.note:
                 notes.append((reply.report.note, client))
@@ -186,12 +193,15 @@ class Federation:
         round = self.run.round
         if reply.client != self.claimed[client]:
             raise WireError(
-                f"the client's reply has the name of client {reply.client}: each node must answer under its own name"
+                f"the client's reply has the name {reply.client}, not {self.claimed[client]} as in its handshake: keep "
+                "a node's name (or partition-id) unchanged during a run"
             )
         reply.report.client = client
         self._check_counts(reply)
         if client not in round.training and (reply.train_loss is not None or reply.work.steps):
-            raise WireError("the client was asked only to evaluate, but reports training: report no loss or steps")
+            raise WireError(
+                "the client was asked only to evaluate, but reports a training loss or steps: check the client's mods"
+            )
         for name, group in reply.arrays.items():
             if name == "model":
                 check(group, self.specs[client], "the client's model")
@@ -212,28 +222,32 @@ class Federation:
                 )
         if reply.given_weight and not wrapped:
             raise WireError(
-                "the client's reply has a weight, which needs a train function in fedhet.wrap: leave it out"
+                "the client's reply has a weight, which only a user's own train function (fedhet.wrap) may return: "
+                "leave it out"
             )
         metric, labels = known.report.metric, known.report.labels
         for name, measured in reply.measured.items():
             values = measured.metric.values
             if len(values) != labels or (metric != "r2" and min(values) < 0):
                 raise WireError(
-                    f"the client's metric {name} must have {labels} values, of which only those of r2 may be negative: "
-                    "check the client's mods"
+                    f"the client's metric {name} must have {labels} values (negative ones only if it is r2): check the "
+                    "client's mods"
                 )
 
 
 def reason_of(client: str, error: Exception) -> str:
-    """Return why a client's reply is refused, and log the traceback of an unexpected exception."""
+    """Return the reason in words why `error` makes a client's reply invalid; log an unexpected error's traceback."""
     if isinstance(error, FedhetError):
         return str(error)
-    log.warning("client %s: its reply raised", client, exc_info=error)
+    log.warning("client %s: its reply was refused, since reading it raised this exception", client, exc_info=error)
     return f"the client's reply cannot be used: {type(error).__name__}: {str(error)[:500]}"
 
 
 def await_nodes(grid: Grid, wanted: int, *, exact: bool, patience: float) -> None:
-    """Wait up to `patience` seconds for `wanted` nodes; raise a FedhetError for fewer (with `exact`, also for more)."""
+    """Wait until `wanted` nodes are connected; raise a FedhetError if there are fewer after `patience` seconds.
+
+    With `exact`, more nodes also raise an error; without it, the function waits `patience` seconds for more nodes.
+    """
     started = time.monotonic()
     while True:
         count, waited = len(list(grid.get_node_ids())), time.monotonic() - started
@@ -242,11 +256,11 @@ def await_nodes(grid: Grid, wanted: int, *, exact: bool, patience: float) -> Non
         time.sleep(0.1)
     if exact and count != wanted:
         raise ConfigError(
-            f"clients = {wanted}, but {count} nodes are connected: leave the key out, start {wanted} nodes (in a "
+            f"clients = {wanted}, but {count} nodes are connected: leave out clients, start {wanted} nodes (in a "
             "simulation: num-supernodes), or wait longer for them (wait-for-clients, in seconds)"
         )
     if count < wanted:
         raise FedhetError(
-            f"only {count} nodes are connected, and {wanted} are needed: start more nodes, or lower min-clients "
-            "(min_available_nodes)"
+            f"only {count} nodes are connected, and {wanted} are needed: start more nodes, or lower min-clients (or "
+            "the strategy's min_available_nodes)"
         )

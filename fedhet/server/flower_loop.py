@@ -1,4 +1,4 @@
-"""Run a fedhet strategy in Flower's own loop, or in a Flower strategy that wraps it."""
+"""Strategies in Flower's own loop (`Strategy.start`), or wrapped by a Flower strategy for differential privacy."""
 
 import atexit
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,14 +20,14 @@ from fedhet.utils.text import log
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
 OFFERED = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
-"""Hooks of Flower's strategies that a subclass may override, besides `start` and `summary`."""
+"""Methods of Flower's `Strategy` that a subclass may override, besides `start` and `summary`."""
 
 NOT_OFFERED = ("_construct_messages", "_check_and_log_replies", "initialize_parameters", "num_fit_clients")
-"""Hooks of Flower's `FedAvg` that fedhet's strategies never call."""
+"""Methods of Flower's `FedAvg` that a subclass must not define, since fedhet's strategies never call them."""
 
 
 def _argument(name: str) -> property:
-    """Return a read-only property for an argument of Flower's `FedAvg`; setting it raises a ConfigError."""
+    """Return a read-only property for the argument `name` of Flower's `FedAvg`; setting it raises a ConfigError."""
 
     def read(strategy: "FlowerLoop[Any, Any]") -> Any:
         return getattr(strategy.run.flower_options, name, getattr(strategy.config, name, 1.0))
@@ -40,9 +40,14 @@ def _argument(name: str) -> property:
 
 
 class FlowerLoop(Hooks[P, S], Strategy):
-    """Implements the hooks that Flower's loop calls in each round, such as `configure_train`.
+    """Base class of `FederatedStrategy` with the methods that Flower's `Strategy.start` calls in each round.
 
-    `private_wrapper` is the Flower strategy for differential privacy that wraps this strategy, if any.
+    Attributes:
+        evaluate_last, _restart, _running, _check_that_rounds_counted: methods of `FederatedStrategy`.
+        private_wrapper: the Flower strategy for differential privacy that wraps this strategy, if any.
+        _flowers_loop: contexts of the current run in Flower's loop; None outside of such a run.
+        _trained: valid replies and metrics of the current round; None until `aggregate_train`.
+        _arrays: the first global arrays in Flower's loop, and those of the current round.
     """
 
     evaluate_last: Callable[[], MetricRecord]
@@ -55,12 +60,11 @@ class FlowerLoop(Hooks[P, S], Strategy):
     arrayrecord_key, configrecord_key = _argument("arrayrecord_key"), _argument("configrecord_key")
     fresh = True
     private_wrapper: PrivateWrapper | None = None
-    _flowers_loop: ExitStack | None = None  # the contexts of a run
-    _trained: tuple[Mapping[str, Reply], Mapping[str, float]] | None = None  # replies and metrics of the current round
-    _arrays: tuple[ArrayRecord | None, ...] = ()  # the first arrays in Flower's loop, and those of the current round
+    _flowers_loop: ExitStack | None = None
+    _trained: tuple[Mapping[str, Reply], Mapping[str, float]] | None = None
+    _arrays: tuple[ArrayRecord | None, ...] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Raise a ConfigError if a subclass defines a hook of Flower's strategies that fedhet never calls."""
         super().__init_subclass__(**options)
         if absent := [name for name in NOT_OFFERED if name in vars(cls)]:
             raise ConfigError(
@@ -71,7 +75,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
     def _in_flowers_own_loop(
         self, grid: Grid, initial_arrays: ArrayRecord | None, evaluate_fn: EvaluateFunction | None
     ) -> Result:
-        """Run `Strategy.start` of Flower, which calls the hooks that a user's subclass overrides."""
+        """Run `Strategy.start` of Flower, which calls the methods that a user's subclass overrides."""
 
         def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
             return evaluate_fn(round, arrays) if evaluate_fn and arrays and self.makes_global_model else None
@@ -95,7 +99,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
         self.private_wrapper, self._flowers_loop = private_wrapper_of(self), ExitStack()
         atexit.register(self._interrupted)  # an exception between two hooks is seen by none of them
         if self.config.closing_epochs:
-            log.warning("closing-epochs has no effect in Flower's loop, which runs a wrapped strategy")
+            log.warning("closing-epochs has no effect in Flower's loop, which runs a wrapped strategy: leave it out")
         self.run.override({"closing-epochs": 0})
         with self._in_flowers_loop():
             self._flowers_loop.enter_context(self._running(grid, initial_arrays))
@@ -126,7 +130,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
 
     @contextmanager
     def _in_flowers_loop(self) -> Iterator[None]:
-        """Context for a hook that Flower's loop calls: an exception in it ends the run, and is raised again."""
+        """Context manager that ends the run if an exception is raised in its body, and raises the exception again."""
         try:
             yield
         except BaseException as error:  # also Ctrl-C
@@ -156,12 +160,12 @@ class FlowerLoop(Hooks[P, S], Strategy):
                 specs = [federation.specs[client] for client in federation.nodes]
                 check_wrapper(name, self.method.name, run.traits, specs, arrays)
                 if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
-                    raise ConfigError(f"{name} needs a method whose clients receive only the model: use fedavg")
+                    raise ConfigError(f"{name} needs a method that sends clients only the shared model: use fedavg")
             evaluate = run.evaluates(server_round)
             return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
 
     def _take_arrays(self, arrays: ArrayRecord) -> None:
-        """Set the shared model to `arrays`, which a wrapping strategy or a subclass may have changed."""
+        """Set the shared model to `arrays`; raise a ConfigError if they were changed but no model is averaged."""
         if self.traits.averages_model:
             self.run.initial = decode_arrays(arrays)
             self._initialise()

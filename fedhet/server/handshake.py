@@ -24,17 +24,17 @@ from fedhet.utils.statistics import in_order
 from fedhet.utils.text import log
 
 NOBODY = "no client can take part:"
-"""The first line of an error, above the reasons."""
+"""First line of an error message, followed by the reasons why clients were refused."""
 
 Claims = list[tuple[str, Hashable]]
-"""Names and values of what must fit other clients: the values in common, the network or its shared arrays."""
+"""Names and values of properties in which clients must agree, such as the task or shapes of shared arrays."""
 
 UNSEEN = 2**26
-"""Bytes of the largest network that the server makes from a client's claim; a client must send a larger one first."""
+"""Size in bytes above which a client must send its network before the server builds copies of it."""
 
 
 class Handshake:
-    """Asks new nodes for a description of their client (`Report`), and admits clients that the method can combine."""
+    """The admission of clients, which uses the description (`Report`) that a new node sends of its client."""
 
     def __init__(self, strategy: Hooks[Any, Any]) -> None:
         self.strategy, self.run, self.federation = strategy, strategy.run, strategy.federation
@@ -63,12 +63,15 @@ class Handshake:
         if len(federation.nodes) == 1 and self._refused and self.run.traits.communicates:
             (left,) = federation.nodes
             raise FedhetError(
-                f"only client {left} is left after refusals, and {self.run.method.name} needs at least two clients; "
-                f"correct the others:\n{round.reasons()}"
+                f"only client {left} was admitted, and {self.run.method.name} needs at least two clients; correct the "
+                f"others:\n{round.reasons()}"
             )
 
     def _check_settings(self) -> None:
-        """Set keys from `train_config`; raise a ConfigError if chosen keys have no effect on the admitted clients."""
+        """Check that keys set by the user affect the admitted clients; raise a ConfigError otherwise.
+
+        Before, keys in `train_config` are set.
+        """
         known = [reply.report for reply in self.federation.known.values()]
         if not all(report.wrapped for report in known):
             self.run.apply_train_config()
@@ -85,10 +88,10 @@ class Handshake:
     # ---- admission
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
-        """Ask nodes for a `Report` and admit those that can take part; if reports differ, the majority is admitted.
+        """Ask the nodes `new` (node ids) for a `Report`; admit clients that can take part and agree with the majority.
 
-        A node that claims the name of an admitted client gets it only if that client's node no longer replies.
-        Unless `unseen`, unseen clients, which join after the last round, are not admitted yet.
+        A node that sends the name of an admitted client gets it only if that client's node no longer replies.
+        Unseen clients, which join after the last round, are admitted only with `unseen`.
         """
         run, federation = self.run, self.federation
         public = self.strategy.public_dataset()
@@ -112,7 +115,10 @@ class Handshake:
         federation.nodes = {client: federation.nodes[client] for client in in_order(federation.nodes)}
 
     def _opened(self, nodes: Iterable[int], payload: Payload, *, unseen: bool) -> dict[int, tuple[Claims, Reply]]:
-        """Ask nodes for a `Report`; return, by node, the values that clients must have in common and the reply."""
+        """Ask nodes for a `Report`; return, by node id, properties in which clients must agree, and the reply.
+
+        `payload` has the server's public dataset, if any. Without `unseen`, clients that join last are left out.
+        """
         opened: dict[int, tuple[Claims, Reply]] = {}
         for node, message in self.federation.query(nodes, HANDSHAKE, payload, begun=bool(self.run.state.clients)):
             try:
@@ -162,7 +168,10 @@ class Handshake:
         return self.run.config.test_on != "local" and not reply.report.common_test
 
     def _check_size(self, node: int, reply: Reply) -> None:
-        """Raise a FedhetError if the server lacks memory for a client's network, or if a large one is not sent."""
+        """Check that the server has memory for a client's network; raise a FedhetError otherwise.
+
+        A client whose network is larger than `UNSEEN` must also send it to the server.
+        """
         spec, copies = reply.report.spec, self.strategy.copies
         check_room(copies * bytes_of(spec), "the server needs memory for the client's network:")
         if not copies or bytes_of(spec) <= UNSEEN:
@@ -172,7 +181,7 @@ class Handshake:
             check(sent.arrays.get("model", {}), spec, "the client's network")
             self.run.round.up[reply.client] += sent.payload.nbytes
             return
-        raise FedhetError("the client did not send its network, which is needed for its admission: see its log")
+        raise FedhetError("the client did not send its network, which its admission needs: see the client's log")
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
         run, report, claimed = self.run, reply.report, reply.client
@@ -227,7 +236,10 @@ class Handshake:
                 )
 
     def _agree(self, reply: Reply, *, joining: bool) -> None:
-        """Check that a client fits the others and call the method's `admit`; create missing arrays unless `joining`."""
+        """Check that a client agrees with the others, and call the method's `admit`; raise a FedhetError otherwise.
+
+        Arrays that the shared model lacks are added, unless the client is `joining` after the last round.
+        """
         state, traits, common = self.run.state, self.run.traits, self._common(reply)
         for name, (value, remedy) in common.items():
             if (other := state.common.get(name, value)) != value:
@@ -245,7 +257,7 @@ class Handshake:
                 state.model = state.model | first
 
     def _public_dataset(self, reply: Reply) -> tuple[str, int]:
-        """Return digest and size of the server's or the client's public dataset; raise a FedhetError without one."""
+        """Return digest and number of examples of the public dataset; raise a FedhetError if there is none."""
         report, public = reply.report, self.strategy.public_dataset()
         if public is not None:
             return public.digest, len(public)
@@ -254,12 +266,13 @@ class Handshake:
         labelled = "labelled " * (self.run.traits.public == "labelled")
         held_out = "" if report.own_data else "set public-samples, or "
         raise FedhetError(
-            f"there is no {labelled}public dataset to align on: {held_out}have the clients' data function return it as "
-            f"`public`, or pass it to make_server_app(public=...){_without_labels(self.run.config) if labelled else ''}"
+            f"there is no {labelled}public dataset, but the method needs it: {held_out}have the clients' data function "
+            "return it as `public`, or pass it to make_server_app(public=...)"
+            f"{_without_labels(self.run.config) if labelled else ''}"
         )
 
     def _test_on_own_parts(self) -> None:
-        """Set `test-on` to clients' own test parts; raise a FedhetError if it was chosen or a client is admitted."""
+        """Set `test-on` to clients' own test examples; raise a FedhetError if it was chosen or others are admitted."""
         run = self.run
         if "test-on" in run.config.chosen or self.federation.known:
             raise FedhetError(
@@ -293,7 +306,7 @@ def _comes_last(reply: Reply, count: int) -> bool:
 
 
 def most_alike_first(claims: Mapping[int, Claims]) -> list[int]:
-    """Return nodes sorted by how many of their values (`claims`) differ from the most frequent ones, fewest first."""
+    """Return node ids, those whose properties (`claims`) differ least from the most frequent values first."""
     votes = Counter(claim for each in claims.values() for claim in each)
     most = {name: count for (name, _), count in reversed(votes.most_common())}
     return sorted(claims, key=lambda node: sum(votes[claim] < most[claim[0]] for claim in claims[node]))

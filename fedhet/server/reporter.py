@@ -1,4 +1,4 @@
-"""Reports a run to observers: records of rounds, statistics over clients, and warnings at the end."""
+"""Reports of a run to its observers: records of rounds, statistics over clients, and warnings at the end."""
 
 import math
 import time
@@ -27,11 +27,11 @@ from fedhet.utils.statistics import (
 from fedhet.utils.text import log
 
 VALIDATION = "validation-"
-"""Prefix of metrics on common validation examples in the server's evaluation of the global model."""
+"""Prefix of the names of metrics on validation examples in the server's evaluation of the global model."""
 
 
 class Reporter:
-    """Reports a run to its observers.
+    """The reporter of a run, which notifies observers and computes the record of each round.
 
     `size_of` returns the size of a client's network in words. `on_common_test` is the server's evaluation of the global
     model, for the record of the next round. `evaluated` has the clients' mean metrics in the last recorded round.
@@ -51,7 +51,7 @@ class Reporter:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context that notifies observers when the run in it has finished or failed."""
+        """Context manager around a run, which notifies observers when the run has finished or failed."""
         try:
             yield
         except BaseException as error:  # also Ctrl-C
@@ -76,7 +76,10 @@ class Reporter:
     def record(
         self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
     ) -> MetricRecord:
-        """Report a round, with the method's metrics and entries `more`, to observers; return the record's numbers."""
+        """Report the current round to observers, and return the numbers in its record.
+
+        The record is that of `row`, from clients' replies and the method's metrics, and has `more` entries.
+        """
         round = self.run.round
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
@@ -91,7 +94,7 @@ class Reporter:
         return metric_record(row)
 
     def row(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> dict[str, Any]:
-        """Return the current round's record for `history.jsonl`, from clients' replies and the method's metrics."""
+        """Return the current round's record in `history.jsonl`, from the clients' replies and the method's metrics."""
         round = self.run.round
         losses = [(r.train_loss, r.weight) for r in replies.values() if r.train_loss is not None]
         finite = bool(losses) and all(math.isfinite(loss) for loss, _ in losses)
@@ -126,7 +129,10 @@ class Reporter:
 
 
 def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluated"]) -> dict[str, float]:
-    """Return the weighted mean of each metric from users' train (`further`) or evaluate functions (`evaluated`)."""
+    """Return the weighted mean over clients of each metric that users' own functions return.
+
+    `which` selects metrics of train functions (`further`) or of evaluate functions (`evaluated`).
+    """
 
     def weight(reply: Reply) -> float:
         tested = [sum(each.metric.weights) for each in reply.measured.values()] or [reply.test_examples]
@@ -137,7 +143,7 @@ def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluat
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return statistics of clients' evaluations on their own test parts, the common test set and validation parts.
+    """Return statistics of evaluations on clients' own test examples, the common test set and validation examples.
 
     `on_common_test`, the server's evaluation of the global model, replaces the clients' evaluations of this model.
     """
@@ -157,10 +163,10 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
 
 
 def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
-    """Return statistics (see `summarise`) of the evaluations `which`, such as `common-trained`; None without any.
+    """Return statistics over clients (see `summarise`) of the evaluations named `which`; None if there are none.
 
-    On the common test set, clients are weighted by their numbers of own test examples, or of training examples if some
-    client has no test examples.
+    `common-trained`, for example, are the trained networks' evaluations on the common test set. There, clients are
+    weighted by numbers of own test examples, or of training examples if some client has no test examples.
     """
     values = {}
     replies = {client: reply for client, reply in replies.items() if which in reply.measured}
@@ -176,10 +182,10 @@ def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | N
 
 
 def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
-    """Return the results of unseen clients, which join after the last round and train locally.
+    """Return the results of unseen clients, which join after the last round and train locally for `epochs` epochs.
 
-    Statistics before the first and after each of the `epochs` are given by test set (`own`, `common`) and start: from
-    the weights that the server sends (`received`) or new ones (`scratch`). An entry `clients` has those of each client.
+    The entries `own` and `common` (test sets) have lists of statistics by epoch, for training from the server's weights
+    (`received`) and from new ones (`scratch`). The entry `clients` has each client's metric by epoch in the same way.
     """
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
     measured = {name for reply in replies.values() for name in reply.measured}
@@ -198,7 +204,7 @@ def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRec
 
 
 def metric_record(row: Mapping[str, Any]) -> MetricRecord:
-    """Return the numbers in a round's record as a MetricRecord of Flower."""
+    """Return the training loss and the mean metrics in a round's record (`row`) as a MetricRecord of Flower."""
     numbers = {"train-loss": row.get("train_loss")}
     for which in ("received", "trained"):
         for kind, values in (row.get(which) or {}).items():
@@ -209,7 +215,7 @@ def metric_record(row: Mapping[str, Any]) -> MetricRecord:
 
 
 def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield warnings about a completed run, such as clients that never took part, from the records of its rounds."""
+    """Yield warnings about a completed run, such as clients that never took part; `rows` are its rounds' records."""
     rounds = run.last_round
     trained = {client: record.trained for client, record in run.state.clients.items()}
     absent = {client: why for client, why in never_took_part(rows).items() if trained.get(client, -1) < 0}

@@ -1,4 +1,4 @@
-"""The server-side hooks of a method, with their defaults, and the round that calls them."""
+"""The methods that a strategy overrides, with their defaults, and the round that calls them."""
 
 import math
 from collections import Counter
@@ -36,11 +36,17 @@ class Common(NamedTuple):
 
 
 class Hooks(Generic[P, S]):
-    """The server-side hooks of a method, with defaults that implement FedAvg; a method overrides what differs.
+    """Base class of strategies with the functions that a subclass overrides; the defaults implement FedAvg.
 
-    `run` has the configuration, the state and the current `Round`, in which failures and bytes are counted.
-    `state_class` is the class of the method's state. `copies` is the number of copies of each client's network that the
-    server has in memory. `fresh` says that no run has used `state` yet, so that the next run starts from it.
+    Attributes:
+        role: "server", which distinguishes strategies from client classes.
+        method: the declaration of the method: its name, its keys and what it needs.
+        state_class: class of `state`.
+        copies: number of copies of each client's network that the server has in memory.
+        fresh: whether no run has used `state` yet, so that the next run starts from it.
+        run: the configuration, the state and the current `Round`, in which failures and bytes are counted.
+        federation, aggregator, reporter: the run's clients, the aggregation of arrays, and the reports to observers.
+        _admit_clients: `Handshake.admit`.
     """
 
     role: ClassVar[str] = "server"
@@ -52,7 +58,7 @@ class Hooks(Generic[P, S]):
     federation: Federation
     aggregator: Aggregator
     reporter: Reporter
-    _admit_clients: Callable[..., None]  # `Handshake.admit`
+    _admit_clients: Callable[..., None]
 
     def run_round(self, round: int) -> MetricRecord:
         """Run one round of training, or the closing round after the last one, and return its metrics."""
@@ -79,7 +85,7 @@ class Hooks(Generic[P, S]):
 
     @property
     def traits(self) -> Traits:
-        """The method's needs and the arrays that clients share, for the configured values of the method's keys."""
+        """The properties of the method that depend on its configuration, such as the arrays that clients share."""
         return self.run.traits
 
     @property
@@ -98,17 +104,20 @@ class Hooks(Generic[P, S]):
         return self.run.public
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return values that must be the same for all clients, by the name that error messages use.
+        """Return values in a handshake reply that must be the same for all clients, by name for error messages.
 
         The majority of the first clients decides; a client with another value is refused.
         """
         return {}
 
     def admit(self, reply: Reply) -> None:
-        """Store what the method needs of a client's first handshake in `state`, or raise an exception to refuse it."""
+        """Store values of a client's first handshake reply in `state`; raise an exception to refuse the client."""
 
     def first_arrays(self, missing: Spec) -> Arrays | None:
-        """Return initial values of the shared arrays in `missing`, or None (the default) to take them from clients."""
+        """Return initial values of shared arrays, or None (the default) to take them from clients.
+
+        `missing` has their names, shapes and dtypes.
+        """
         return None
 
     def first_model(self, reply: Reply) -> Arrays:
@@ -146,10 +155,10 @@ class Hooks(Generic[P, S]):
         return {client: self.payload_for(client) for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check a reply after training, and raise a WireError to refuse it; by default it must have a shared model.
+        """Check a reply after training; raise a WireError if `aggregate_fit` cannot use it.
 
-        It is already known that all arrays are finite, and that the model has the right names and shapes. Refuse every
-        reply that `aggregate_fit` cannot use, since an exception in `aggregate_fit` ends the run.
+        By default, a reply must have the shared model. All arrays are finite, and the model has the right names and
+        shapes, which is checked before. An exception in `aggregate_fit` ends the run.
         """
         if self.federation.specs[reply.client] and "model" not in reply.arrays:
             raise WireError("the client's reply has no model: check the client's mods and its own train function")
@@ -168,7 +177,7 @@ class Hooks(Generic[P, S]):
     # ---- results
 
     def size_of(self, client: str) -> str:
-        """Return the size of a client's network in words, for the history; by default empty."""
+        """Return the size of a client's network in words, such as "width 0.5", for the history; by default empty."""
         return ""
 
     @property
@@ -186,7 +195,7 @@ class Hooks(Generic[P, S]):
         return self.state.model
 
     def global_model(self) -> nn.Module | None:
-        """Return the global model; None if there is none, or if clients keep BatchNorm's statistics to themselves."""
+        """Return the global model; None if there is none, or if clients do not share BatchNorm's statistics."""
         if not self.has_global_model:
             return None
         model = self.run.network_like(in_order(self.state.clients)[0])
@@ -225,9 +234,10 @@ class Hooks(Generic[P, S]):
             self._fetch_first_arrays()
 
     def _fetch_first_arrays(self) -> None:
-        """Ask two clients for their values of missing arrays, a third if they differ; use the most similar client's.
+        """Request initial weights that the shared model lacks from two clients, and from a third if they differ.
 
-        With a robust rule or `clip-norm`, all clients are asked, and Krum selects.
+        The weights of the client that is most similar to another are used. With a robust aggregation rule or
+        `clip-norm`, all clients are asked, and Krum selects one.
         """
         state, specs, sent = self.state, self.federation.specs, dict[str, Arrays]()
         missing = {client: specs[client].keys() - state.model.keys() for client in self.federation.nodes}
@@ -243,7 +253,7 @@ class Hooks(Generic[P, S]):
                     yield client
 
         def ask(senders: float) -> None:
-            """Ask clients until each array was sent by `senders` of them, or by all that have it."""
+            """Request weights until at least `senders` clients, or all that have it, have sent each array."""
             while asked := [*lacking(senders)]:
                 self.federation.ask(FIRST, dict.fromkeys(asked, Payload()), keep)
 
@@ -286,7 +296,7 @@ class Hooks(Generic[P, S]):
             self.check_reply(reply)
 
     def _aggregate(self, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Let the method aggregate the replies of clients that trained; return its metrics, {} for too few replies."""
+        """Call `aggregate_fit` with the replies of clients that trained; return its metrics, {} for too few replies."""
         round, metrics = self.run.round, dict[str, float]()
         trained = {client: reply for client, reply in replies.items() if client in round.training}
         if trained and len(trained) >= min(self.config.min_clients, len(round.training)):
@@ -301,15 +311,15 @@ class Hooks(Generic[P, S]):
                 self.state.clients[client].trained = round.number
                 self.state.clients[client].examples = trained[client].examples
         elif round.training:
-            log.warning("round %d does not count: it has %d valid replies", round.number, len(trained))
+            log.warning("round %d is not aggregated: it has only %d valid replies", round.number, len(trained))
             if round.number == 1 and not trained:
-                raise FedhetError(f"no client gave a valid reply in the first round:\n{round.reasons()}")
+                raise FedhetError(f"no client gave a valid reply in the first round; correct this:\n{round.reasons()}")
         self.state.round = round.number
         return metrics
 
     @contextmanager
     def _calling(self, hook: str) -> Iterator[None]:
-        """Context in which an unexpected exception becomes a FedhetError that names the hook and how to resume."""
+        """Context manager around a call of the method's function `hook`, which converts exceptions to a FedhetError."""
         try:
             yield
         except FedhetError:

@@ -48,6 +48,10 @@ class FederatedStrategy(FlowerLoop[P, S]):
         model: the clients' models; needed if they are not the configured ones and the method builds them at the server.
         observers: objects that are notified of every round.
 
+    Attributes:
+        on_common_test: evaluates the global model at the server, if `start` gets no `evaluate_fn`.
+        _directory: the run directory of the current run, if `out` is set.
+
     Raises:
         ConfigError: settings are unknown or invalid; the message lists all of them.
     """
@@ -80,7 +84,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self._renew(observers)
 
     def _renew(self, observers: Sequence[Observer], spent: PrivacyLedger | None = None) -> None:
-        """Create the objects for a new run; `spent` is the privacy budget of earlier runs."""
+        """Create the objects for a new run; `spent` records the privacy budget of the strategy's earlier runs."""
         self.run = self._new_run(state=self.state_class(run=uuid.uuid4().hex), privacy=spent)
         self.federation = Federation(self.run)
         self.aggregator = Aggregator(self.run, self.federation)
@@ -161,7 +165,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     @contextmanager
     def _running(self, grid: Grid, initial_arrays: ArrayRecord | None, *, lines: bool = False) -> Iterator[None]:
-        """Context of a run, which begins with the handshake; rounds are recorded, and printed if `lines` is true."""
+        """Context manager of a run, which begins with the handshake; prints a line per round if `lines` is true."""
         with self._recording(grid, lines), self.reporter.watching():
             if initial_arrays and not self.state.round:
                 if self.traits.averages_model:
@@ -203,7 +207,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         present = self.federation.nodes
         if len(present) < least:
             raise FedhetError(
-                f"clients that can take part: {len(present)}; start at least {least}, or lower min-clients:\n"
+                f"only {len(present)} clients can take part, but {least} are needed; start more or lower min-clients:\n"
                 f"{self.run.round.reasons('no more nodes came')}"
             )
         gone = [client for client in self.state.clients if client not in present]
@@ -220,7 +224,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             self.reporter.record({}, {})
 
     def _account(self) -> None:
-        """Set up the ledger of the privacy budget that this run spends in addition to the strategy's earlier runs."""
+        """Set `run.privacy`, the record of the privacy budget that this and the strategy's earlier runs spend."""
         run, earlier = self.run, self.run.privacy
         if wrapper := self.private_wrapper:
             run.privacy = wrapper_ledger(wrapper, run.traits, mean=self.aggregator.plain, earlier=earlier)
@@ -231,7 +235,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             run.privacy = PrivacyLedger(earlier.name, run.traits, lambda *_: why, earlier=earlier)
 
     def evaluate_last(self) -> MetricRecord:
-        """Evaluate all clients after the last round, and the unseen clients, which join only then; return metrics."""
+        """Evaluate all clients after the last round, and unseen clients, which join only then; return mean metrics."""
         run, federation = self.run, self.federation
         run.round = Round(run.last_round + 1, final=True)
         self._admit_clients()
@@ -254,7 +258,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         return result
 
     def _evaluate_globally(self, function: EvaluateFunction | None, result: Result) -> None:
-        """Evaluate the global model at the server with `function`, for the record of the next round."""
+        """Evaluate the global model with `function`; add metrics to `result` and to the record of the next round."""
         round, common = self.state.round, None
         if function and self.has_global_model and (round == self.run.last_round or self.run.evaluates(round + 1)):
             with seeded(self.config.seed, "evaluation", "server"):
@@ -267,7 +271,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.reporter.on_common_test = common
 
     def _check_that_rounds_counted(self) -> None:
-        """Raise a FedhetError if the last three rounds, or the last half of all, had too few valid replies."""
+        """Raise a FedhetError if the last 3 rounds (or the last half, if that is fewer) had too few valid replies."""
         last = self.run.last_round
         counted = max([0, *(client.trained for client in self.state.clients.values())])
         if last - counted >= min(3, math.ceil(last / 2)) > 0:
@@ -283,7 +287,10 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     @contextmanager
     def _recording(self, grid: Grid, lines: bool) -> Iterator[None]:
-        """Context that writes a run directory if `out` is set and prints rounds if `lines`; neither with observers."""
+        """Context manager that writes a run directory if `out` is set, and prints rounds if `lines` is true.
+
+        It does neither if the strategy has observers.
+        """
         if self.reporter.observers:
             yield
             return

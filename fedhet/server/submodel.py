@@ -1,8 +1,4 @@
-"""Methods whose clients train parts of one network: each array entry is averaged over the clients that have it.
-
-A part of an array is given by its indices along each axis. The method determines which units of a hidden layer a client
-of a given width trains (`Sharing.units`).
-"""
+"""Base class of strategies whose clients train parts of one network, such as narrower layers."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,16 +23,16 @@ from fedhet.server.strategy import FederatedStrategy
 
 Indices = NDArray[np.intp]
 Part = tuple[Indices | None, ...]
-"""The entries along each axis; None for an axis that the client has whole. (): the client lacks the array."""
+"""A client's part of an array: its indices along each axis (None for all), or () if the client lacks the array."""
 Place = Any
-"""An index of an array: `...` for a whole array, otherwise from `np.ix_`."""
+"""An index into an array: `...` for the whole array, or the result of `np.ix_`."""
 Parts = Mapping[str, Part]
-"""By shared key, the arrays of which a client has only a part."""
+"""A client's parts of arrays by name; arrays that the client has whole are left out."""
 
 
 @dataclass
 class SubmodelState(State):
-    """The state of a method whose clients train parts of one network, which `network` describes as JSON."""
+    """The state of a method whose clients train parts of one network; `network` describes the whole network (JSON)."""
 
     network: str = ""
 
@@ -46,7 +42,7 @@ T = TypeVar("T", bound=SubmodelState)
 
 
 class SubmodelStrategy(FederatedStrategy[P, T]):
-    """Sends each client its part of the network, and averages each array entry over the clients that have it."""
+    """A strategy that sends each client its part of a network, and averages each entry over clients that have it."""
 
     state_class = SubmodelState
 
@@ -73,7 +69,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     # ---- a round
 
     def parts(self, client: str) -> Parts:
-        """Return the indices of the client's part in this round, for each array of which it has only a part."""
+        """Return the client's part of each array in this round; arrays that it has whole are left out."""
         units = self.traits.shares.units
         return parts_of(self.state.network, units, self._widths(client), self.run.round.number) if units else {}
 
@@ -95,7 +91,10 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     def average_entries(
         self, models: Mapping[str, Arrays], weights: Mapping[str, float], parts: Mapping[str, Parts]
     ) -> Arrays:
-        """Average each array entry over the clients whose `parts` include it; entries of no client keep their value."""
+        """Return the average of each array entry over the clients that have it; other entries keep their value.
+
+        `models` has each client's arrays, `weights` its weight, and `parts` says which entries of the arrays it has.
+        """
         before, config = self.state.model, self.config
         models = self.aggregator.clipped(models, {client: cut(before, parts.get(client, {})) for client in models})
         pieces: dict[str, Arrays] = {client: {} for client in models}
@@ -142,13 +141,14 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
 
 
 read_network = lru_cache(maxsize=8)(groups_from_json)
-"""Read a description of a network."""
+"""Cached function that reads the description (JSON) of a network, such as `SubmodelState.network`."""
 
 
 def described(description: str, spec: Spec, *, complete: bool = False) -> PermutationGroups:
-    """Read the description (JSON) of a network; raise a WireError if arrays of shapes `spec` are not parts of it.
+    """Return the hidden layers in the `description` (JSON) of a network; raise a WireError if `spec` does not fit them.
 
-    With `complete`, all arrays of the network are needed; otherwise, arrays of the last layers may be missing.
+    `spec` has names, shapes and dtypes of a client's arrays, which must be parts of the network's arrays. Arrays of the
+    last layers may be missing unless `complete` is true.
     """
     try:
         groups = read_network(description)
@@ -158,7 +158,7 @@ def described(description: str, spec: Spec, *, complete: bool = False) -> Permut
         shapes = groups.shapes(widths)
         for name, (shape, _) in spec.items():
             if shapes[name] != shape:
-                raise ValueError(f"the array {name[:100]} has shape {list(shape)}, but needs {list(shapes[name])}")
+                raise ValueError(f"the array {name[:100]} has shape {list(shape)}, but must have {list(shapes[name])}")
         lacking = [name for name in (shapes if complete else groups.needs) if name in shapes.keys() - spec.keys()]
         if lacking := [name for name in lacking if groups.kinds.get(name) != "statistic"]:
             raise ValueError(f"the array {lacking[0][:100]} is missing: share it")
@@ -169,9 +169,10 @@ def described(description: str, spec: Spec, *, complete: bool = False) -> Permut
 
 @lru_cache(maxsize=64)
 def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) -> Parts:
-    """Return the indices along each axis of the arrays that a client trains in a round (from 1).
+    """Return the parts of arrays that a client trains in a round (from 1).
 
-    `network` is as in `SubmodelState`, `widths` has the client's units per hidden layer, and `units` selects them.
+    `network` describes the whole network (JSON), `widths` has the client's number of units in each hidden layer, and
+    the function `units` selects the units.
     """
     groups = read_network(network)
     sizes = enumerate(zip(widths, groups.widths, strict=True))
@@ -182,13 +183,16 @@ def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) ->
 
 
 def cut(arrays: Arrays, parts: Parts) -> Arrays:
-    """Return the `parts` of arrays; an array without an entry is returned whole, one with the entry () left out."""
+    """Return a client's `parts` of arrays: an array that is not in `parts` whole, and none for the part ()."""
     had = {key: array for key, array in arrays.items() if parts.get(key) != ()}
     return {key: array[_index(array.shape, parts[key])] if key in parts else array for key, array in had.items()}
 
 
 def _blocks(parts: Mapping[str, Part | None], shape: tuple[int, ...]) -> Iterator[tuple[list[str], Place]]:
-    """Split an array by clients' `parts` into blocks that a client has whole or not at all; yield (clients, index)."""
+    """Split an array of this `shape` into blocks that each client has whole or not at all; yield (clients, index).
+
+    `parts` has each client's part of the array, None for the whole.
+    """
     axes = []
     for axis, size in enumerate(shape):
         having = np.ones((len(parts), size), bool)

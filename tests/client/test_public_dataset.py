@@ -73,12 +73,12 @@ def test_client_public_dataset(method, expected, tiny, watch):
 def test_missing_labels(tiny, watch):
     with pytest.raises(ConfigError, match="labelled needs labels of the public dataset, which has only inputs"):
         start("labelled", tiny.app(), watch, PUBLIC.unlabelled)
-    with pytest.raises(FedhetError, match="clients .0, 1.: there is no labelled public dataset to align on"):
+    with pytest.raises(FedhetError, match="clients .0, 1.: there is no labelled public dataset, but"):
         start("labelled", bringing(tiny, PUBLIC.inputs), watch)
 
 
 def test_missing_public_dataset(tiny, watch):
-    with pytest.raises(FedhetError, match="there is no public dataset to align on: have the clients' data function re"):
+    with pytest.raises(FedhetError, match="there is no public dataset, but the method needs it: have the clients"):
         start("inputs", tiny.app(), watch)
 
 
@@ -87,7 +87,7 @@ def test_missing_public_dataset(tiny, watch):
     [
         ("inputs", "0", PUBLIC.inputs + 1, "the same examples in the same order"),
         ("inputs", "1", PUBLIC.inputs + 1, "the same examples in the same order"),
-        ("inputs", "1", None, "there is no public dataset to align on"),
+        ("inputs", "1", None, "there is no public dataset, but the method needs it"),
         ("labelled", "1", (PUBLIC.inputs, PUBLIC.labels.roll(1)), "the same examples in the same order"),
     ],
 )

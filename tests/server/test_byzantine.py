@@ -214,7 +214,7 @@ def test_memory_is_checked_before_networks_are_made(tmp_path, monkeypatch):
 def test_refusals_that_leave_one_client_end_the_run(method, tmp_path):
     own = {"test-on": "both"} if method == "ensemble" else {}
     config = Case.of(method, own).config(rounds=1, clients=2)
-    with pytest.raises(FedhetError, match=r"only client 0 is left after refusals, and [a-z]+ needs at least two"):
+    with pytest.raises(FedhetError, match=r"only client 0 was admitted, and [a-z]+ needs at least two"):
         run_locally(config, tmp_path / "run", app=saying("1", metric="auc"))
 
 

@@ -328,7 +328,7 @@ def test_no_target_after_a_lost_round(run: Federate) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"public-samples": 0}, "no public dataset to align on: set public-samples"),
+        ({"public-samples": 0}, "no public dataset, but the method needs it: set public-samples"),
         ({"public-samples": 5}, "the public dataset has 5 examples, but at least 8"),
     ],
 )

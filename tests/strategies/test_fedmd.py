@@ -94,7 +94,5 @@ def test_arrays_of_each_round(federate):
 
 
 def test_labelled_public_dataset_is_required(federate):
-    with pytest.raises(
-        FedhetError, match="no labelled public dataset to align on: .* no labels, set fedmd.public-epochs = 0"
-    ):
+    with pytest.raises(FedhetError, match="no labelled public dataset, but .* no labels, set fedmd.public-epochs = 0"):
         federate("fedmd", rounds=1, **{**SMALL, "public_samples": 0})

@@ -189,7 +189,7 @@ def test_keys_with_effect():
 def test_fedmd_without_public_labels(run):
     assert run("fedmd", **{"fedmd.public-epochs": 0}).summary["failures"] == 0
     with pytest.raises(
-        FedhetError, match="no labelled public dataset to align on: have the clients' data function return it"
+        FedhetError, match="no labelled public dataset, but the method needs it: have the clients' data function"
     ):
         run("fedmd")
 
