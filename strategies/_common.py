@@ -21,8 +21,6 @@ N = TypeVar("N", bound=nn.Module)
 MOST_CLASSES = 2**16
 """The largest number of classes that a network may have; clients allocate memory for all of them."""
 
-# ---- what clients send
-
 
 def outputs_of(reply: Reply) -> int:
     """Return the number of outputs of a client's network; raise a ModelError if it is 0 or above `MOST_CLASSES`."""
@@ -40,16 +38,15 @@ def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
         raise WireError("the client's class counts must not be negative: use the server's version of fedhet")
     if counts.sum(dtype=float) != reply.examples:
         total = counts.sum(dtype=float)
-        raise WireError(f"the client has {reply.examples} examples, but class counts that sum to {total:g}: check mods")
+        raise WireError(f"the client has {reply.examples} examples, but class counts of {total:g}: check its mods")
     return counts
 
 
 def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
     """Return the mean vector of each class over clients, weighted by the clients' numbers of examples of the class.
 
-    `sent` has arrays for each client's k classes: `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64.
-    Classes that no client sent keep their means in `known`, the previous result. Returns ascending `classes`, and their
-    `means`.
+    `sent` has each client's arrays `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64, for k classes.
+    Classes that no client sent keep their means in `known`, the previous result. Returns sorted `classes` and `means`.
     """
     classes, rows = np.unique(np.concatenate([group["classes"] for group in sent]), return_inverse=True)
     counts = np.concatenate([group["counts"] for group in sent]).astype(np.float64)
@@ -62,9 +59,6 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
         means = np.concatenate([means, known["means"][kept]])
     order = np.argsort(classes)
     return {"classes": classes[order], "means": means[order].astype(np.float32)}
-
-
-# ---- networks that the server trains
 
 
 def build_at_server(build: Callable[[], N], seed: int) -> N:

@@ -26,7 +26,7 @@ class LGFedAvg(FederatedStrategy[Options, State]):
 
 
 class FedRep(FederatedStrategy[FedRepOptions, State]):
-    """FedRep: the average of all arrays but the head (Collins et al., ICML 2021); a last round trains the heads."""
+    """FedRep: the average of all arrays but the head (Collins et al., ICML 2021); a closing round trains the heads."""
 
     method = fedrep
 
@@ -39,7 +39,7 @@ class FedRep(FederatedStrategy[FedRepOptions, State]):
 
 @dataclass
 class EnsembleState(State):
-    """The state of Ensemble: `member` has the latest weights of each client's network, by client."""
+    """The state of Ensemble: `member` has the latest weights of the clients' networks, by client."""
 
     member: ArraysBy = field(default_factory=dict)
 

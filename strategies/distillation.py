@@ -61,7 +61,6 @@ class Scores(FederatedStrategy[Q, T]):
         self.state.classes = outputs_of(reply)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return for each client the scores to learn, if any, and the indices of the public examples to score next."""
         state, common = self.state, Payload()
         if state.mean_round:
             common.arrays["rows"] = {"rows": self.rows(state.mean_round)}
@@ -115,10 +114,7 @@ class FedMD(Scores[declared.FedMDOptions, ScoresState]):
 
 @dataclass
 class FedDFState(ScoresState):
-    """The state of FedDF: the weights of the server's network (`model`), and the `shape` of one of its inputs.
-
-    `integers` says whether inputs are integers.
-    """
+    """The state of FedDF: the `shape` of an input of the server's network, and whether it consists of `integers`."""
 
     serves = True
     shape: list[int] = field(default_factory=list)
@@ -203,7 +199,6 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
     state_class = FedKDState
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the last change of the shared network, or the whole network for clients that cannot apply it."""
         change = Payload({"model": self.state.update}, {"change": True})
         return {client: change if client in self.state.holding else self.payload_for(client) for client in clients}
 
@@ -211,10 +206,7 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Replace low-rank factors in a reply by the updated network; raise a WireError if they are missing or invalid.
-
-        A client that lost its network sends none.
-        """
+        """Replace low-rank factors in a reply by the updated network; a client that lost its network sends none."""
         if "update" in reply.arrays:
             spec, update = self.federation.specs[reply.client], reply.arrays["update"]
             reply.arrays["update"] = from_factors(update, self.state.model, spec, "the client's update")

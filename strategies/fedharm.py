@@ -32,10 +32,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
     method = fedharm
     state_class = FedHARMState
 
-    # ---- a round
-
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return for all clients the mean descriptors, as target for training, and whether to send new descriptors."""
         common = Payload()
         if round > 1:
             common.values["shared"] = True
@@ -66,11 +63,10 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
         return target_of(self.options.align, sent, generator=generator)
 
     def _unpacked(self, sent: Arrays) -> list[Tensor]:
-        """Unpack a client's descriptors or class probabilities; raise a WireError if they are invalid."""
         settings = self.options
         try:
             parts = unpack_all(sent, settings.parts)
             check_sent(settings.align, parts, self.state.public_size, settings.lengths)
         except ValueError as error:
-            raise WireError(f"the client's descriptors of public images: {error}; check the client's mods") from error
+            raise WireError(f"the client's descriptors of images are invalid: {error}; check its mods") from error
         return parts

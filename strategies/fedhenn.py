@@ -52,8 +52,6 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
                 "clients, but a public dataset was passed, too: set fedhenn.rad-source = held-out, or pass none"
             )
 
-    # ---- the handshake
-
     def public_dataset(self) -> PublicDataset | None:
         if self.options.rad_source == "train-union" and self.options.eta0:
             return client_setup.training_union(self.config)
@@ -66,10 +64,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
                 "needed: set public-samples higher, or fedhenn.eta0 = 0 for no alignment"
             )
 
-    # ---- a round
-
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return for each client the target and its weight in the loss, except in round 1, and the public examples."""
         payloads, common = super().configure_fit(round, clients), Payload()
         if not self.options.eta0:
             return payloads
@@ -136,7 +131,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
 
 
 def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> NDArray[np.int32]:
-    """Return up to `count` distinct indices below `size`; `seed`, `purpose` (any word) and `round` seed the draw."""
+    """Return up to `count` indices of `size` public examples, drawn with a generator for seed, `purpose` and round."""
     return numpy_generator(seed, purpose, round).permutation(size)[:count].astype(np.int32)
 
 
@@ -154,7 +149,7 @@ def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | Non
 
 
 def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignment"]) -> dict[str, float]:
-    """Return {`name`: mean of the replies' values "distance"}, 1 minus the mean for "alignment"; {} without values."""
+    """Return the mean of the replies' values "distance" as {"distance": mean} or {"alignment": 1 - mean}, if any."""
     distances = [reply.payload.values["distance"] for reply in replies if "distance" in reply.payload.values]
     if not distances:
         return {}

@@ -84,7 +84,6 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         check(reply.arrays.get("delta", {}), self.federation.specs[reply.client], "the client's change of weights")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Update the hypernetwork by a step of Adam, with the mean or robust aggregate of one gradient per client."""
         hypernetwork, plain = self._hypernetwork(), self.aggregator.plain
         tensors, gradients = hypernetwork.tensors, {}
         deltas: Mapping[str, Arrays] = {client: reply.arrays["delta"] for client, reply in replies.items()}

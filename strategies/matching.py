@@ -112,8 +112,8 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     ) -> Arrays:
         """Return the average of the arrays that are not matched, such as the output layer.
 
-        `states` has each client's arrays, `assignments` each client's assignment of units (see `MatchedState`) by
-        index of the group, and `sizes` the number of units of each group in the global model.
+        `states` has each client's arrays, `assignments` maps each client's units to units of the global model, by index
+        of the layer, and `sizes` has the global model's number of units in each layer.
         """
         answers = replies.values()
         return average_rest(
@@ -133,8 +133,6 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         kept = {str(index): assignment.astype(np.int32) for index, assignment in assignments.items()}
         self.state.assignments[client] = kept
 
-    # ---- results
-
     def global_model(self) -> nn.Module | None:
         if not self.has_global_model:
             return None
@@ -147,7 +145,6 @@ class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
     method = pfnm
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the global model and indices of the client's units in it; no arrays for a new, wider client."""
         payloads = super().configure_fit(round, clients)
         for client, payload in payloads.items():
             if assignments := self.state.assignments.get(client):
@@ -207,7 +204,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
     state_class = FedMAState
 
     def number_of_rounds(self) -> int:
-        """Return the key `rounds` or, if 0, the rounds of all passes; raise a FedhetError if a pass needs more."""
         rounds, groups = self.config.rounds, len(self.groups)
         of_a_pass = groups + 1
         if rounds and rounds % of_a_pass:
@@ -229,8 +225,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
     @property
     def sizes(self) -> list[int]:
         return [len(self.state.group[str(index)]["rows"]) for index in range(self.state.step)]
-
-    # ---- a round
 
     def participants(self, round: int) -> Sequence[str]:
         return self.state.holding if self.state.step else super().participants(self.state.pass_ + 1)

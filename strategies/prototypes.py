@@ -87,7 +87,6 @@ class ByClass(FederatedStrategy[P, C]):
             )
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the vectors of each class, weighted by numbers of examples; classes that are not sent keep theirs."""
         vectors = self.bounded(replies) if self.aggregator.plain else [self.combined(replies)]
         self.state.prototypes = class_means(vectors, self.state.prototypes)
         return {}
@@ -263,7 +262,7 @@ class FedTGP(Learner[declared.FedTGPOptions]):
 
 @dataclass
 class FedGenState(State):
-    """The state of FedGen: numbers of examples of `classes`, by client, and float64 weights of the `generator`."""
+    """The state of FedGen: `classes` has each client's class counts, `generator` the generator's float64 weights."""
 
     classes: ArraysBy = field(default_factory=dict)
     generator: Arrays = field(default_factory=dict)
@@ -316,6 +315,6 @@ class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
 
 
 def alike(noise: Tensor, outputs: Tensor) -> Tensor:
-    """Return FedGen's diversity loss, small if outputs (n, d) differ that are generated from the noise (n, e)."""
+    """Return FedGen's diversity loss for noise (n, e) and outputs (n, d) generated from it, small if these differ."""
     apart = torch.cdist(noise, noise, compute_mode="donot_use_mm_for_euclid_dist").square() / noise.shape[1]
     return (-apart * torch.cdist(outputs, outputs, p=1) / outputs.shape[1]).mean().exp()

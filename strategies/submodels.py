@@ -48,7 +48,7 @@ from fedhet.utils.statistics import grouped, in_order
 
 
 class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
-    """HeteroFL: the average of each weight over clients that have it; of head rows, over clients with the class."""
+    """HeteroFL: each weight is averaged over clients that have it, and rows of the head over clients with the class."""
 
     method = declared.heterofl
 
@@ -60,7 +60,7 @@ class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
             ordered = each.ndim == 1 and each.dtype == "int64" and (each[1:] > each[:-1]).all()
             if not ordered or not len(each) or not 0 <= each[0] <= each[-1] < many:
                 raise WireError(
-                    f"the client's row numbers of {key[:100]} must ascend from 0 to {many - 1}: check the client's mods"
+                    f"the client's row indices of {key[:100]} must ascend from 0 to {many - 1}: check the client's mods"
                 )
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
@@ -196,9 +196,9 @@ def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return the momentum of each array in `last`, the block at `depth`.
+    """Return InclusiveFL's momentum, by name, for the arrays `last` of the block with number `depth`.
 
-    It is the mean `change` of arrays `alike` in the blocks from `depth` on; `blocks` has the block of each array.
+    It is the mean `change` of arrays that are `alike` in this and deeper blocks; `blocks` has the block of each array.
     """
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
@@ -270,7 +270,7 @@ class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
         return {}
 
     def _clipped(self, models: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
-        """Return arrays with clipped changes; with `stack` and a robust rule, A is not clipped, as it is random."""
+        """Return the clients' arrays with clipped changes; with `stack` and a robust rule, factors A stay unclipped."""
         stacked = self.options.aggregate == "stack" and not self.aggregator.plain
         moved = {c: {k: a for k, a in m.items() if not (stacked and k.endswith(A))} for c, m in models.items()}
         starts = {client: cut(self.state.model, self.parts(client)) for client in models}

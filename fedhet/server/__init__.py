@@ -1,4 +1,4 @@
-"""The server side of a run: `FederatedStrategy`, the base class of all strategies, and what strategies need with it."""
+"""The server side of a run: `FederatedStrategy`, the base class of all strategies, and names that strategies import."""
 
 from fedhet.results.state import ArraysBy as ArraysBy
 from fedhet.results.state import ClientRecord as ClientRecord

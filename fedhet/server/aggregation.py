@@ -39,10 +39,7 @@ class Aggregator:
         return self.run.config.aggregation == "mean" and not self.bound
 
     def average(
-        self,
-        models: Mapping[str, Arrays],
-        weights: Mapping[str, float] | None = None,
-        before: Arrays | None = None,
+        self, models: Mapping[str, Arrays], weights: Mapping[str, float] | None = None, before: Arrays | None = None
     ) -> Arrays:
         """Return the average of each array over the clients that sent it, after clipping updates (see `clipped`).
 
@@ -154,7 +151,7 @@ def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = {}) -> f
 
 
 def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
-    """Return each client's distance to the others: per array, the distance to the closest other client's, summed."""
+    """Return for each client the sum over its arrays of the distance to the most similar array of another client."""
     total = dict.fromkeys(sent, 0.0)
     for client, arrays in sent.items():
         for name, array in arrays.items():

@@ -51,13 +51,12 @@ def serve(
         config: complete configuration, which names the method.
         grid: connection to the clients.
         folder: the run directory.
-        engine: where clients run (the key `engine`), for the record: "local", "ray" or a SuperLink connection.
-        resume: whether to continue the run in `folder` from its checkpoint.
+        engine: where clients run, for the record: "local", "ray" or a SuperLink connection.
+        resume: whether to continue the run in `folder`.
         public: the public dataset, if the method uses one.
         model: the clients' models, by default `functions.model`; needed if the server builds networks of users' models.
         functions: models, data and task that a user passes in Python, in place of the configured ones.
-        evaluate_fn: evaluates the global model at the server; by default on the common test set, if `test-on` is
-            "global" or "both".
+        evaluate_fn: evaluates the global model; by default on the common test set, if `test-on` includes it.
         observers: objects that are notified of every round.
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
@@ -85,12 +84,8 @@ def make_server_app(
             server builds networks, and clients do not have the configured architectures.
         public: function from the configuration to the public dataset: raw inputs (n, ...) or a pair (inputs, labels).
             By default, it is held out of the configured data set (`public-samples`) or comes with the clients' data.
-        evaluate_fn: evaluates the global model at the server; by default on the common test set, if `test-on` is
-            "global" or "both".
-        methods: your own methods, if no installed package registers them.
-
-    Raises:
-        ConfigError: an installed method has the same name as one in `methods`.
+        evaluate_fn: evaluates the global model; by default on the common test set, if `test-on` includes it.
+        methods: your own methods to register; raises a ConfigError if an installed method has the same name.
     """
     for method in methods:
         registry.register(method)
@@ -127,10 +122,7 @@ def make_server_app(
 def _on_common_test(
     strategy: FederatedStrategy[Any, Any], functions: UserFunctions, device: torch.device
 ) -> EvaluateFunction:
-    """Return an `evaluate_fn` that evaluates the strategy's global model on the common test set, on `device`.
-
-    The test set is that of the configured data set or, if clients have a user's data, of `functions.data`.
-    """
+    """Return an `evaluate_fn` for the common test set: of the data set or, for a user's data, from `functions.data`."""
     own = cache(partial(functions.common_test_set, strategy.config))
 
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:

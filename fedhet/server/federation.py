@@ -50,10 +50,7 @@ class Federation:
         return simulated(self.grid) or isinstance(self.grid, LocalGrid)
 
     def earlier_name(self, node: int, claimed: str) -> str:
-        """Return the client name that Flower node `node` had in the run; empty if it is new or changed its name.
-
-        `claimed` is the name in the node's reply, without a number that the server added.
-        """
+        """Return the client's earlier name in the run, if node id `node` still sends the name `claimed`; or empty."""
         known = () if self.simulated else self.run.state.clients.items()
         return next((n for n, c in known if c.node == node and (n == claimed or n.startswith(f"{claimed} ("))), "")
 
@@ -81,8 +78,6 @@ class Federation:
                 self.run.round.fail(client, "is absent")
         return [client for client in self.nodes if client in wanted]
 
-    # ---- messages
-
     def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
         """Return a message for each client; `kind` is Flower's message type, `asked` has fields of its `Request`.
 
@@ -106,8 +101,6 @@ class Federation:
         round.sent[node] = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
         return round.sent[node]
 
-    # ---- exchanges
-
     def ask(self, question: str, payloads: Mapping[str, Payload], check: Check | None = None) -> dict[str, Reply]:
         """Send a query to clients, in addition to the round's messages, and return the valid replies by client.
 
@@ -119,10 +112,7 @@ class Federation:
     def query(
         self, nodes: Iterable[int], question: str, payload: Payload, **asked: Any
     ) -> Iterable[tuple[int, Message]]:
-        """Send a query to nodes that may not be clients yet, and yield pairs of node id and reply.
-
-        `question` is the query's name, such as "handshake"; `asked` are further fields of its `Request`.
-        """
+        """Send the query `question`, with fields `asked` of its `Request`, to new nodes; yield (node id, reply)."""
         encoder = Encoder()
         messages = [
             self._message(MessageType.QUERY, node, encoder(payload), question=question, **asked) for node in nodes
@@ -199,9 +189,7 @@ class Federation:
         reply.report.client = client
         self._check_counts(reply)
         if client not in round.training and (reply.train_loss is not None or reply.work.steps):
-            raise WireError(
-                "the client was asked only to evaluate, but reports a training loss or steps: check the client's mods"
-            )
+            raise WireError("the client should only evaluate, but reports a training loss or steps: check its mods")
         for name, group in reply.arrays.items():
             if name == "model":
                 check(group, self.specs[client], "the client's model")
@@ -221,10 +209,7 @@ class Federation:
                     f"the client has {count} {kind} examples, but had {before} in its handshake: do not change its data"
                 )
         if reply.given_weight and not wrapped:
-            raise WireError(
-                "the client's reply has a weight, which only a user's own train function (fedhet.wrap) may return: "
-                "leave it out"
-            )
+            raise WireError("the client's reply has a weight, which only an app with fedhet.wrap may set: leave it out")
         metric, labels = known.report.metric, known.report.labels
         for name, measured in reply.measured.items():
             values = measured.metric.values

@@ -46,8 +46,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
         evaluate_last, _restart, _running, _check_that_rounds_counted: methods of `FederatedStrategy`.
         private_wrapper: the Flower strategy for differential privacy that wraps this strategy, if any.
         _flowers_loop: contexts of the current run in Flower's loop; None outside of such a run.
-        _trained: valid replies and metrics of the current round; None until `aggregate_train`.
-        _arrays: the first global arrays in Flower's loop, and those of the current round.
+        _trained, _arrays: replies and metrics of the current round; the first and the current global arrays.
     """
 
     evaluate_last: Callable[[], MetricRecord]

@@ -68,10 +68,7 @@ class Handshake:
             )
 
     def _check_settings(self) -> None:
-        """Check that keys set by the user affect the admitted clients; raise a ConfigError otherwise.
-
-        Before, keys in `train_config` are set.
-        """
+        """Apply `train_config`; raise a ConfigError if keys that the user set have no effect on admitted clients."""
         known = [reply.report for reply in self.federation.known.values()]
         if not all(report.wrapped for report in known):
             self.run.apply_train_config()
@@ -84,8 +81,6 @@ class Handshake:
             if not is_complete(self.run.config.chosen):
                 raise ConfigError(why)
             self.run.warn_once(why)
-
-    # ---- admission
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
         """Ask the nodes `new` (node ids) for a `Report`; admit clients that can take part and agree with the majority.
@@ -168,10 +163,7 @@ class Handshake:
         return self.run.config.test_on != "local" and not reply.report.common_test
 
     def _check_size(self, node: int, reply: Reply) -> None:
-        """Check that the server has memory for a client's network; raise a FedhetError otherwise.
-
-        A client whose network is larger than `UNSEEN` must also send it to the server.
-        """
+        """Check that a client's network fits in memory and, if large, can be sent; raise a FedhetError otherwise."""
         spec, copies = reply.report.spec, self.strategy.copies
         check_room(copies * bytes_of(spec), "the server needs memory for the client's network:")
         if not copies or bytes_of(spec) <= UNSEEN:

@@ -76,10 +76,7 @@ class Reporter:
     def record(
         self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
     ) -> MetricRecord:
-        """Report the current round to observers, and return the numbers in its record.
-
-        The record is that of `row`, from clients' replies and the method's metrics, and has `more` entries.
-        """
+        """Report the record `row(replies, metrics)` of the round, with `more` entries; return the numbers in it."""
         round = self.run.round
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
@@ -129,10 +126,7 @@ class Reporter:
 
 
 def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluated"]) -> dict[str, float]:
-    """Return the weighted mean over clients of each metric that users' own functions return.
-
-    `which` selects metrics of train functions (`further`) or of evaluate functions (`evaluated`).
-    """
+    """Return the weighted mean over clients of metrics that users' train (`further`) or evaluate functions return."""
 
     def weight(reply: Reply) -> float:
         tested = [sum(each.metric.weights) for each in reply.measured.values()] or [reply.test_examples]

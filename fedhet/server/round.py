@@ -114,10 +114,7 @@ class Hooks(Generic[P, S]):
         """Store values of a client's first handshake reply in `state`; raise an exception to refuse the client."""
 
     def first_arrays(self, missing: Spec) -> Arrays | None:
-        """Return initial values of shared arrays, or None (the default) to take them from clients.
-
-        `missing` has their names, shapes and dtypes.
-        """
+        """Return initial values of arrays (`missing`: names, shapes, dtypes), or None to take them from clients."""
         return None
 
     def first_model(self, reply: Reply) -> Arrays:
@@ -253,7 +250,7 @@ class Hooks(Generic[P, S]):
                     yield client
 
         def ask(senders: float) -> None:
-            """Request weights until at least `senders` clients, or all that have it, have sent each array."""
+            """Request weights until each array was sent by at least `senders` clients, or by all that have it."""
             while asked := [*lacking(senders)]:
                 self.federation.ask(FIRST, dict.fromkeys(asked, Payload()), keep)
 

@@ -38,10 +38,9 @@ class Round:
     Attributes:
         closing, final: whether this is the closing round (`closing-epochs`), or the evaluation after the last round.
         started: start time in seconds (`time.perf_counter`).
-        training: names of the clients that train.
+        training, lost: clients that train, and clients that reported the loss of their stored state.
         sent: messages that await a reply, by node id.
         failures: a dict with entries `client` and `reason` for each failure.
-        lost: clients that reported the loss of their stored state.
         cuts: a dict for each clipped update: the `client`, the update's `norm` and the norm after clipping (`to`).
         down, up: bytes sent to each client, and received from it.
     """
@@ -68,7 +67,7 @@ class Round:
         return [f"{named(clients)}: {reason}" for reason, clients in hit.items()]
 
     def reasons(self, otherwise: str = "") -> str:
-        """Return the text of `lines`, indented for an error message, or `otherwise` if no client failed."""
+        """Return `lines()` as one indented text for an error message, or `otherwise` if no client failed."""
         return "\n".join(f"  {line}" for line in self.lines() or [otherwise])
 
 
@@ -81,7 +80,6 @@ class Run:
         state: the method's state, which is saved in checkpoints.
         public: the public dataset, if the server has it.
         model: function that returns a client's network, if clients use a user's own models.
-        round: the current round.
         metric: name of the clients' metric.
         own_data: whether clients have data other than the configured data set.
         devices: the different devices on which clients compute.
@@ -149,8 +147,6 @@ class Run:
             self.told.append(line)
             log.warning("%s%s", f"{named(clients)}: " if clients else "", line)
 
-    # ---- networks
-
     def network_like(self, client: str) -> nn.Module:
         """Return a new network of a client's architecture; raise a FedhetError if the server cannot build it."""
         known = self.state.clients[client]
@@ -181,7 +177,7 @@ class Run:
         if partition is None and not node and not model:
             raise FedhetError(
                 f"client {client} discloses neither its architecture nor its partition-id, but the server must build "
-                "its network: set disclose-architecture = true"
+                "its network: set disclose-architecture = true in its node config"
             )
         info = ClientInfo(client, partition, partitions, self.config, node)
         owner = client_setup.owner_of_weights(self.config, client)
@@ -201,9 +197,6 @@ def named(clients: Sequence[str], most: int = 3) -> str:
     if len(clients) == 1:
         return f"client {clients[0]}"
     return f"{len(clients)} clients ({', '.join(clients[:most])}{', ...' if len(clients) > most else ''})"
-
-
-# ---- the folder of a run
 
 
 def new_folder(parent: Path, config: Config) -> Path:

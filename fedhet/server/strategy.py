@@ -49,8 +49,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         observers: objects that are notified of every round.
 
     Attributes:
-        on_common_test: evaluates the global model at the server, if `start` gets no `evaluate_fn`.
-        _directory: the run directory of the current run, if `out` is set.
+        on_common_test, _directory: the default of `evaluate_fn` in `start`; the current run directory, if any.
 
     Raises:
         ConfigError: settings are unknown or invalid; the message lists all of them.
@@ -287,10 +286,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     @contextmanager
     def _recording(self, grid: Grid, lines: bool) -> Iterator[None]:
-        """Context manager that writes a run directory if `out` is set, and prints rounds if `lines` is true.
-
-        It does neither if the strategy has observers.
-        """
+        """Context manager that writes a run directory (key `out`) and prints `lines`, unless there are observers."""
         if self.reporter.observers:
             yield
             return

@@ -46,8 +46,6 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
 
     state_class = SubmodelState
 
-    # ---- the handshake
-
     def common(self, reply: Reply) -> Mapping[str, Common]:
         described(reply.report.groups, reply.report.spec)
         size = self.options.size_name
@@ -65,8 +63,6 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         expected = {name: (shapes[name], dtype) for name, (_, dtype) in spec.items()}
         check(reply.arrays[WHOLE], expected, "the client's whole network")
         return reply.arrays[WHOLE]
-
-    # ---- a round
 
     def parts(self, client: str) -> Parts:
         """Return the client's part of each array in this round; arrays that it has whole are left out."""
@@ -120,8 +116,6 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
             key, place = places[name]
             average.setdefault(key, array if place is ... else before[key].astype(array.dtype))[place] = array
         return average
-
-    # ---- results
 
     def size_of(self, client: str) -> str:
         if client not in self.federation.specs:
@@ -189,10 +183,7 @@ def cut(arrays: Arrays, parts: Parts) -> Arrays:
 
 
 def _blocks(parts: Mapping[str, Part | None], shape: tuple[int, ...]) -> Iterator[tuple[list[str], Place]]:
-    """Split an array of this `shape` into blocks that each client has whole or not at all; yield (clients, index).
-
-    `parts` has each client's part of the array, None for the whole.
-    """
+    """Split an array of this `shape` into blocks that are whole in any client's part; yield (clients, index)."""
     axes = []
     for axis, size in enumerate(shape):
         having = np.ones((len(parts), size), bool)

@@ -197,7 +197,7 @@ def test_client_wider_than_the_global_model(run, tmp_path):
 
 def test_shared_init_with_other_widths(run, tmp_path):
     told = "the client's digest of layers and connections is .* in equal widths, or shared-init = false"
-    with pytest.raises(FedhetError, match=rf"only client 0 is left.*\n  client 1: {told}"):
+    with pytest.raises(FedhetError, match=rf"only client 0 was admitted.*\n  client 1: {told}"):
         run(tmp_path / "run", shared_init=True, **WIDTHS)
 
 
