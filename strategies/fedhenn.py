@@ -65,6 +65,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             )
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
+        """Return for each client the target and its weight (not in round 1), and indices of public examples."""
         payloads, common = super().configure_fit(round, clients), Payload()
         if not self.options.eta0:
             return payloads

@@ -276,7 +276,7 @@ class Handshake:
 
 
 def _without_labels(config: Config) -> str:
-    """Return the end of a message: a key, with its value, for which the method needs no labels of public examples."""
+    """Return "; if its examples have no labels, set KEY = VALUE" for a key that avoids the labels, or empty text."""
     for key, spec in config.specs().items():
         if "." in key and (value := spec.metadata["at_need"]) is not None:
             options = replace(config.options, **{spec.name: value})
