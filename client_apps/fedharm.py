@@ -115,7 +115,7 @@ def distance(
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Return `weight` times the distance of captured activations to their target, and the distance to record.
 
-    `kind` is the distance. `target` has, for each captured module, a row for each public example; `places` has the
+    `kind` names the distance. `target` has, for each captured module, a row for each public example; `places` has the
     positions of the activations that belong to descriptors, or is None if all activations are compared.
     """
     features = [*step.captured.values()]

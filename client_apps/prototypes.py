@@ -108,7 +108,7 @@ class SameWidth(ClientSide[W]):
         return f"{config.head}.head" if config.head and config.options.width else config.head
 
     def check_linear_head(self, why: str) -> None:
-        """Raise a ModelError or DataError, with the reason `why`, for a head that is not linear with a bias."""
+        """Raise a ModelError or DataError (reason `why`) unless the head is linear, with bias and all outputs."""
         client, method = self.client, self.client.config.method_name
         client.check_classes(outputs=True)
         head = client.model.get_submodule(client.head)
@@ -179,7 +179,10 @@ class FD(ByClass[FDOptions]):
 
 
 def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> Tensor:
-    """Return `weight` times the mean cross entropy to `teacher[row_of[label]]`; examples with row -1 are left out."""
+    """Return `weight` times the mean cross entropy of a step's outputs to the global predictions for their classes.
+
+    `teacher` is (k, C), and `row_of` maps a class to its row; examples of classes without one (-1) are left out.
+    """
     rows = row_of[step.labels]
     known = (rows >= 0).to(step.outputs.dtype)
     entropies = -(teacher[rows] * F.log_softmax(step.task.outputs.scores(step.outputs), 1)).sum(1) * known

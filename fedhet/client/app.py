@@ -123,7 +123,7 @@ class Answers:
         return reply
 
     def answer_all(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
-        """Return the reply of the handler `answer` to each message, or an exception; clients train in batches."""
+        """Return the reply of the handler `answer` to each message, or its exception; clients train together."""
         with seeded(0, "messages"):  # restores the global generators
             return do([self._work(answer, message, context) for message, context in messages])
 
@@ -241,7 +241,7 @@ class Answers:
 
 
 def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:
-    """Run the clients' generators `works`; compute what they yield together, and return each result or exception."""
+    """Run each client's generator in `works`, computing trainings together; return its result or exception."""
     results: dict[int, T | BaseException] = {}
     while len(results) < len(works):
         computations = []

@@ -213,7 +213,7 @@ class Clients:
         return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
-        """Return a new whole network with the initial weights of the client `owner`, or common ones for `all`."""
+        """Return a whole network (which has `part`) with the initial weights of the client `owner`, or of `all`."""
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
             model = self._model(info) if self._model else client_setup.model_of(info)

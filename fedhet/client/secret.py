@@ -87,9 +87,9 @@ class NodeSecret:
     def grouped(self, data: ClientData, least: int, outputs: Outputs) -> ClientData:
         """Return the client's data with its training examples in fixed groups of at least `least` examples.
 
-        For class scores (`outputs`), a group has examples of one class. Examples without a group are removed, because
-        running statistics and means over few of them would disclose them. If no group can be formed, no example is
-        removed, and the client does not train.
+        If the task's `outputs` are class scores, a group has examples of one class. Examples without group are removed,
+        because running statistics and means over few of them would disclose them. If no group can be formed, no
+        example is removed, and the client does not train.
         """
         labels = data.train.labels
         self.keep({"min-examples": least, "training labels": digest(labels)})

@@ -246,7 +246,6 @@ def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client:
 def _formed(
     network: nn.Module, info: ClientInfo, tensors: Mapping[str, Tensor], data_of: user_functions.DataFunction
 ) -> tuple[nn.Module, Mapping[str, Tensor]]:
-    """Return `network` in the form that the method trained, such as a part of it, and its arrays in `tensors`."""
     side = registry.client_side(info.config.method_name)
     network = side.adapt(network, info.config)
     if side.parts:

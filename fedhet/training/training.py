@@ -309,7 +309,7 @@ def batches(
 def grouped_batches(
     groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield shuffled batches of about `size`, and at least `least`, indices; each of `groups` stays together."""
+    """Yield shuffled batches of about `size`, at least `least`, indices; the indices of a group stay together."""
     order = torch.randperm(len(groups), generator=generator).tolist()
     together = max(1, round(size * len(groups) / sum(map(len, groups))))
     start = 0
