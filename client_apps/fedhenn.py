@@ -121,8 +121,8 @@ def on_rad(
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Return `weight` times the distance of representations to `target`, and the distance as a value to record.
 
-    The `representation` is computed for alignment examples (n, ...), the `inputs`, with dropout by `stream`. `kind` is
-    the kernel to compare, and whether the inputs are a random mini-batch of the alignment examples.
+    The network computes the `representation` of alignment examples (n, ...), the `inputs`, with gradients, and with
+    dropout by `stream`. `kind` is the kernel to compare, and whether the inputs are a random mini-batch.
     """
     distance = distance_to(step.represent(inputs, representation, stream), target, kind=kind)
     return weight * distance, {"distance": distance}
