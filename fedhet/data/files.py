@@ -133,7 +133,7 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise DataError(f"a CIFAR file must contain only arrays, but contains {module}.{name}: do not use it")
+            raise DataError(f"the CIFAR file contains {module}.{name}, but must contain only arrays: do not use it")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
