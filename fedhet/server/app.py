@@ -122,7 +122,7 @@ def make_server_app(
 def _on_common_test(
     strategy: FederatedStrategy[Any, Any], functions: UserFunctions, device: torch.device
 ) -> EvaluateFunction:
-    """Return an `evaluate_fn` for the common test set: of the data set or, for a user's data, from `functions.data`."""
+    """Return an `evaluate_fn` for a strategy's global model on the common test set (a user's is in `functions`)."""
     own = cache(partial(functions.common_test_set, strategy.config))
 
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:

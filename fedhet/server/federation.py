@@ -50,7 +50,7 @@ class Federation:
         return simulated(self.grid) or isinstance(self.grid, LocalGrid)
 
     def earlier_name(self, node: int, claimed: str) -> str:
-        """Return the client's earlier name in the run, if node id `node` still sends the name `claimed`; or empty."""
+        """Return a node's earlier client name, if it still sends the name `claimed`, or an empty string."""
         known = () if self.simulated else self.run.state.clients.items()
         return next((n for n, c in known if c.node == node and (n == claimed or n.startswith(f"{claimed} ("))), "")
 

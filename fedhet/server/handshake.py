@@ -298,7 +298,7 @@ def _comes_last(reply: Reply, count: int) -> bool:
 
 
 def most_alike_first(claims: Mapping[int, Claims]) -> list[int]:
-    """Return node ids, those whose properties (`claims`) differ least from the most frequent values first."""
+    """Return node ids, sorted by the number of properties (`claims`) that differ from the most frequent value."""
     votes = Counter(claim for each in claims.values() for claim in each)
     most = {name: count for (name, _), count in reversed(votes.most_common())}
     return sorted(claims, key=lambda node: sum(votes[claim] < most[claim[0]] for claim in claims[node]))

@@ -58,7 +58,7 @@ class Round:
     up: Counter[str] = field(default_factory=Counter)
 
     def fail(self, client: str, reason: str) -> None:
-        """Record that a client failed in this round, for `reason`, which completes an error message."""
+        """Record that a client failed in this round; `reason` is a text for the log."""
         self.failures.append({"client": client, "reason": reason})
 
     def lines(self) -> list[str]:

@@ -177,13 +177,13 @@ def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) ->
 
 
 def cut(arrays: Arrays, parts: Parts) -> Arrays:
-    """Return a client's `parts` of arrays: an array that is not in `parts` whole, and none for the part ()."""
+    """Return a client's parts of arrays: an array not in `parts` is returned whole, one with the part () left out."""
     had = {key: array for key, array in arrays.items() if parts.get(key) != ()}
     return {key: array[_index(array.shape, parts[key])] if key in parts else array for key, array in had.items()}
 
 
 def _blocks(parts: Mapping[str, Part | None], shape: tuple[int, ...]) -> Iterator[tuple[list[str], Place]]:
-    """Split an array of this `shape` into blocks that are whole in any client's part; yield (clients, index)."""
+    """Split an array of this `shape` by the clients' `parts`; yield (clients that have a block, index of the block)."""
     axes = []
     for axis, size in enumerate(shape):
         having = np.ones((len(parts), size), bool)
