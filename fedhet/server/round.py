@@ -46,7 +46,6 @@ class Hooks(Generic[P, S]):
         fresh: whether no run has used `state` yet, so that the next run starts from it.
         run: the configuration, the state and the current `Round`, in which failures and bytes are counted.
         federation, aggregator, reporter: the run's clients, the aggregation of arrays, and the reports to observers.
-        _admit_clients: `Handshake.admit`.
     """
 
     role: ClassVar[str] = "server"
@@ -58,7 +57,7 @@ class Hooks(Generic[P, S]):
     federation: Federation
     aggregator: Aggregator
     reporter: Reporter
-    _admit_clients: Callable[..., None]
+    _admit_clients: Callable[..., None]  # `Handshake.admit`
 
     def run_round(self, round: int) -> MetricRecord:
         """Run one round of training, or the closing round after the last one, and return its metrics."""

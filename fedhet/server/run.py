@@ -80,9 +80,8 @@ class Run:
         state: the method's state, which is saved in checkpoints.
         public: the public dataset, if the server has it.
         model: function that returns a client's network, if clients use a user's own models.
-        metric: name of the clients' metric.
+        metric, devices: name of the clients' metric, and the different devices on which clients compute.
         own_data: whether clients have data other than the configured data set.
-        devices: the different devices on which clients compute.
         initial: `initial_arrays` of `FederatedStrategy.start`, until the shared arrays are set to them.
         flower: whether Flower's `Strategy.start` runs the rounds, instead of fedhet's.
         flower_options: arguments of Flower's `FedAvg` that are not configuration keys, such as `min_train_nodes`.
