@@ -219,8 +219,8 @@ ONE_CLASS = "needs examples with exactly one class each, but the task is"
         ("logistic-regression", "several labels", f"{ONE_CLASS} multi-label"),
         ("fjord", "numbers", "fjord.distil needs class scores, not numbers"),
         ("depthfl", "numbers", "which its exits exchange, but the outputs of a regression are numbers"),
-        ("depthfl", "pixels", r"must return logits \(2, classes\) for 2 examples, and .* returns shape \(2, 2, 6, 6\)"),
-        ("depthfl", "tokens", r"must return logits \(2, classes\) for 2 examples, and .* returns shape \(2, 5, 3\)"),
+        ("depthfl", "pixels", r"must return logits \(2, classes\) for 2 examples, but .* returns shape \(2, 2, 6, 6\)"),
+        ("depthfl", "tokens", r"must return logits \(2, classes\) for 2 examples, but .* returns shape \(2, 5, 3\)"),
         (
             "fml",
             "pixels",
