@@ -1,16 +1,16 @@
 """A person never reads Python's own words: whatever is wrong, one sentence says what, where, and what to do."""
 
+import errno
 import functools
+import os
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.numpy
 import scipy.sparse
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -441,16 +441,16 @@ def test_a_comparison_tells_its_runs_warnings(tmp_path: Path, monkeypatch: pytes
 
 def test_a_full_disk_ends_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    written = safetensors.numpy.save_file
+    written = Path.write_bytes
 
-    def full(arrays: Any, path: Path, **further: Any) -> None:
+    def full(path: Path, content: bytes) -> None:
         if path.name.startswith(".2."):
             path.touch()
-            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-        written(arrays, path, **further)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written(path, content)
 
     settings = {"method": "fedavg", "clients": 2, "workers": 1, "report": False, "rounds": 3, "local-epochs": 1}
-    monkeypatch.setattr(safetensors.numpy, "save_file", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     folder = tmp_path / "here"
     with pytest.raises(FedhetError) as raised:
         fedhet.run(settings, out=folder, progress=False)

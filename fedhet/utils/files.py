@@ -88,28 +88,24 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(temporary)
         os.replace(temporary, path)
-    except Exception:  # what a full disk has of it only takes room
+    except Exception as error:  # what a full disk has of it only takes room
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
 
 
 def _save(
-    save: Callable[..., object],
+    save: "Callable[..., bytes]",
     path: Path,
     arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]",
     text: Mapping[str, str],
 ) -> None:
-    from safetensors import SafetensorError
-
     # With the digest as one entry, since safetensors writes several in random order.
     metadata = {SEAL: json.dumps({**text, "digest": _digest(arrays, text)})}
-    try:
-        write_whole(path, lambda temporary: save(arrays, temporary, metadata=metadata))
-    except SafetensorError as error:
-        code = re.search(r"os error (\d+)", str(error))  # the system's number
-        reason = (int(code[1]), os.strerror(int(code[1]))) if code else (errno.EIO, str(error))
-        raise OSError(*reason, str(path)) from error
+    content = save(arrays, metadata)  # which takes less time than save_file
+    write_whole(path, lambda temporary: temporary.write_bytes(content))
 
 
 @contextlib.contextmanager
@@ -156,10 +152,10 @@ def write_arrays(
 ) -> None:
     """Write arrays by name and `metadata` atomically to a safetensors file, with a digest of their content."""
     import numpy as np
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
-    _save(save_file, path, contiguous, metadata or {})
+    _save(save, path, contiguous, metadata or {})
 
 
 def read_arrays(path: Path) -> "tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]":
@@ -167,13 +163,12 @@ def read_arrays(path: Path) -> "tuple[dict[str, np.ndarray[Any, Any]], dict[str,
     return _read(path, "numpy")
 
 
-def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-    """Write tensors atomically to a safetensors file with a digest, and return copies of them on the CPU."""
-    from safetensors.torch import save_file
+def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> None:
+    """Write tensors atomically to a safetensors file, with a digest of their content."""
+    from safetensors.torch import save
 
     apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    _save(save_file, path, apart, {})
-    return apart
+    _save(save, path, apart, {})
 
 
 def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
