@@ -82,7 +82,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
 
     def check_reply(self, reply: Reply) -> None:
         super().check_reply(reply)
-        reply.values.number("distance", 0.0)
+        reply.values.number("distance", default=0.0)
         if self.sent_name in reply.arrays or self._asks_for_next_rad(self.state.round + 1):
             name, rows = self.sent_name, len(self.rad(1))
             values = packed_rows(reply, name, check_posteriors if name == "posteriors" else None)
