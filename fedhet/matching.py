@@ -1,3 +1,3 @@
-"""Matching of neurons, channels and LSTM states (`fedhet.algorithms.matching`)."""
+"""Public names of `fedhet.algorithms.matching`: matching of neurons, channels and LSTM states."""
 
 from fedhet.algorithms.matching import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Similarity of representations: CKA and Procrustes distance (`fedhet.algorithms.alignment.cka`)."""
+"""Public names of `fedhet.algorithms.alignment.cka`: similarity of representations (CKA, Procrustes distance)."""
 
 import sys
 

@@ -63,7 +63,7 @@ MIXED = {"equal": "mlp-30", "widths": "mlp-30,mlp-20", "any": "mlp-20,cnn-1-1", 
 
 
 def at(rounds: Sequence[int], client: str, kind: str = "train") -> Callable[[Message, str], bool]:
-    """Return a predicate of (message, client name): whether the type is `kind`, the client `client`, in `rounds`."""
+    """Return a function of (message, client name): True for messages of type `kind` to `client` in one of `rounds`."""
     hits = [(client, kind, str(number)) for number in rounds]
     return lambda message, to: (to, message.metadata.message_type, message.metadata.group_id) in hits
 
@@ -79,9 +79,9 @@ def raising(hit: Callable[[Message, str], bool], error: BaseException) -> Callab
 
 
 class Tampering(ClientApp):
-    """fedhet's ClientApp with injected faults: it calls `before` with each message, and `after` also with the reply.
+    """fedhet's ClientApp with injected faults: calls `before(message, client)` and `after(message, client, reply)`.
 
-    Both also receive the client's name, and may change message and reply; `before` may raise an error.
+    `client` is the client's name. The functions may change message and reply; `before` may raise an error.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Tampering(ClientApp):
         self.before, self.after, self.app = before, after, make_client_app()
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Handle a message between calls of `before` and `after`."""
+        """Handle a message, and call `before` and `after`."""
         client = str(context.node_config["partition-id"])
         self.before(message, client)
         reply = self.app(message, context)
@@ -132,7 +132,7 @@ class Case:
         return self.method.traits_of(configuration.resolve(settings, strict=False).options)
 
     def settings(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> dict[str, Value]:
-        """Return a run's settings: `COMMON`, the case's, `changes`, `keys` (`_` for `-`); without keys of no effect."""
+        """Return `COMMON` updated with the case's settings, `changes` and `keys` (`_` for `-`), without unused keys."""
         traits = self.traits
         shared = traits.networks == "any" and traits.shares.averaged and traits.shares.keys != "nothing"
         chosen: dict[str, Value] = {

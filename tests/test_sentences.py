@@ -194,20 +194,20 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "data alone, own": (lambda: run(None, dataset="own"), "needs your own data and your own model"),
     "no labels": (
         lambda: run(data=lambda client: ((torch.ones(8, 4), None),) * 2),
-        "client 0: train: labels cannot become a tensor (",
+        "client 0: train: the labels cannot be converted to a tensor (",
     ),
     "no rows": (lambda: run(data=lambda client: (None, None)), "client 0: train: rows of None cannot be read"),
     "a sparse tensor": (
         lambda: run(data=reshaped(Tensor.to_sparse)),
-        "inputs of type Tensor are sparse, nested, masked or on the device meta",
+        "the inputs (type Tensor) are sparse, nested, masked or on the meta device",
     ),
     "a sparse matrix": (
         lambda: run(data=reshaped(lambda inputs: scipy.sparse.csr_matrix(inputs.numpy()))),
-        "client 0: train: inputs of type csr_matrix are sparse, nested, masked or on the device meta: give a",
+        "client 0: train: the inputs (type csr_matrix) are sparse, nested, masked or on the meta device: give dense",
     ),
     "rows of unlike lengths": (
         lambda: run(data=reshaped(lambda inputs: [[1.0] * (3 + (row == 2)) for row in range(len(inputs))])),
-        "client 0: train: inputs cannot become a tensor (",
+        "client 0: train: the inputs cannot be converted to a tensor (",
     ),
     "one table": (lambda: run(data=lambda client: (Table(torch.ones(4, 3)),) * 2), "in one table: give a pair"),
     "channels last": (lambda: run(lambda client: convolution(3), images(8, 8, 3)), "expected input[8, 8, 8, 3] to"),
@@ -262,7 +262,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "bytes and floats": (
         lambda: run(data=varied(test=(torch.full((3, 4), 7).byte(), torch.arange(3) % 2))),
-        "test has bytes, which are scaled to [0, 1], but train has torch.float32 values beyond [0, 1]",
+        "the test inputs are bytes, which are scaled to [0, 1], but the train inputs are torch.float32 beyond [0, 1]",
     ),
     "one example without statistics": (
         lambda: run(lambda client: normalised(track_running_stats=False), varied(test=(torch.ones(1, 4), [0]))),

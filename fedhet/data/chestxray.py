@@ -67,10 +67,10 @@ def _rows(table: Path, images: Container[str]) -> list[Row]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{table} is not a CSV table of labels ({error}): download it again") from error
     if missing := COLUMNS - set(rows[0] if rows else ()):
-        raise DataError(f"{table} has no column {', '.join(sorted(missing))}: download the table again")
+        raise DataError(f"the table {table} has no column {', '.join(sorted(missing))}: download it again")
     present = [row for row in rows if row["Image Index"] in images]
     if not present:
-        raise DataError(f"{table.parent} has none of the {len(rows)} images of {table.name}: put the PNG files there")
+        raise DataError(f"the folder {table.parent} has none of the {len(rows)} images of {table.name}: add PNG files")
     return present
 
 
@@ -81,7 +81,7 @@ def _tested(listed: Path, rows: Sequence[Row], owners: Indices) -> NDArray[np.bo
     tested = np.array([row["Image Index"] in official for row in rows])
     if len(parted := np.intersect1d(owners[tested], owners[~tested])):
         patient = rows[int(np.argmax(owners == parted[0]))]["Patient ID"]
-        raise DataError(f"{listed} lists only some images of patient {patient}: list all of them, or none")
+        raise DataError(f"the file {listed} lists only some images of patient {patient}: list all of them, or none")
     return tested
 
 
@@ -89,12 +89,12 @@ def _labels(row: Row, table: Path) -> list[int]:
     named = row["Finding Labels"].split("|")
     if unknown := set(named) - {*FINDINGS, "No Finding"}:
         finding, image = min(unknown), row["Image Index"]
-        raise DataError(f"{table} has the unknown finding {finding!r} of image {image}: download it again")
+        raise DataError(f"the table {table} has the unknown finding {finding!r} of image {image}: download it again")
     return [int(finding in named) for finding in FINDINGS]
 
 
 def _images(files: Sequence[Path], size: int) -> Tensor:
-    """Return images of PNG files as uint8 (n, 1, side, side), side <= `size`, from the cache if decoded before."""
+    """Return PNG files as square images (n, 1, side, side) uint8, side <= `size`; the decoded images are cached."""
     content = digest(size, *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
     cache = cache_folder() / "chestxray14" / f"{content}.safetensors"
     with suppress(FedhetError):  # a damaged file is replaced

@@ -39,7 +39,7 @@ class Examples:
         return len(self.labels)
 
     def at(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Return the inputs and labels at `rows` (indices or a slice); a user's collate function may reorder them."""
+        """Return the inputs and labels at `rows` (indices or a slice); a user's collate function may reorder both."""
         if isinstance(self.inputs, LazyInputs):
             return self.inputs.pairs(rows)
         if isinstance(rows, slice):
@@ -77,7 +77,7 @@ def digest(*content: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PublicDataset:
-    """The public dataset, examples that all clients have in the same order: raw inputs (n, ...) and optional labels."""
+    """The public dataset, which all clients have in the same order: raw inputs (n, ...) and optional labels."""
 
     inputs: Tensor
     labels: Tensor | None = None

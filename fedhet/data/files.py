@@ -26,7 +26,7 @@ _downloads = ContextVar("downloads", default=True)
 
 @contextmanager
 def nothing_downloaded(really: bool = True) -> Iterator[None]:
-    """Context manager that forbids downloads if `really` is True, so that a server cannot fill a node's disk."""
+    """Context manager that forbids downloads of data sets if `really` is True: a server must not fill a node's disk."""
     token = _downloads.set(_downloads.get() and not really)
     try:
         yield
@@ -47,7 +47,7 @@ def variant(file: Path) -> Path | None:
 def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
     """Return the first of the `subfolders` of `folder` that contains all `files` of a data set; else raise a DataError.
 
-    If `folder` is None, it is the cache folder, to which `torchvision.datasets` downloads `dataset` if necessary.
+    If `folder` is None, use the cache folder; the class `dataset` of `torchvision.datasets` downloads missing files.
     """
     root = folder or cache_folder()
     places = [root / subfolder for subfolder in subfolders]
@@ -62,11 +62,11 @@ def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str],
         if len(missing) < len(files):
             raise DataError(f"{dataset} in {place} is incomplete: add {', '.join(missing)} (or .gz, .xz)")
     looked = ", ".join(map(str, places))
-    raise DataError(f"no {dataset} in {root}: put {files[0]} (or .gz, .xz) into one of {looked}")
+    raise DataError(f"no {dataset} in {root}: put {files[0]} (or .gz, .xz) into one of the folders {looked}")
 
 
 def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset: str) -> Path:
-    """Return the first of the `files` of `dataset` in the folder `root` or its `subfolder`; else raise a DataError."""
+    """Return the first of `files` found in `root` or its `subfolder`; else raise a DataError that names `dataset`."""
     if root is None:
         raise DataError(f"{dataset} cannot be downloaded: set data (--data DIR) to a folder with {' or '.join(files)}")
     paths = (place / file for place in (root, root / subfolder) for file in files)
@@ -91,7 +91,7 @@ def _download(dataset: str) -> None:
 @contextmanager
 def _opened(file: Path, **options: str) -> Iterator[Any]:
     if (packed := variant(file)) is None:
-        raise DataError(f"the file {file} is missing: add it (or .gz, .xz)")
+        raise DataError(f"the file {file} is missing: add it or its copy compressed as .gz or .xz")
     try:
         with _OPENERS[packed.suffix if packed != file else ""](packed, **options) as opened:
             yield opened
@@ -133,7 +133,7 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise DataError(f"the CIFAR file contains {module}.{name}, but must contain only arrays: do not use it")
+            raise DataError(f"the pickle contains {module}.{name}, but only arrays may be loaded")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 

@@ -81,7 +81,7 @@ def mnist(folder: Path | None) -> DataSet:
 
 @register_dataset("fashion-mnist")
 def fashion_mnist(folder: Path | None) -> DataSet:
-    """Load Fashion-MNIST (Xiao et al., 2017): 70,000 grey images of clothes, 28 x 28; downloaded without `folder`."""
+    """Load Fashion-MNIST (Xiao et al., 2017): 70,000 grey images, 28 x 28; downloads it if `folder` is None."""
     place = locate(folder, FASHION_FOLDERS, MNIST_FILES, "FashionMNIST")
     return _from_idx("fashion-mnist", place, Normalise(255.0, mean=(0.2860,), std=(0.3530,)))
 
@@ -171,7 +171,6 @@ def cifar10_domains_balanced(folder: Path | None) -> DataSet:
 
 
 def _domains(name: str, folder: Path | None, share: float) -> DataSet:
-    """Return CIFAR-10 as `name`, with `share` of training images grey in half of the classes, 1 - `share` in others."""
     colourful, rng = load("cifar10", folder), numpy_generator(0, "domains")
     grey_classes = rng.choice(colourful.classes, colourful.classes // 2, replace=False)
     shares = np.where(np.isin(np.arange(colourful.classes), grey_classes), share, 1 - share)

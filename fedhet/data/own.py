@@ -49,8 +49,8 @@ def check_scale(raw: Mapping[str, Tensor]) -> None:
         others = [part for part, each in real.items() if scaled and (each.min() < 0 or each.max() > 1)]
         if others:
             raise DataError(
-                f"{scaled[0]} has bytes, which are scaled to [0, 1], but {others[0]} has {tensors[others[0]].dtype} "
-                "values beyond [0, 1], which are not scaled: give all parts in one form"
+                f"the {scaled[0]} inputs are bytes, which are scaled to [0, 1], but the {others[0]} inputs are "
+                f"{tensors[others[0]].dtype} beyond [0, 1], which are not scaled: give both in the same type and scale"
             )
 
 
@@ -146,7 +146,7 @@ def _examples(value: Any) -> Examples:
 
 
 def _sampled(loader: DataLoader[Any]) -> Tensor:
-    """Return the sorted example indices of a `DataLoader`; raises a `DataError` if they differ between epochs."""
+    """Return the sorted indices of the examples that a `DataLoader` draws; raises a `DataError` if epochs differ."""
     if type(loader).__iter__ is not DataLoader.__iter__ or loader.batch_sampler is None:
         raise DataError(
             "the examples of a DataLoader that has its own __iter__ or batch_size = None are unknown: give the dataset"
@@ -171,7 +171,7 @@ def _rows(
     if isinstance(value, IterableDataset | str) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         kind = "None" if value is None else f"a {type(value).__name__}"
         raise DataError(
-            f"rows of {kind} cannot be read by number: give data as a pair (inputs, labels), a torch "
+            f"rows of {kind} cannot be read by index: give data as a pair (inputs, labels), a torch "
             f"Dataset with a length, or a mapping with the columns {INPUTS[0]} and {LABELS[0]}"
         )
     rows = torch.arange(len(value)) if loader is None else _sampled(loader)
@@ -188,7 +188,6 @@ def _rows(
 
 
 def _in_memory(value: Any) -> Examples | None:
-    """Return the examples of a `TensorDataset` of two tensors or of its `Subset`, or None for any other dataset."""
     if type(value) is Subset and (whole := _in_memory(value.dataset)) is not None:
         return whole.subset(torch.as_tensor(value.indices, dtype=torch.int64))
     if type(value) is TensorDataset and len(value.tensors) == 2:
@@ -221,7 +220,7 @@ def _as_augment(augment: Any) -> Augment | None:
 
 
 def open_parameters(function: Callable[..., Any]) -> tuple[list[Parameter], list[Parameter]]:
-    """Return a function's parameters without a value from `functools.partial`: all of them, and the required ones.
+    """Return two lists: parameters of a function that no `functools.partial` sets, and the required ones among them.
 
     Both lists are empty for built-in functions, whose parameters are unknown.
     """

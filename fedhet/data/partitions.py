@@ -52,7 +52,7 @@ class Job:
         return [part.labels.numpy()[indices] for part, indices in parts]
 
     def class_sizes(self) -> list[Indices]:
-        """Return the numbers of examples by class, (classes,), for training and for test."""
+        """Return the number of examples of each class, (classes,), for training and for test."""
         return [np.bincount(labels, minlength=self.dataset.classes) for labels in self.labels()]
 
     def by_owner(self, owners: Owners) -> list[dict[int, Indices]]:
@@ -65,7 +65,7 @@ class Job:
         return parts
 
     def deal(self, counts: Iterable[Indices]) -> Dealt:
-        """Assign random examples; `counts` has the numbers (clients, classes) of training and of test examples."""
+        """Draw each client's examples, given their numbers (clients, classes), `counts`, for training and for test."""
         dealt = []
         for indices, labels, numbers in zip(self.examples, self.labels(), counts, strict=True):
             classes = [
@@ -96,11 +96,11 @@ def partition(
 ) -> list[Part]:
     """Assign the examples of a data set to clients by the partition `name`; no example belongs to two clients.
 
-    `classes_per_client` is for the partition `classes`, and the concentration `alpha` for `dirichlet`. Unless it is 0,
-    `samples_per_client` limits the training examples of a client, stratified by class, and `test_share` is then the
-    fraction of test examples among its examples (0: keep all). `halved_clients` is the fraction of clients that lose
-    half of their training examples. `available` are the indices of the training examples to assign, by default all.
-    Raises a `DataError` if a client gets no training or test examples.
+    `classes_per_client` is for the partition `classes`, and the concentration `alpha` for `dirichlet`. A client has at
+    most `samples_per_client` training examples (0: no limit), stratified by class. With this limit, the fraction of
+    test examples is `test_share` (0: keep all). `halved_clients` is the fraction of clients that lose half of their
+    training examples. `available` are the indices of the training examples to assign, by default all. Raises a
+    `DataError` if a client gets no training or test examples.
     """
     if name not in _PARTITIONS:
         raise DataError(nearest("partition", name, _PARTITIONS))
@@ -135,7 +135,7 @@ def _sampled(part: Indices, labels: Tensor, size: int, rng: np.random.Generator)
 def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
     """Return random indices (min(n, size),) into the labels (n,), stratified by class.
 
-    The number of each class is its share of `size`, rounded up or down. Labels (n, ...) are not stratified.
+    The number of each class is its share of `size`, rounded up or down. Labels with more axes are not stratified.
     """
     order = rng.permutation(len(labels))
     if labels.ndim == 1:
@@ -156,7 +156,7 @@ def iid(job: Job) -> Dealt:
 
 
 def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
-    """Return each client's example indices; arrays in `units`, the largest first, go to the client with the fewest."""
+    """Assign arrays of indices (`units`) to clients: the largest first, each to the client with the fewest examples."""
     shares: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in range(job.clients)]
     sizes = np.zeros(job.clients, dtype=np.int64)
     for unit in sorted((units[place] for place in job.rng.permutation(len(units))), key=len, reverse=True):
@@ -183,7 +183,10 @@ def by_classes(job: Job) -> Dealt:
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Return numbers (clients, classes): `sizes[k]` of class k are split evenly among clients with `holds[:, k]`."""
+    """Split the `sizes[k]` examples of each class k evenly among the clients with `holds[:, k]`.
+
+    Return their numbers (clients, classes). A remainder goes to clients with few examples; `rng` breaks ties.
+    """
     counts = np.zeros(holds.shape, dtype=np.int64)
     for label, size in enumerate(sizes):
         holders = np.flatnonzero(holds[:, label])
@@ -196,8 +199,8 @@ def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Genera
 def dirichlet(job: Job) -> Dealt:
     """Divide each class in `job` among clients in proportions p ~ Dir(alpha), the same in training and test.
 
-    As in the code of FedMA's authors, a client that has 1 / clients of all examples receives no further classes, and
-    all is drawn anew, at most `DIRICHLET_TRIES` times, until each client has `DIRICHLET_LEAST` training examples.
+    As in the code of FedMA's authors, a client that has its equal share of the examples receives no further classes.
+    The draw is repeated up to `DIRICHLET_TRIES` times, until each client has `DIRICHLET_LEAST` training examples.
     """
     sizes = job.class_sizes()
     fair_share = len(job.examples[0]) / job.clients

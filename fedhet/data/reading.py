@@ -24,8 +24,8 @@ Collate = Callable[[Sequence[Any]], Any]
 class LazyInputs:
     """Inputs of a user's `dataset` at the indices `rows` (n,), read on demand; used like a tensor (n, ...).
 
-    `collate` combines rows into a batch; if None, inputs are stacked. `relabel` converts the labels that are read with
-    the inputs. `part` begins error messages, such as `client 0: train`.
+    `collate` combines rows into a batch; if None, inputs are stacked. Batches are moved to `device`. `relabel` converts
+    the labels that are read with the inputs. Error messages begin with `part`, such as `client 0: train`.
     """
 
     dataset: Any
@@ -42,9 +42,9 @@ class LazyInputs:
         return self.pairs(index)[0]
 
     def pairs(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Read the inputs and labels at `index`, positions in `rows`; `collate` may change their order.
+        """Read the inputs and labels at `index`, positions in `rows`, in an order that `collate` may change.
 
-        Raises a `DataError` if inputs are not finite or rows cannot be used.
+        Raises a `DataError` if inputs are not finite or rows cannot be converted to tensors.
         """
         rows = self.rows[index.cpu() if isinstance(index, Tensor) else index]
         try:
@@ -80,7 +80,7 @@ def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
 
 
 def _known_labels(dataset: Any) -> Any:
-    """Return all labels that a torchvision or Hugging Face dataset stores; None if its transforms may change them."""
+    """Return all labels if a torchvision or Hugging Face dataset stores them and does not transform them, else None."""
     if type(dataset) is Subset:
         known = _known_labels(dataset.dataset)
         return None if known is None else torch.as_tensor(known)[torch.as_tensor(dataset.indices, dtype=torch.int64)]
@@ -145,7 +145,7 @@ def pair_of(row: Any) -> tuple[Any, Any]:
     inputs = ["input_ids"] if tokens else [name for name in others if name in INPUTS] or others
     if len(inputs) != 1 or len(labels) != 1:
         raise DataError(
-            f"of the columns {', '.join(row)} one must be the inputs, such as {INPUTS[0]}, and one the labels, such as "
+            f"the columns {', '.join(row)} must include one of inputs, such as {INPUTS[0]}, and one of labels, such as "
             f"{LABELS[0]}: rename or remove columns, or give pairs (input, label)"
         )
     return tokens or row[inputs[0]], row[labels[0]]
@@ -177,7 +177,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def _dense(value: Any, what: str, remedy: str) -> Tensor:
-    """Convert an array to a dense tensor; a `DataError` begins with `what` (its name) and ends with `remedy`."""
+    """Convert an array to a dense tensor; a `DataError` calls the array `what` and ends with `remedy`."""
     if isinstance(value, Tensor):
         dense = value.layout is torch.strided and not (value.is_meta or value.is_nested)
     else:
@@ -185,7 +185,7 @@ def _dense(value: Any, what: str, remedy: str) -> Tensor:
         dense = not (masked or hasattr(value, "toarray"))  # as SciPy's sparse matrices have
     if not dense:
         kind = type(value).__name__
-        raise DataError(f"{what} of type {kind} are sparse, nested, masked or on the device meta: give a dense array")
+        raise DataError(f"the {what} (type {kind}) are sparse, nested, masked or on the meta device: give dense arrays")
     if isinstance(value, Tensor):
         return value
     value = value.to_numpy() if hasattr(value, "to_numpy") else value
@@ -193,7 +193,7 @@ def _dense(value: Any, what: str, remedy: str) -> Tensor:
         array = np.asarray(value.tolist() if getattr(value, "dtype", None) == np.object_ else value)
         return torch.as_tensor(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{what} cannot become a tensor ({error}): {remedy}") from error
+        raise DataError(f"the {what} cannot be converted to a tensor ({error}): {remedy}") from error
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:
@@ -206,7 +206,7 @@ def _stacked(values: Sequence[Any]) -> Tensor:
     }
     if len(forms) > 1:
         one, other = sorted(forms)[:2]
-        raise DataError(f"rows differ, such as {one} and {other}: give rows of one shape, or pad them in collate_fn")
+        raise DataError(f"rows have different shapes, such as {one} and {other}: make them equal, or pad in collate_fn")
     return torch.stack(inputs)
 
 

@@ -17,8 +17,8 @@ from fedhet.utils.randomness import numpy_generator
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     """Draw `size` training examples for a public dataset; return their indices and the remaining indices.
 
-    The draw is stratified by class. If examples have owners, such as patients, all examples of some owners are drawn,
-    and those beyond `size` are discarded. Raises a `DataError` if no example remains for the clients.
+    The draw is stratified by class. If examples have owners, such as patients, it proceeds owner by owner, and the
+    remaining examples have other owners. Raises a `DataError` if no example remains for the clients.
     """
     n = len(dataset.train)
     if not 0 <= size < n:
@@ -33,7 +33,8 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     if not len(rest):
         owned = len(np.unique(owners))
         raise DataError(
-            f"public-samples = {size} leaves clients none of the {owned} owners (patients) of {dataset.name}: lower it"
+            f"public-samples = {size} leaves no data for clients, since it needs all {owned} owners (patients) of "
+            f"{dataset.name}: lower it"
         )
     return public, rest
 
@@ -46,18 +47,18 @@ D = TypeVar("D", DataSet, ClientData)
 
 
 def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str = "") -> D:
-    """Return a data set, or the data of the named `client`, with test examples drawn by `seed` from all its examples.
+    """Return a data set, or the data of the client `client`, with a new random division into training and test.
 
-    Their number is unchanged or, if `share` is not 0, this fraction of all examples. They are stratified by class, or
-    all examples of some owners, such as patients. Raises a `DataError` if the data set divides the examples of each
-    owner into training and test itself, or if training and test inputs are not in memory or differ in shape or dtype.
+    The number of test examples is unchanged or, if `share` is not 0, this fraction of all examples. They are stratified
+    by class, or all examples of some owners, such as patients. Raises a `DataError` if the data set fixes the test
+    examples of each owner, or if training and test inputs are not in memory or differ in shape or dtype.
     """
     if not len(data.test):
         return data
     both_kinds = {name: getattr(data, name, None) for name in ("groups", "together")}
     owned: dict[str, Owners] = {name: owners for name, owners in both_kinds.items() if owners is not None}
     if isinstance(data, DataSet) and [*owned] == ["groups"]:
-        raise DataError(f"{data.name} has natural clients with fixed test examples: leave test-split = drawn out")
+        raise DataError(f"{data.name} has natural clients with fixed test examples: remove test-split = drawn")
     inputs = [part.inputs for part in (data.train, data.test) if not isinstance(part.inputs, LazyInputs)]
     if len(inputs) < 2 or len({(each.dtype, each.shape[1:]) for each in inputs}) > 1:
         raise DataError(
@@ -77,7 +78,7 @@ def _size(labels: Tensor, share: float) -> int:
 
 
 def _drawn(labels: Tensor, size: int, rng: np.random.Generator, owners: Indices | None) -> tuple[Indices, Indices]:
-    """Draw about `size` examples, stratified or all of some owners; return sorted indices of the rest and the drawn."""
+    """Draw about `size` examples, stratified or owner by owner; return sorted indices of the others and of these."""
     if owners is None:
         drawn = np.isin(np.arange(len(labels)), proportional_sample(labels, size, rng))
     else:

@@ -75,7 +75,7 @@ def speeches(text: str) -> Speeches:
     }
     if not found:
         raise DataError(
-            f"this is not the text of the complete works, in which plays start with {_BY_LINE!r}: use Etext 100 of 1994"
+            f"the text has no plays, which start with {_BY_LINE!r}: use Project Gutenberg's Etext 100 of 1994"
         )
     return found
 
@@ -169,8 +169,8 @@ def _look_up(indices: Tensor, vectors: Tensor) -> Tensor:
 def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
     """Read the vectors of the words in `vocabulary`, (2 + words, width) float32, from a file in GloVe's text format.
 
-    The first two, for padding and unknown words, are zeros. Raises a `DataError` if the file is damaged or contains
-    none of the words.
+    The first two vectors, for padding and unknown words, are zeros. Raises a `DataError` if the file is damaged or
+    contains none of the words.
     """
     numbers = {word: number for number, word in enumerate(vocabulary, UNKNOWN + 1)}
     vectors, found, width = np.zeros((0, 0), np.float32), 0, 0
@@ -184,11 +184,11 @@ def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
         try:
             vectors[numbers[word]] = np.array(values, np.float32).reshape(width)  # not broadcast
         except ValueError as error:
-            raise DataError(f"{file}: line {row} is not a word and {width} numbers: download the file again") from error
+            raise DataError(f"line {row} of {file} is not a word and {width} numbers: download it again") from error
         found += 1
     if not found or not np.isfinite(vectors).all():
         what = "has numbers that are not finite" if found else f"has none of the {len(numbers)} words of the tweets"
-        raise DataError(f"{file} {what}: use word vectors in GloVe's text format")
+        raise DataError(f"the file of word vectors {file} {what}: use a file in GloVe's text format")
     return torch.from_numpy(vectors)
 
 
@@ -237,4 +237,4 @@ def _rows(path: Path) -> Iterable[tuple[str, str, str]]:
                 raise csv.Error("a row must have polarity (0 or 4), id, date, query, user and text")
             yield row[0], row[4], row[5]
     except csv.Error as error:
-        raise DataError(f"{path}: row {number} is damaged ({error}): download the file again") from error
+        raise DataError(f"row {number} of {path} is damaged ({error}): download the file again") from error

@@ -49,7 +49,7 @@ class Outputs:
         return labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:
-        """Return the number of values of the metric, such as one for each of the `classes` outputs."""
+        """Return how many values the metric has: one, one for each of `classes`, or one for each column of `labels`."""
         return 1
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,11 +71,11 @@ class Outputs:
         return loss, labels.numel(), ((scores.argmax(-1) == labels).sum(),)
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Return the metric of `count` predictions; `columns` has, for each tensor of `evaluate`, one per batch."""
+        """Return the metric of `count` predictions; `columns[i]` has the i-th tensor of `evaluate` for each batch."""
         return Metric((int(torch.stack(columns[0]).sum()) / count if count else math.nan,), (count,))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return a message if some examples' outputs, or the labels, do not fit the task; else an empty string."""
+        """Return a message if outputs (of a few examples) or labels do not fit the task, else an empty string."""
         if labels.is_floating_point():
             return _FLOATS
         if outputs.ndim != labels.ndim + 1 or outputs.shape[1:-1] != labels.shape[1:]:

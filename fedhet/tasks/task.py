@@ -14,14 +14,14 @@ from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import Metric
 
 LARGEST = 1e9
-"""Losses and weights above this value count as diverged. Sums of squares of smaller ones are finite."""
+"""Losses and weights above this value count as diverged. It is low enough that sums of squares stay finite."""
 
 
 def infer(outputs: Tensor, labels: Tensor) -> str:
     """Infer the name of the task from outputs of a few examples and all labels.
 
     One output per example and labels of 0 and 1 mean `binary`; several labels of 0 and 1 with as many outputs mean
-    `multi-label`. Tasks with a class for each token or pixel are recognised by the axes. Otherwise float labels mean
+    `multi-label`. Tasks with a class for each token or pixel are recognised by the axes. Otherwise, float labels mean
     `regression` and integers `classification`.
     """
     known, one_each = zeros_and_ones(labels), labels.numel() == len(labels)
@@ -75,18 +75,16 @@ class Score:
         return behind
 
     def __add__(self, other: "Score") -> "Score":
-        """Return the score of the predictions of `self` and `other` together."""
         batches = self.batches + other.batches
         return Score(self.task, self.loss_sum + other.loss_sum, self.count + other.count, batches)
 
 
 class Task:
-    """The kind of the networks' outputs and the training loss, which are equal for all clients.
+    """The task of all clients: what their networks' outputs mean, and the training loss.
 
         fedhet.run(settings, model=model, data=data, task=fedhet.Task(class_weights=[1, 5]))
 
-    Evaluations report this loss, with a loss module in evaluation mode. Raises a ConfigError if an argument cannot
-    be used.
+    Evaluations report this loss; if it is a module, in evaluation mode. Raises a ConfigError for unusable arguments.
 
     Args:
         name: `classification`, `binary`, `multi-label`, `next-character`, `token-classification`, `segmentation` or
@@ -190,7 +188,7 @@ class Task:
         return torch.isin(labels.long(), torch.tensor(ignored, dtype=torch.int64, device=labels.device))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return a message if some examples' outputs, or the labels, do not fit the task; else an empty string."""
+        """Return a message if outputs (of a few examples) or labels do not fit the task, else an empty string."""
         known = labels
         if self.own_loss is not None and (left_out := self._left_out(labels)).any():
             if left_out.all():
@@ -238,7 +236,7 @@ class Task:
             )
         if not (torch.equal(value, again) and all(map(torch.equal, before, module.buffers()))):
             raise ConfigError(
-                f"the task's loss {name} changes state that clients share: compute these values from each batch instead"
+                f"the task's loss {name} changes its own state, which clients share: compute it from the batch alone"
             )
 
 

@@ -141,7 +141,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def csv_lines(rows: Iterable[Iterable[object]]) -> str:
-    """Return rows as the text of a CSV file; None becomes an empty cell, and text cannot be read as a formula."""
+    """Return rows as the text of a CSV file; None becomes an empty cell, and text like a formula is escaped."""
     lines = io.StringIO()
     csv.writer(lines, lineterminator="\n").writerows(map(cell, row) for row in rows)
     return lines.getvalue()
@@ -186,7 +186,7 @@ def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
     except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise FedhetError(f"{path} is damaged ({error}): restore it from a copy") from error
     if not isinstance(metadata, dict) or not metadata.get("digest"):
-        raise FedhetError(f"{path} is damaged or not a file of fedhet, since it has no digest: restore it from a copy")
+        raise FedhetError(f"{path} is damaged or not written by fedhet, since it has no digest: restore it from a copy")
     digest = metadata.pop("digest")
     if digest != _digest(arrays, metadata):
         raise FedhetError(f"{path} is damaged, since its digest does not match its content: restore it from a copy")
@@ -218,5 +218,5 @@ def state_home() -> Path:
 
 
 def state_folder(state_dir: str | Path, run: str) -> Path:
-    """Return the folder of clients' state: `state_dir` (by default `~/.fedhet/state`) or its subfolder for a run id."""
+    """Return the folder for clients' state: `state_dir` or `~/.fedhet/state`, or its subfolder `run` (if not empty)."""
     return Path(state_dir or state_home()) / (file_name(run) if run else "")

@@ -60,7 +60,7 @@ class Inputs:
 
 
 def _place(name: str) -> tuple[bool, int, str]:
-    """Return a key that sorts `input_ids` first, numbers by value and other names by the alphabet."""
+    """Return a key that sorts `input_ids` first, numbers by value and other names alphabetically."""
     return name != "input_ids", int(name) if name.isdecimal() else -1, name
 
 
@@ -77,18 +77,18 @@ _pytree.register_pytree_node(  # for torch.export and torch.func
 
 
 def together(parts: Mapping[str, Tensor]) -> Tensor:
-    """Return tensors of the same examples, by name, as one `Inputs`, declared as a Tensor for type checkers."""
+    """Combine tensors of the same examples, by name, in one `Inputs`, which type checkers see as a Tensor."""
     return cast(Tensor, Inputs(parts))
 
 
 def parts_of(inputs: Tensor, name: str = "inputs") -> dict[str, Tensor]:
-    """Return inputs as a dict of plain tensors, with the key `name` or, if there are several, such as `name.mask`."""
+    """Return the tensors of inputs by key: `name` for a single tensor, else `name.PART`, such as `inputs.input_ids`."""
     parts = inputs.parts if isinstance(inputs, Inputs) else None
     return {name: inputs} if parts is None else {f"{name}.{key}": part for key, part in parts.items()}
 
 
 def from_parts(tensors: Mapping[str, Tensor], name: str = "inputs") -> Tensor:
-    """Return the inputs that `parts_of(inputs, name)` converted to `tensors`; raises a KeyError if there are none."""
+    """Return inputs, given their tensors by key as from `parts_of`; raises a KeyError if `tensors` has no such key."""
     parts = {key.removeprefix(f"{name}."): part for key, part in tensors.items() if key.startswith(f"{name}.")}
     return together(parts) if parts else tensors[name]
 

@@ -99,7 +99,7 @@ def device_of(name: str) -> "torch.device":
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and int(number or 0) >= gpus:
         seen = f"torch sees {gpus or 'no'} GPU{'s' * (gpus > 1)} here"
-        raise ConfigError(f"device = {name!r}, but {seen}: use device = 'auto' or 'cpu'")
+        raise ConfigError(f"device = {name!r} does not exist ({seen}): use device = 'auto' or 'cpu'")
     if kind == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device = 'mps', but torch sees no Apple GPU here: use device = 'auto' or 'cpu'")
     if kind == "auto":
@@ -154,7 +154,7 @@ def keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def process_restored() -> Iterator[None]:
-    """Context manager for training, which finally restores torch's number of threads and global random generators."""
+    """Context manager that restores torch's number of threads and the global random generators after training."""
     import torch
 
     from fedhet.utils.randomness import seeded

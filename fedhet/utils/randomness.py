@@ -59,8 +59,8 @@ def _seeded_default_rng(seed: Any = None) -> np.random.Generator:
 def seeded(seed: int, *purpose: object) -> Iterator[None]:
     """Context manager that seeds the global generators for one purpose (see `derive_seed`) and then restores them.
 
-    It also restores whether torch records gradients, since user code may switch that off. Within the context, NumPy
-    uses a spare generator, since saving the state of its own takes long, and `default_rng()` is seeded, too.
+    It also restores torch's gradient mode, which user code may change. Within the context, NumPy has another global
+    generator, since saving a state takes long, and `np.random.default_rng()` is seeded, too.
     """
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
     states = [generator.get_state() for generator in generators]
@@ -85,8 +85,8 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
 def splitting_alike(seed: int, then: int) -> Iterator[None]:
     """Context manager in which a user's training function splits its data in the same way at every call.
 
-    `seed` seeds the global generators at first, and `then` when a `DataLoader` begins to shuffle or an optimiser takes
-    its first step. Until then, a permutation (`torch.randperm`, `random_split`) depends only on `seed` and its length,
+    The global generators are seeded with `seed`, and with `then` as soon as a `DataLoader` shuffles or an optimiser
+    takes a step. Before that, a permutation (`torch.randperm`, `random_split`) depends only on `seed` and its length,
     not on other draws such as initial weights. Seeds that the function sets itself take precedence.
     """
     loading, permutation, batches = True, torch.randperm, DataLoader.__iter__

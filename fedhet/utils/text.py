@@ -32,7 +32,7 @@ def all_printable(value: Any) -> Any:
 
 
 def cell(value: object) -> object:
-    """Return a value for a CSV cell: text gets escapes for invisible characters, and an apostrophe before a formula."""
+    """Return a value for a CSV cell: invisible characters are escaped, and text like a formula gets an apostrophe."""
     if not isinstance(value, str):
         return value
     text = printable(value)
@@ -75,7 +75,7 @@ def log_once(app: object, reason: str) -> None:
 
 
 def traceback_in_file(error: BaseException, doing: str) -> str:
-    """Append an error's traceback and `doing`, what failed, to `~/.fedhet/clients.log`; return a one-line message."""
+    """Append the failed action `doing` and an error's traceback to `~/.fedhet/clients.log`; return a short message."""
     path = Path.home() / ".fedhet" / "clients.log"
     line = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
     try:

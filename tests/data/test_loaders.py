@@ -228,7 +228,7 @@ class TestShakespeare:
             "THE COMEDY OF ERRORS: HAM": "Another one.",
         }
 
-        with pytest.raises(DataError, match="not the text of the complete works"):
+        with pytest.raises(DataError, match="the text has no plays"):
             text.speeches(COMPLETE.replace("William", "Will"))
 
     def test_vocabulary_is_leafs(self) -> None:

@@ -50,7 +50,7 @@ def test_forms_of_a_public_dataset(value):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("all of them", "the public dataset: rows of a str cannot be read by number"),
+        ("all of them", "the public dataset: rows of a str cannot be read by index"),
         ((INPUTS, LABELS[:2]), "the public dataset: there are 3 inputs but 2 labels"),
     ],
 )
@@ -170,24 +170,24 @@ def test_random_transforms_stay_random():
     [
         (
             Rows(lambda i: ({"input_ids": [1] * (2 + i % 2), "mask": 1}, i)),
-            r"rows differ, such as inputs.input_ids \[2\], .* and inputs.input_ids \[3\], .*: give rows .* or pad them",
+            r".* shapes, such as inputs.input_ids \[2\], .* and inputs.input_ids \[3\], .*: make .* or pad",
         ),
-        (Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)), "rows differ, such as inputs "),
+        (Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)), "rows have different shapes, such as inputs "),
         (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "there are 2 inputs but 3 labels: give one label"),
         (
             Rows(lambda i: {"height": 1, "width": 2, "label": 3}),
-            "of the columns height, width, label one must be the inputs",
+            "the columns height, width, label must include one of inputs",
         ),
         (
             Rows(lambda i: (picture(9, "F" if i else "L"), i)),
-            r"rows differ, such as inputs \[1, 3, 4\] and inputs \[1, 3, 4\] of bytes",
+            r"rows have different shapes, such as inputs \[1, 3, 4\] and inputs \[1, 3, 4\] of bytes",
         ),
-        (Rows(lambda i: (torch.ones(1), "cat")), "labels cannot become a tensor .*str.*: number the classes from 0"),
-        ((INPUTS, np.array(["a", "b", "a"])), "labels cannot become a tensor .*str.*: number the classes from 0"),
-        (([[1.0], [1.0, 2.0]], [0, 1, 0]), "inputs cannot become a tensor .*: give numbers, in rows of one length"),
+        (Rows(lambda i: (torch.ones(1), "cat")), "the labels cannot be converted .*str.*: number the classes from 0"),
+        ((INPUTS, np.array(["a", "b", "a"])), "the labels cannot be converted .*str.*: number the classes from 0"),
+        (([[1.0], [1.0, 2.0]], [0, 1, 0]), "the inputs cannot be converted .*: give numbers, in rows of one length"),
         (
             (np.ma.masked_invalid([[1.0], [np.nan], [2.0]]), LABELS),
-            "inputs of type MaskedArray are sparse, nested, mas",
+            "the inputs .type MaskedArray. are sparse, nested, mas",
         ),
         (
             Subset(TensorDataset(INPUTS, LABELS), LABELS == 0),
@@ -195,8 +195,8 @@ def test_random_transforms_stay_random():
         ),
         (Subset(Subset(TensorDataset(INPUTS, LABELS), (LABELS == 0).tolist()), [0]), "the indices of a Subset are"),
         ([(INPUTS, LABELS)] * 3, "the pairs in the list, with 3 inputs and labels each, may be batches or examples"),
-        ((INPUTS.to("meta"), LABELS), "inputs of type Tensor are .*: give a dense array"),
-        (iter([]), "rows of a list_iterator cannot be read by number"),
+        ((INPUTS.to("meta"), LABELS), "the inputs .type Tensor. are .*: give dense arrays"),
+        (iter([]), "rows of a list_iterator cannot be read by index"),
     ],
 )
 def test_unusable_rows_are_refused(part, message):
@@ -400,9 +400,9 @@ def test_a_collate_function_that_drops_rows_is_refused():
         ((WHOLE, WHOLE, WHOLE), r"must return \(train, test\), or a mapping .* it returned an object of type tuple"),
         (
             (Rows(lambda i: {"image": 1.0, "pixel_values": 1.0, "y": 1}), WHOLE),
-            "of the columns image, pixel_values, y one must be the inputs",
+            "the columns image, pixel_values, y must include one of inputs",
         ),
-        (({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE), "of the columns x, label, labels one must be"),
+        (({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE), "the columns x, label, labels must include one of"),
         (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two rows, or inputs and labels"),
     ],
 )
