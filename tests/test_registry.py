@@ -139,7 +139,7 @@ class TestWorkingFolder:
         for named in (reference, reference.replace("evil.py", str(Path("evil.py").resolve()))):
             with pytest.raises(ConfigError, match="unknown method"):
                 registry.client_side(named)
-            with pytest.raises(ConfigError, match="code that the files of a run name is not imported"):
+            with pytest.raises(ConfigError, match="code is not imported without your consent"):
                 registry.check_known(named, Path("runs/somebody/config.toml"))
         assert not {"evil", "of_mine"} & sys.modules.keys()
 

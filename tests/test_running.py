@@ -220,7 +220,7 @@ def test_parameters_of_a_users_functions():
     [
         ({"model": lambda width, depth: Net()}, ConfigError, r"its arguments \(width, depth\) is the client"),
         ({"data": lambda cid=0: cid}, ConfigError, r"it is unclear which of its arguments \(cid\) is the client"),
-        ({"data": lambda *args: args}, ConfigError, "name one client or partition_id, or pass data=lambda client:"),
+        ({"data": lambda *args: args}, ConfigError, "rename one to client or partition_id, or pass data=lambda"),
         ({"data": lambda num_partitions, path="": path}, ConfigError, r"\(path\) is the client"),
         ({"model": lambda cid=0, width=16: Net()}, ConfigError, r"model .* its arguments \(cid\) is the client"),
         ({"model": lambda context: Net()}, ConfigError, r"its arguments \(context\) is the client"),

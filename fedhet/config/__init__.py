@@ -1,1 +1,1 @@
-"""Configuration: from files, the command line and a user's functions to one valid `Config`."""
+"""Configuration: resolve settings from files, the command line and Python to one valid `Config`."""

@@ -1,4 +1,4 @@
-"""Data and model of each client as the configuration keys determine them, unless the user passes functions."""
+"""Build each client's data and model from the configuration keys, unless the user passes them in Python."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class ClientInfo:
 
     @property
     def split_seed(self) -> int:
-        """Random seed of the split among clients: `split-seed` of the node config or, by default, the run's seed."""
+        """Seed for splitting the data set among clients: `split-seed` of the node config, or else the run's seed."""
         return int(self.node_config.get("split-seed", self.config.seed))
 
 
@@ -51,7 +51,7 @@ ModelFunction = Callable[[ClientInfo], nn.Module]
 
 
 def dataset_of(config: Config) -> DataSet:
-    """Return the data set named by the key `dataset`, with a random test set if `test-split = drawn`; cached."""
+    """Return the data set named by the key `dataset`, with a random test set if `test-split = drawn`."""
     if config.dataset == OWN:
         raise ConfigError(
             f"dataset = {OWN} needs your own data and your own model: pass both, "
@@ -69,7 +69,7 @@ _with_drawn_test_set = lru_cache(maxsize=2)(data.with_drawn_test_set)  # each is
 def transform_of(dataset: DataSet | None, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
     """Return a function that converts a batch of raw inputs to a network's inputs.
 
-    `dataset` defines the conversion, or is None for a user's data. Floating-point results have `dtype`, unless None.
+    `dataset` defines the conversion; it is None for a user's data. Floating-point inputs become `dtype`, if given.
     """
     if dataset is None:
         return partial(as_input, dtype=dtype)
@@ -77,7 +77,7 @@ def transform_of(dataset: DataSet | None, dtype: torch.dtype | None) -> Callable
 
 
 def architecture_of(client: ClientInfo) -> str:
-    """Return a client's architecture: `architecture` of the node config, or as `architectures` and `assign` say."""
+    """Return a client's architecture: from the node config or, by default, the keys `architectures` and `assign`."""
     if chosen := client.node_config.get("architecture"):
         return models.expand(str(chosen))[0]
     number, clients = _place(client)
@@ -85,9 +85,9 @@ def architecture_of(client: ClientInfo) -> str:
 
 
 def width_of(client: ClientInfo) -> float:
-    """Return a client's width, depth or rank as a fraction of the whole network's, for methods with submodels.
+    """Return the width, depth or rank of a client's submodel, as a fraction of the whole network's.
 
-    It is set in the node config (such as `width = 0.5`) or, by default, by the keys `widths` and `assign`.
+    The node config sets it (such as `width = 0.5`) or, by default, the method's key (such as `widths`) and `assign`.
     """
     options = client.config.options
     if (width := options.width_at(client.node_config)) is not None:
@@ -97,12 +97,12 @@ def width_of(client: ClientInfo) -> float:
 
 
 def architectures(config: Config, clients: int) -> tuple[str, ...]:
-    """Return the architecture's name for each of `clients` clients, by the keys `architectures` and `assign`."""
+    """Return the architectures of all clients, whose number is `clients`, by the keys `architectures` and `assign`."""
     return models.deal(config.architectures, config.assign, clients, config.seed)
 
 
 def owner_of_weights(config: Config, client: str) -> str:
-    """Return the name that, with the run's seed, seeds initial weights: `client`, or `all` if clients start equally."""
+    """Return the name by which initial weights are seeded: `client`, or "all" if they are equal for all clients."""
     return "all" if config.shared_init and registry.traits(config).common_init else client
 
 
@@ -119,12 +119,12 @@ def data_of(client: ClientInfo) -> ClientData:
 
 
 def public_dataset(config: Config) -> PublicDataset | None:
-    """Return the public dataset, held out of the configured data set; None if the key `public-samples` is 0."""
+    """Return the public dataset, held out of the training examples, or None if the key `public-samples` is 0."""
     return _split(_data_keys(config), config.clients, config.seed).public if config.public_samples else None
 
 
 def public_dataset_for(method: str, need: str, public: PublicDataset | None) -> PublicDataset | None:
-    """Return the public dataset with or without labels, or None, as the method named `method` needs it.
+    """Return the public dataset as the method named `method` needs it: with labels, without labels, or None.
 
     `need` is the method's `Traits.public`: `labelled`, `inputs` or `none`. Raises a ConfigError if labels are missing.
     """
@@ -136,14 +136,14 @@ def public_dataset_for(method: str, need: str, public: PublicDataset | None) -> 
 
 
 def common_validation(config: Config) -> Examples | None:
-    """Return the server's validation examples for the global model, or None if no key requires them."""
+    """Return the server's validation examples for the global model, or None without `validation-on = common`."""
     if not config.validation or (config.test_on, config.validation_on) != ("global", "common"):
         return None
     return _split(_data_keys(config), config.clients, config.seed).validation
 
 
 def training_union(config: Config) -> PublicDataset:
-    """Return the concatenated training inputs of clients 0, 1, ... as a public dataset without labels."""
+    """Return the training inputs of all clients, in the clients' order, as a public dataset without labels."""
     keys, clients = _data_keys(config), range(config.clients)
     parts = [_client(keys, config.clients, number, config.seed).train for number in clients]
     return PublicDataset(torch.cat([part.inputs[:] for part in parts]))
@@ -152,7 +152,7 @@ def training_union(config: Config) -> PublicDataset:
 def check(config: Config, *, own_model: bool = False, own_data: bool = False) -> None:
     """Check before a run that the configured data and models fit the method; raise a FedhetError otherwise.
 
-    With `own_model` or `own_data`, the user passes models or data in Python, which clients check later.
+    `own_model` and `own_data` say whether the user passes models or data in Python; clients check these later.
     """
     traits = registry.traits(config)
     if traits.public != "none" and not (config.public_samples or config.options.makes_public_dataset or own_data):

@@ -51,8 +51,8 @@ def resolve(
 
     Args:
         chosen: keys and their values, also in nested tables; a value `""` means not set.
-        strict: raise an error for keys in `chosen` without effect; otherwise reset them and add to `Config.remarks`.
-        over: keys that the user sets in addition to a file; keys of the file that they make ineffective are allowed.
+        strict: raise an error for keys in `chosen` without effect; otherwise reset them, with a remark in the result.
+        over: keys that the user sets in addition to a file; keys of the file that they make ineffective are reset.
         trusted: whether a method given as `package.module:name` or `FILE.py:NAME` may be imported; False for settings
             from messages.
         supplied: names of the arguments that the user passes in Python, such as `data`, and that replace keys.
@@ -109,9 +109,9 @@ def parse(text: str) -> Config:
 
 @lru_cache(maxsize=256)
 def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Config:
-    """Return the server's configuration (`text`, see `Config.text`) updated by pairs of key and value in `node`.
+    """Return a node's configuration: the server's (`text`, see `Config.text`) with the node's own (key, value) pairs.
 
-    Keys that are paths at the server are reset, unless the server runs on the same machine or cluster (`here`).
+    The server's values of keys that are paths are removed, unless it runs on the same machine or cluster (`here`).
     """
     config = parse(text)
     paths = {} if here else {key: "" for key in keys_that("path") if config.flat()[key] != ""}
@@ -165,7 +165,7 @@ def presets() -> list[str]:
 
 
 def preset_settings(name: str) -> dict[str, Any]:
-    """Return a preset's settings; they are empty for `own` and `""`. Raises a ConfigError for an unknown name."""
+    """Return the settings in a preset's file, or {} for `own` and `""`, which have none; else raise a ConfigError."""
     name = name.removesuffix(".toml")
     if name in ("", OWN):
         return {}
@@ -175,7 +175,7 @@ def preset_settings(name: str) -> dict[str, Any]:
 
 
 def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's defaults for a user's models and data; `chosen`, the user's settings, may select SGD."""
+    """Return a method's defaults for a user's models and data: those for SGD if the settings in `chosen` select it."""
     sgd = chosen.get("optimizer", "sgd" if {"learning-rate", "momentum"} & chosen.keys() else "adam") == "sgd"
     return {**OWN_SETTINGS, **method.own, **(OWN_SGD if sgd else {})}
 
@@ -183,8 +183,8 @@ def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
 def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings that `config` names: a TOML file, preset or method; raises a ConfigError if it is unknown.
 
-    For a method, it is the preset `NAME/digits`, or `own` if the user passes `model` and `data` (names in `supplied`).
-    `method` replaces the method in a file. It is used if `config` is None; if both are None, the default preset is.
+    A method selects the preset `NAME/digits`, or `own` if the user passes `model` and `data` (names in `supplied`).
+    If `config` is None, `method` or else the default preset is used. For a file, `method` replaces the file's method.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):
@@ -209,7 +209,7 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
 def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:
     """Return settings from a mapping or from a file, preset or method (see `named`).
 
-    A mapping without the key `preset` gets its method's preset. `supplied` names the arguments passed in Python.
+    If a mapping has no key `preset`, its method's preset is added. `supplied` names the arguments passed in Python.
     """
     if not isinstance(config, Mapping):
         return named(config, supplied=supplied)
@@ -236,8 +236,8 @@ def from_file(
 ) -> dict[str, Any]:
     """Return the settings in a configuration file; `method`, unless None, replaces the method in the file.
 
-    If a run wrote the file (always with `of_run`), raises a ConfigError if its method is not installed or imported
-    yet, since importing could execute foreign code. `supplied` has the names of arguments passed in Python.
+    The method in a file that a run wrote is not imported, since its code may not be trusted: raises a ConfigError if it
+    is unknown. `of_run` states that a run wrote the file. `supplied` has the names of arguments passed in Python.
     """
     settings = read(path, supplied)
     if of_run or (path.parent / "history.jsonl").exists() or "ran" in toml.load(path):
@@ -252,7 +252,7 @@ def from_file(
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
-    """Yield key, default, accepted values and description of `method`'s keys, or all (`outside`: not only fedhet's)."""
+    """Yield `method`'s keys or, if None, all keys; `outside` includes those of methods that are not part of fedhet."""
     names = ["", *(registry.methods() if outside else registry.own_methods())]
     for name in names if method is None else [registry.method(method).family]:
         try:
@@ -267,7 +267,7 @@ def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]
 def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
     """Return the configuration keys by group: a subject such as `about data`, or a method's name.
 
-    `word` selects a method's keys, or keys with it in name or description. Raises a ConfigError if it selects none.
+    `word` is a method or a text in keys' names or descriptions. Raises a ConfigError if no key matches.
     """
     method = word if word and (":" in word or word in registry.methods()) else None
     about = {key: f"about {field.metadata['about']}" for key, field in fields_of(Config).items()}

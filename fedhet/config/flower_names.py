@@ -18,7 +18,7 @@ OURS = {
     "fraction-fit": "fraction-train",
     "proximal-mu": "fedprox.mu",
 }
-"""fedhet's configuration keys by Flower's names for the same settings."""
+"""Flower's names for settings, with the names of the same settings in fedhet."""
 
 TRAINING = (*keys_about("optimiser"), "local-epochs", "batch-size", "precision", "augment")
 """Configuration keys that Flower's `train_config` may set, for clients that train with fedhet's loop."""
@@ -57,15 +57,15 @@ class FlowerOptions:
 
     @property
     def names(self) -> dict[str, str]:
-        """The values of the options ending in `_key` that differ from Flower's defaults, by option."""
+        """The options whose names end in `_key` and whose values differ from Flower's defaults, by name."""
         named = ("weighted_by_key", "arrayrecord_key", "configrecord_key")
         return {name: value for name in named if (value := getattr(self, name)) != getattr(FlowerOptions, name)}
 
 
 def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], FlowerOptions]:
-    """Convert keyword arguments (`given`) of the class `strategy` to fedhet's settings by key and Flower's options.
+    """Split a strategy's keyword arguments (`given`) into settings, by fedhet's keys, and options shared with Flower.
 
-    Raises a ConfigError if the class has no attribute `method`, or for arguments such as `train_metrics_aggr_fn`.
+    Raises a ConfigError if the class has no attribute `method`, or if a function that aggregates metrics is passed.
     """
     method: Method | None = getattr(strategy, "method", None)
     if method is None:
@@ -81,7 +81,7 @@ def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any
                 log.warning("fraction_evaluate = %s has no effect: all clients are evaluated; leave it out", value)
         elif key.endswith("-metrics-aggr-fn"):
             hook = f"aggregate_{key.partition('-')[0]}"
-            raise ConfigError(f"{name}: fedhet's strategies average metrics themselves: override {hook} in a subclass")
+            raise ConfigError(f"{name} is not supported: fedhet averages metrics itself; override {hook} in a subclass")
         elif name not in names:
             key = OURS.get(key, key)
             settings[f"{method.family}.{key}" if key in method_keys else key] = value
@@ -89,7 +89,7 @@ def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any
 
 
 def to_send(argument: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Check and copy the settings for clients that are passed as `train_config` or `evaluate_config` (`argument`).
+    """Return a copy of the settings for clients that are passed as `argument`: `train_config` or `evaluate_config`.
 
     Raises a ConfigError if they contain the method or the number of rounds, which clients cannot change.
     """
@@ -101,9 +101,9 @@ def to_send(argument: str, settings: Mapping[str, Any] | None) -> dict[str, Any]
 
 
 def for_training(train_config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return the settings in `train_config` for fedhet's training loop, by key; `known` are all keys of fedhet.
+    """Return the settings in `train_config` that are keys of fedhet about training; `known` has all keys of fedhet.
 
-    Raises a ConfigError for keys that are not about training, and for names that look like a misspelt key.
+    Raises a ConfigError for other keys of fedhet and for names that look like a misspelt key.
     """
     ours: dict[str, Any] = {}
     for name, value in train_config.items():

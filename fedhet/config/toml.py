@@ -1,4 +1,4 @@
-"""Read and write settings as TOML, JSON and `KEY=VALUE`; a file's `[fedhenn] eta0` is the key `fedhenn.eta0`."""
+"""Read and write settings as TOML, JSON and `KEY=VALUE`; in TOML, `[fedhenn] eta0` is the key `fedhenn.eta0`."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def load(path: Path) -> dict[str, Any]:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else reason
         raise ConfigError(f"{path} is not a TOML file: {reason}; correct the file") from error
     if wrong := [noted for noted in NOTED if not isinstance(table.get(noted, {}), dict)]:
-        raise ConfigError(f"{path}: {wrong[0]} is the name of a table that a run writes, and not a key: remove it")
+        raise ConfigError(f"{path}: {wrong[0]} is a table that a run writes and cannot be used as a key: remove it")
     return table
 
 
@@ -51,7 +51,7 @@ def from_json(text: str, subject: str) -> dict[str, Any]:
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{subject} cannot be read as JSON, replace it: {damage(error)}") from error
+        raise ConfigError(f"{subject} is not valid JSON and must be replaced: {damage(error)}") from error
     if not isinstance(table, dict) or not all(isinstance(each, bool | int | float | str) for each in table.values()):
         raise ConfigError(f"{subject} must be a JSON object whose values are strings, numbers, true or false")
     return table
@@ -118,7 +118,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Value]:
 
 
 def parse_setting(text: str) -> tuple[str, Value]:
-    """Parse `KEY=VALUE`, the value as TOML if possible, else as text; raises a ConfigError without `=` or a key."""
+    """Parse `KEY=VALUE`, with the value as TOML if possible, else as text; raises a ConfigError for any other form."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}: write KEY=VALUE, such as rounds=5")

@@ -1,4 +1,4 @@
-"""Models, data, task and client settings that a user passes in Python, as functions of a client."""
+"""Models, data, task and client settings that a user passes in Python, converted to functions of a client."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -45,13 +45,13 @@ _CLIENT_NAMES = {"cid", "client_id", "id", "idx", "index", "node_id", "number", 
 
 @dataclass(frozen=True)
 class UserFunctions:
-    """Models, data, task and client settings that a user passes in Python; None selects the configured ones.
+    """Models, data, task and client settings that a user passes in Python; by default, the configuration is used.
 
     Attributes:
         model: a network, a class of networks, or a function of a client that returns a network.
         data: a function of a client that returns its data.
-        task: the task of the user's data, or its name; None finds it from the labels.
-        client_settings: a function of a simulated client that returns a dict of its own values of keys.
+        task: the task of the user's data, or its name; None infers it from labels and outputs.
+        client_settings: a function of a simulated client that returns the client's own values of configuration keys.
     """
 
     model: Any = None
@@ -86,19 +86,19 @@ class UserFunctions:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments by name, as `fedhet.run` and `fedhet.make_client_app` take them."""
+        """The attributes as keyword arguments for `fedhet.run` and `fedhet.make_client_app`."""
         return {name: getattr(self, name) for name in ("model", "data", "task", "client_settings")}
 
     @property
     def words(self) -> dict[str, str]:
-        """Descriptions of the arguments that were passed, such as `package.make_model`, by name, for a run's files."""
+        """What was passed for each attribute, in words such as `package.make_model`, for the files of a run."""
         said = {name: described(each) for name, each in self.arguments.items() if each is not None}
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def replacing(self, config: Config) -> frozenset[OwnPart]:
-        """Return what the user passes in place of keys, of `model`, `data`, `loader` and `augmentation` (`OwnPart`).
+        """Return what the user passes in Python in place of configuration keys (see `OwnPart`).
 
-        `loader` and `augmentation` are included only if the user also sets the keys `batch-size` and `augment`.
+        `loader` is included only if the user also set `batch-size`, and `augmentation` only if the user set `augment`.
         """
         own: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
@@ -113,7 +113,7 @@ class UserFunctions:
     def adapted(self, config: Config, *, strict: bool = True) -> Config:
         """Return the configuration with defaults that suit the user's models and data.
 
-        With models and data, `dataset` becomes `own`. If the data have no common test set, `test-on` becomes `local`
+        If models and data are passed, `dataset` becomes `own`. Without a common test set, `test-on` becomes `local`
         unless the user set it. The method can change further defaults (`Options.suited`). With `strict`, raises a
         ConfigError if the user set a key that has no effect.
         """
@@ -137,13 +137,13 @@ class UserFunctions:
         return None if self.data_of is None else self.data_of(_first(config)).common
 
     def public_dataset(self, config: Config) -> PublicDataset | None:
-        """Return the configured public dataset; for a user's data, client 0's if the server needs one, else None."""
+        """Return the configured public dataset; for a user's data, client 0's, or None if the server needs none."""
         if self.data_of is None:
             return public_dataset(config)
         return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
 
     def _brings(self, config: Config) -> tuple[bool, int | None, bool]:
-        """Return, for client 0's data, whether they have a common test set, the batch size, and if `augment` is set."""
+        """Return whether client 0's data have a common test set, their batch size, and whether they have `augment`."""
         if (key := (config.clients, config.batch_size)) not in self._known:
             assert self.data_of is not None
             try:
@@ -161,11 +161,11 @@ def _first(config: Config) -> ClientInfo:
 class Function:
     """A function of a client that calls a user's function and checks the result.
 
-    Random generators are seeded before each call, so that all processes split data equally (for models, only those
-    that the function refers to). Raises a ConfigError if it cannot be called with a client.
+    Before each call, the random generators that the user's function refers to and, for data and settings, the global
+    ones are seeded, so that all processes split data equally. Raises a ConfigError if no argument can be the client.
 
     Args:
-        argument: the argument of `fedhet.run` by which it was passed: `model`, `data` or `client_settings`.
+        argument: the argument of `fedhet.run` by which the user passed `given`: `model`, `data` or `client_settings`.
         given: the user's function, network or class of networks.
         accept: a function of the client's name and the returned value that checks and converts the value.
     """
@@ -177,7 +177,7 @@ class Function:
             kind = given.__name__ if isinstance(given, type) else f"a {type(given).__name__}"
             raise ConfigError(
                 f"{argument} must be {'a network, a class of networks or ' * networks}a function of a client, not "
-                f"{kind}: def {argument}(client): return {_RETURNED[argument]}"
+                f"{kind}; for example: def {argument}(client): return {_RETURNED[argument]}"
             )
         if networks and isinstance(given, nn.Module):
             in_use(given)  # by the user; clients get copies
@@ -223,7 +223,7 @@ def _as_settings(client: str, value: Any) -> dict[str, Any]:
 
 
 def origin(function: Callable[..., Any] | None) -> str:
-    """Return the end of an error message, such as ` (model = NAME)` for a `Function`; empty for other functions."""
+    """Return the end of an error message: ` (model = NAME)` for a `Function`, otherwise an empty string."""
     return f" ({function.argument} = {described(function.given)})" if isinstance(function, Function) else ""
 
 
@@ -252,13 +252,13 @@ def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[Cli
         return lambda client: function(client)
     name = getattr(function, "__name__", type(function).__name__)
     raise ConfigError(
-        f"{argument} function {name}: it is unclear which of its arguments ({', '.join(unclear)}) is the client: name "
-        f"one client or partition_id, or pass {argument}=lambda client: {name}(...)"
+        f"{argument} function {name}: it is unclear which of its arguments ({', '.join(unclear)}) is the client: "
+        f"rename one to client or partition_id, or pass {argument}=lambda client: {name}(...)"
     )
 
 
 def _as_network(client: str, model: Any) -> nn.Module:
-    """Return a copy of a user's network, with hooks for inputs of several tensors and outputs with `logits`."""
+    """Return a copy of a user's network with hooks that copy its inputs and return the `logits` of its outputs."""
     name = "None" if model is None else f"a {type(model).__name__}"
     if problem := unusable(model):
         raise ModelError(f"client {client}: the model function returned {name}{problem}")
@@ -284,7 +284,7 @@ def as_given(model: nn.Module) -> nn.Module:
 
 
 def _copied(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Forward pre-hook that returns copies of a network's inputs, since it could change the user's data in place."""
+    """Forward pre-hook that returns copies of the inputs, since the network could change the user's data in place."""
     if len(args) == 1 and isinstance(args[0], Inputs):
         args, kwargs = args[0].arguments
     args = tuple(each.clone() if isinstance(each, Tensor) else each for each in args)
@@ -292,13 +292,13 @@ def _copied(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:
-    """Forward hook that replaces outputs by their `logits`, unless a tensor; raises a ModelError if there are none."""
+    """Forward hook that returns the `logits` of an output that is not a tensor; raises a ModelError if it has none."""
     if isinstance(outputs, Tensor):
         return None
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
     if not isinstance(logits, Tensor):
         raise ModelError(
             f"{type(module).__name__} returned a {type(outputs).__name__}: a network must return a tensor, or an "
-            "object with .logits; wrap it in a module whose forward returns the tensor of scores"
+            "object whose attribute logits is a tensor; wrap the network in a module that does so"
         )
     return logits

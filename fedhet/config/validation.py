@@ -1,4 +1,4 @@
-"""Check that values of keys do not contradict each other, and find keys without effect.
+"""Check that the values of configuration keys are consistent, and find keys without effect.
 
 A key without effect is refused if the user set it, and otherwise reset to its default.
 """
@@ -70,7 +70,7 @@ class Reason(NamedTuple):
 
 
 def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset()) -> dict[str, Reason]:
-    """Return, for each key without effect, the reason; `own` has what the user passes in Python (see `SUPPLIED`)."""
+    """Return the keys without effect with their reasons; `own` has what the user passes in Python (see `SUPPLIED`)."""
     from fedhet import data  # which imports torch
 
     own = own | {"data", "model"} if config.dataset == OWN else own
@@ -99,7 +99,7 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
 
 
 def is_complete(chosen: Collection[str]) -> bool:
-    """Return whether the keys in `chosen` are from a file that a run wrote, and so include every common key."""
+    """Return whether `chosen` has every common key, as the file config.toml of a run does."""
     written = {key for key, spec in fields_of(Config).items() if default_of(spec) != ""}
     return written - {"clients", "resume"} <= {*chosen}
 
@@ -113,11 +113,11 @@ def effective(
     strict: bool = True,
     over: Collection[str] = (),
 ) -> Config:
-    """Return the configuration with keys without effect reset, and `dataset = own` for the user's data and models.
+    """Return `config` with keys without effect reset, and with `dataset = own` if the user passes models and data.
 
-    If `chosen` (keys that the user set) has a key without effect, raises a ConfigError or, if not `strict`, adds a
-    remark. A key without effect because of a key in `over` (given after others) raises no error. `own` has what the
-    user passes in Python (see `SUPPLIED`), and `traits` are those of the method.
+    If the user set such a key (in `chosen`), raises a ConfigError or, if not `strict`, adds a remark. It is no error if
+    the cause is a key in `over`, which the user sets in addition to a file. `own` has what the user passes in Python
+    (see `SUPPLIED`), and `traits` are those of the method.
     """
     specs, flat, found = config.specs(), config.flat(), ineffective(config, traits, own)
     reset = {key: OWN if key == "dataset" else default_of(specs[key]) for key in found}

@@ -14,7 +14,7 @@ Value = bool | int | float | str
 About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
 OwnPart = Literal["data", "model", "loader", "augmentation"]
-"""What a user can pass in place of keys. loader: a DataLoader with its batch size; augmentation: a function."""
+"""What a user can pass in Python in place of keys; `loader` is a DataLoader, `augmentation` a function."""
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "at_least": (">=", operator.ge, "at least"),
@@ -78,7 +78,7 @@ def default_of(key: Field[Value]) -> Value:
 
 
 def takes(key: Field[Any]) -> str:
-    """Return a text on the values that a key accepts: its choices, or its type and limits, such as `number, > 0`."""
+    """Return a description of the values that a key accepts: all choices, or type and limits such as `number, > 0`."""
     if choices := key.metadata["choices"]:
         return " | ".join(choices)
     kind = {bool: "true | false", int: "whole number", float: "number", str: "text"}[type(default_of(key))]
@@ -87,7 +87,7 @@ def takes(key: Field[Any]) -> str:
 
 
 def unmet(key: str, value: Value, wanted: tuple[Value, ...] | Mapping[str, float]) -> str:
-    """Return a remedy such as `set alpha below 1` if `value` is not as `wanted` (see `option(needs=...)`), or ""."""
+    """Return a remedy such as `set alpha below 1`, or "" if `wanted` (see `option(needs=...)`) allows `value`."""
     if isinstance(wanted, Mapping):
         met = all(_LIMITS[limit][1](value, bound) for limit, bound in wanted.items())
         words = " and".join(f" {_LIMITS[limit][2]} {bound:g}" for limit, bound in wanted.items())
@@ -108,7 +108,7 @@ def fits(number: int) -> bool:
 
 
 def checked(key: str, value: Any, spec: Field[Any]) -> Value:
-    """Return a key's value in the type of its dataclass field `spec`; raise a ConfigError if it is not accepted."""
+    """Return `value` in the type of the key's dataclass field `spec`; raise a ConfigError if it is not accepted."""
     wanted = type(default_of(spec))
     if type(value) is int and not fits(value):
         raise ConfigError(f"{key}: must be a whole number of at most 64 bits, but has {value.bit_length()} bits")

@@ -10,19 +10,18 @@ from fedhet.methods.options import AGGREGATIONS, Value
 from fedhet.methods.sharing import NOTHING, Sharing
 
 METRICS, STRUCTURE = "metrics", "structure"
-"""Kinds of values, in a node's policy, that clients of any method send: metrics, which a node may withhold, and facts
-about its network, such as widths, which are always sent."""
-
+"""Kinds of values that clients can send with any method: metrics, unless the node's policy withholds them, and facts
+about the client's network, such as widths."""
 
 ABSENT = "clients took no part"
-"""Text by which a warning about clients that trained in no round is recognized, such as in a log."""
+"""Text in the warning about clients that trained in no round, by which the warning is found in a log."""
 
 UNSCORED = (
     "{}'s model is at the server only and was not evaluated; the clients' scores are those of local training: set "
     "test-on = both (with your own data, return a common test set as `common`), or pass an evaluate_fn to "
     "make_server_app"
 )
-"""Warning (with a method's name) that the server has the only model and no test set to evaluate it."""
+"""Warning that the server has the only model and no test set to evaluate it; `{}` is for the method's name."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,12 @@ class Traits:
             is evaluated on the common test set.
         other_arrays: how the server aggregates arrays other than weights: by their `"mean"`; by an average of
             `"entries"`, to which the key `aggregation` applies; by another function of `"whole"` arrays, whose norm
-            `clip-norm` can limit; or `""` if there are none or neither key applies.
+            `clip-norm` can limit; or `""` if there are no such arrays or neither key applies to them.
         sends: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays and of each value that a
             client sends. Shared arrays are the group `model`, by default of kind `weights`.
-        sums_examples: clients send means over examples, or numbers of examples, in a kind other than `statistics` and
-            `prototypes`; differentially private training (`dp-noise`) does not cover these.
-        planned: a round depends on the total number of rounds.
+        sums_examples: clients send means over training examples, or numbers of them, as values of a kind such as
+            `posteriors`, so that nodes with differentially private training (`dp-noise`) must refuse the method.
+        planned: what happens in a round depends on the total number of rounds.
     """
 
     networks: Literal["equal", "widths", "any"] = "any"
@@ -96,7 +95,7 @@ class Traits:
 
     @property
     def alike(self) -> Literal["equal", "widths", "parts", "any"]:
-        """How shared arrays may differ: the value of `networks`, or `"parts"` if clients have parts of one network."""
+        """How clients' networks may differ: as in `networks`, or `"parts"` if they are parts of one network."""
         return "parts" if self.shares.units else self.networks
 
     @property
@@ -132,7 +131,7 @@ class Method:
             name in `strategies/` or `client_apps/` or, without one, `fedhet.server.FederatedStrategy`, which averages
             shared arrays, and `fedhet.client.ClientSide`, which trains on the client's examples.
         common: the paper's values of common keys.
-        own: values of keys for a user's own models and data, where they differ from all methods' (`OWN_SETTINGS`).
+        own: values of keys for a user's own models and data, which replace those in `OWN_SETTINGS`.
         trains: what clients train, such as a hypernetwork, if it is not their network. In a comparison such a method
             has its own optimizer and learning rate.
         family: the prefix of the method's keys: its name, or that of the method that it is a `variant` of.

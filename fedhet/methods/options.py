@@ -36,7 +36,7 @@ class Options:
     """Base class of a method's own keys: fields made with `option`, with the paper's values as defaults."""
 
     uses: ClassVar[Collection[str]] = ()
-    """Common keys that have an effect even if the method's traits or a user's own data or models would rule it out."""
+    """Common keys that have an effect even if the method's traits or a user's own data or models exclude it."""
     without: ClassVar[Collection[str]] = ()
     """Common keys (fields of `Config`) that have no effect with the method."""
 
@@ -51,7 +51,7 @@ class Options:
         return False
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return values of keys that suit a user's own models, by key, each with the reason as text."""
+        """Return, by key, pairs of a value that suits a user's own models and the reason as text."""
         return {}
 
     def check(self, config: "Config") -> None:
@@ -62,9 +62,9 @@ class Options:
 class Config:
     """A complete, valid configuration. Fields are named as keys, with `_` in place of `-`; `fedhet keys` lists them.
 
-    `options` has the method's own keys, whose prefix is `family`. `method_name` is a name even if `method` is a file,
-    `preset` the preset that was used (or empty), and `chosen` has the keys that the user set. `remarks` has pairs of a
-    key whose value was changed automatically and the reason.
+    `options` has the method's own keys, and `family` is their prefix. `method_name` is a name even if `method` is a
+    file. `preset` is the preset that was used, or empty. `chosen` has the keys that the user set. `remarks` has a pair
+    for each key whose value was changed automatically: the key and the reason.
     """
 
     method: str = option("fedhenn", "federated method: a name (`fedhet list`), package.module:name or FILE.py:NAME")
@@ -232,7 +232,7 @@ class Config:
 
     @property
     def resources(self) -> tuple[int, float]:
-        """Numbers of CPUs and GPUs per client on Ray, 0 if not chosen; raises a ConfigError if one is invalid."""
+        """Numbers of CPUs and GPUs per client on Ray, where 0 is automatic; raises a ConfigError if one is invalid."""
         try:
             cpus, gpus = listed(self.client_resources)
             found = int(cpus), float(gpus)
@@ -268,7 +268,7 @@ def listed(value: str) -> list[str]:
 
 @cache
 def keys_about(*about: About) -> tuple[str, ...]:
-    """Return the fields of `Config`, as keys, with one of the subjects `about`, such as `data` (see `option`)."""
+    """Return the common keys with one of the subjects `about`, such as `data` (see `option`)."""
     return tuple(key for key, field in fields_of(Config).items() if field.metadata["about"] in about)
 
 

@@ -28,7 +28,7 @@ SIDES = {
     "server": ("fedhet.strategies", "fedhet.server:FederatedStrategy"),
     "client": ("fedhet.client_apps", "fedhet.client:ClientSide"),
 }
-"""Package with the classes of included methods, and the default class, for the server and for clients."""
+"""For server and clients: the package with the classes of included methods, and the default class."""
 
 _registered: dict[str, Method] = {}
 
@@ -73,7 +73,7 @@ def registered() -> list[Method]:
 def method(reference: str, *, trusted: bool = True) -> Method:
     """Return the method with a name or reference; raise a ConfigError if there is none.
 
-    A reference is `package.module:name` or `FILE.py:NAME`. Its module is imported only if `trusted`; otherwise, the
+    A reference is `package.module:name` or `FILE.py:NAME`, whose module is imported only if `trusted`; otherwise, the
     method must be registered already.
     """
     if found := _registered.get(reference) or _included().get(reference):
@@ -93,9 +93,9 @@ def check_known(reference: str, place: Path) -> None:
     """Check that the method `reference`, named in the file `place`, is known; raise a ConfigError otherwise."""
     if reference not in methods() and not _imported_before(reference):
         raise ConfigError(
-            f"{place} names the method {reference!r}, which is not part of fedhet or of an installed package; code "
-            "that the files of a run name is not imported: if you trust it, pass --method MODULE:NAME (in Python, "
-            "fedhet.registry.register)"
+            f"{place} names the method {reference!r}, which is not part of fedhet or of an installed package; its "
+            "code is not imported without your consent: if you trust it, pass --method MODULE:NAME (in Python, "
+            "fedhet.methods.registry.register)"
         )
 
 
@@ -138,7 +138,7 @@ def strategy_classes() -> dict[str, str]:
 
 @cache
 def _own_sides(which: str) -> dict[str, str]:
-    """Return `module:Class` by name of the included methods with their own class for `which`, `server` or `client`."""
+    """Return the included methods with their own `server` or `client` class (`which`), as `module:Class` by name."""
     found, package = {}, SIDES[which][0]
     names = {name.replace("-", ""): name for name in own_methods()}
     for folder in find_spec(package).submodule_search_locations:  # type: ignore[union-attr]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # methods name their map, and are listed without torch
 
 @dataclass(frozen=True, eq=False)
 class NetworkDescription:
-    """The input of a sharing map: a client's network, the name of its head (a module), and that of its architecture."""
+    """The input of a sharing map: a client's network, the name of the module that is its head, and its architecture."""
 
     model: "nn.Module"
     head: str
@@ -34,7 +34,7 @@ class NetworkDescription:
 
 
 Keys = Callable[[NetworkDescription], Callable[[str], str | None]]
-"""A function of a network that returns a map from names in the state dict to shared keys, or None if not shared."""
+"""A function of a network that returns a function from an array's name to its shared key; None if not shared."""
 
 Units = Callable[[int, int, int], Sequence[int]]
 """A function that returns the indices of a client's units in a hidden layer of the whole network, given the numbers of
@@ -46,11 +46,11 @@ class Sharing:
     """A map from arrays of a client's network to shared keys, and how the server uses their values.
 
     Attributes:
-        keys: the map from arrays to shared keys; `"everything"` shares each array under its own name, `"nothing"` none.
-            Only a method that shares everything has a global model.
+        keys: the map from arrays to shared keys; `"everything"` shares all arrays under their names, `"nothing"` shares
+            none. Only a method that shares everything has a global model.
         averaged: whether the server averages the arrays of each key, which must then have the same shape for all
-            clients; otherwise a method uses them in another way.
-        statistics: whether running statistics are always sent, or only with `batch-norm = aggregate`.
+            clients; otherwise, the method's server class uses them.
+        statistics: whether running statistics are sent `"always"`, or only with `batch-norm = aggregate`.
         units: the function that selects a client's units in each hidden layer, if clients have parts of one network.
             Each entry of an array is then averaged over the clients that have it.
     """
@@ -85,7 +85,7 @@ def _trained(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Tensor]]]":
-    """Yield a text for each layer, with class, shapes and options such as stride, and its arrays by state dict name."""
+    """Yield each layer's description (class, shapes, options such as stride) and arrays, by name in the state dict."""
     for name, module in network.model.named_modules():
         arrays = {key: tensor for key, tensor in module.state_dict().items() if "." not in key}
         if arrays:
@@ -96,7 +96,7 @@ def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Ten
 
 
 def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a map from names of arrays to shared keys, equal for the n-th layers of the same class and shapes."""
+    """Return a function from arrays' names to shared keys. The n-th layers with equal descriptions share keys."""
     counts: Counter[str] = Counter()
     keys: dict[str, str] = {}
     before = ""
@@ -111,7 +111,7 @@ def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a map from names of arrays to shared keys, which are equal if all layers up to the array's are equal."""
+    """Return a function from arrays' names to shared keys. Layers share keys if all layers up to them are equal."""
     keys: dict[str, str] = {}
     kinds = ""
     for number, (kind, arrays) in enumerate(layers(network), 1):

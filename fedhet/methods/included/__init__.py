@@ -1,1 +1,1 @@
-"""The declarations of the methods that come with fedhet, one file each."""
+"""Declarations of the methods that are included in fedhet."""

@@ -24,10 +24,10 @@ class FedRepOptions(Options):
     body_epochs: int = option(1, "number of epochs per round for the body; the others are for the head", at_least=1)
 
     def check(self, config: Config) -> None:
-        """Check that `local-epochs`, of head and body together, exceeds `body-epochs`; raise a ConfigError if not."""
+        """Check that epochs remain for the head: `local-epochs` above `body-epochs`; raise a ConfigError otherwise."""
         if 0 < config.local_epochs <= self.body_epochs:
-            epochs = f"fedrep.body-epochs = {self.body_epochs} of local-epochs = {config.local_epochs}"
-            raise ConfigError(f"{epochs} leave none for the head: set body-epochs below local-epochs")
+            limit = f"below local-epochs = {config.local_epochs}, so that epochs remain for the head"
+            raise ConfigError(f"fedrep.body-epochs = {self.body_epochs}: must be {limit}")
 
 
 fedrep = Method(

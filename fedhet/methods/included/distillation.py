@@ -1,4 +1,4 @@
-"""Declarations of methods in which networks learn from each other's outputs."""
+"""Declarations of methods that train networks on the outputs of other networks (knowledge distillation)."""
 
 import math
 from dataclasses import dataclass, replace
@@ -29,11 +29,11 @@ _auxiliary = Traits(keeps="model", scored="trained", common_init=True, sends={"m
 fml = Method("fml", _auxiliary, FMLOptions)
 
 FIRST, LAST = 0.95, 0.98
-"""Fraction of an update's squared singular values that FedKD sends, in round 0 and in the last round."""
+"""Fractions of the sum of an update's squared singular values that FedKD keeps at the start and in the last round."""
 
 
 def energy(round: int, rounds: int) -> float:
-    """Return the fraction of the sum of an update's squared singular values that FedKD sends in `round` of `rounds`."""
+    """Return the fraction of the sum of an update's squared singular values that FedKD keeps in `round` of `rounds`."""
     return FIRST + min(round / max(rounds, 1), 1.0) * (LAST - FIRST)
 
 
@@ -60,7 +60,7 @@ class FLHADistillationOptions(Options):
     student_learning_rate: float = option(0.0, "learning rate of clients' networks; 0: learning-rate / 10", at_least=0)
 
     def teaching(self, rounds: int) -> int:
-        """Return the number of rounds that train the teacher, the first of a run's `rounds`; at least 1."""
+        """Return how many of the run's `rounds` train the teacher, at least 1; the students learn in later rounds."""
         return max(1, math.floor(self.teacher_rounds * rounds + 0.5))
 
 
@@ -76,7 +76,7 @@ flha_distillation = Method(
 
 
 class ScoresOptions(Options):
-    """Base class of the keys of methods that train on class scores of `public_batch` public examples per mini-batch."""
+    """Base class of the keys of methods that train on class scores of public examples, in batches of `public_batch`."""
 
     public_batch: int
     subset: ClassVar[int] = 5000

@@ -47,17 +47,17 @@ class FedHARMOptions(Options):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Number of values in a descriptor for each block of the network, as listed in the key `slots`."""
+        """Number of values that each block of the network contributes to a descriptor, from the key `slots`."""
         return tuple(map(int, self.slots.split(",")))
 
     @property
     def parts(self) -> int:
-        """Number of arrays that a client sends: a descriptor array per block, or one array of class probabilities."""
+        """Number of arrays that a client sends: one of descriptors for each block, or one of class probabilities."""
         return 1 if self.align == "spectral" else len(self.lengths)
 
 
 def traits(options: FedHARMOptions) -> Traits:
-    """Return the traits of FedHARM for these values of its keys."""
+    """Return FedHARM's traits, which depend on the values of its keys."""
     sends = {"distance": METRICS}
     if options.alpha < 1:
         sends["sent"] = "posteriors" if options.align == "spectral" else "descriptors"

@@ -12,7 +12,7 @@ LEAST_ROWS = 8
 """Smallest number of examples on which the similarity (CKA) of representations is estimated."""
 
 AUGMENTATION = "rad augmentation"
-"""Name from which, with seed and round, all clients seed the same augmentation of the alignment examples."""
+"""Name that, with the run's seed and the round, seeds the augmentation of the alignment examples at all clients."""
 
 
 @dataclass(frozen=True)
@@ -66,32 +66,32 @@ class FedHeNNOptions(Options):
                 f"fedhenn.kernel = {self.kernel!r} needs fedhenn.setting = 'homogeneous': set it, or kernel = 'linear'"
             )
         if 0 < self.rad_batch < LEAST_ROWS:
-            raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: must be 0 (whole RAD) or at least {LEAST_ROWS}")
+            raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: set at least {LEAST_ROWS}, or 0 for all examples")
 
     def eta(self, round: int) -> float:
-        """Return the proximal term's weight in a round: `eta0` times sqrt(t), t or 1 by `schedule`; t = round - 1."""
+        """Return the proximal term's weight, `eta0` f(t) with t = `round` - 1; f is 1, t or sqrt(t) by `schedule`."""
         return self.eta0 * {"sqrt": (round - 1) ** 0.5, "linear": round - 1, "constant": 1.0}[self.schedule]
 
     @property
     def homogeneous(self) -> bool:
-        """Whether equal networks are averaged, in addition to the alignment of representations."""
+        """Whether the server also averages the clients' networks, which must be equal."""
         return self.setting == "homogeneous"
 
     @property
     def sent(self) -> str:
-        """What clients send for alignment examples: `posteriors`, `features`, or empty if the server needs nothing."""
+        """Kind of the values that clients send for alignment examples: `posteriors`, `features`, or empty for none."""
         if not self.eta0 or (self.homogeneous and self.target == "kernel"):
             return ""
         return "posteriors" if self.target == "spectral" else "features"
 
     @property
     def makes_public_dataset(self) -> bool:
-        """Whether the alignment examples (RAD) are drawn from the training examples of all clients."""
+        """Whether the alignment examples are drawn from the union of the clients' training examples."""
         return self.rad_source == "train-union"
 
 
 def traits(options: FedHeNNOptions) -> Traits:
-    """Return the traits of FedHeNN for these values of its keys."""
+    """Return FedHeNN's traits, which depend on the values of its keys."""
     return Traits(
         networks="equal" if options.homogeneous else "any",
         shares=EVERYTHING if options.homogeneous else NOTHING,

@@ -30,11 +30,11 @@ class FLHAGHNOptions(Options):
 
     @property
     def uses(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Keys that have an effect even with a user's own models: `architectures`, unless `head` is `tiled`."""
+        """Keys that have an effect even with a user's own models: `architectures`, or none if `head = tiled`."""
         return () if self.head == "tiled" else ("architectures",)
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return, by key, values for a user's own models with their reasons: `head = tiled` and a learning rate."""
+        """Return `head = tiled` and a learning rate for a user's own models, by key, each with a reason."""
         suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}
         if self.head != "tiled":
             why = "which writes layers of any type: the models are not those of `architectures`"

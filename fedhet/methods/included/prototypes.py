@@ -1,4 +1,4 @@
-"""Declarations of methods whose clients share prototypes or class means, or a head for representations."""
+"""Declarations of methods whose clients share prototypes, mean predictions of classes, or a head."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from fedhet.methods.sharing import HEAD
 
 @dataclass(frozen=True)
 class WidthOptions(Options):
-    """Configuration key of methods whose clients need representations of the same `width`."""
+    """Configuration key of methods whose clients need representations of equal `width`."""
 
     width: int = option(
         0,
@@ -21,13 +21,13 @@ class WidthOptions(Options):
     )
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return `width` with a remark that it adds a layer to the user's models; an empty dict if it is 0."""
+        """Return `width` with a remark that a layer is added to models; an empty dict if `width` is 0 (no layer)."""
         why = "the width of a linear layer that is added before the head of each model (0: no such layer)"
         return {"width": (self.width, why)} if self.width else {}
 
     @property
     def changes_heads(self) -> bool:
-        """Whether a layer that projects representations to `width` replaces heads."""
+        """Whether heads are replaced: by a linear layer with `width` outputs, followed by a new head."""
         return self.width > 0
 
 

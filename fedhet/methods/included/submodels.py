@@ -1,4 +1,4 @@
-"""Declarations of methods whose clients have parts of one network: some units of its layers, blocks or ranks."""
+"""Declarations of methods whose clients have submodels of one network: of smaller width, depth or rank."""
 
 import math
 from collections.abc import Mapping
@@ -20,16 +20,16 @@ LARGEST_COUNT = 2**16
 
 
 class SubmodelOptions(Options):
-    """Base class of the keys of methods whose clients have parts of one network, which differ in size.
+    """Base class of the keys of methods whose clients have submodels of different sizes of one network.
 
-    `size_name` names the size: `width` (fraction of each hidden layer's units), or `depth` or `rank` in subclasses. The
-    key with this name in the plural, such as `widths`, lists the sizes to assign to clients.
+    `size_name` is `width` (fraction of each hidden layer's units), or `depth` or `rank` in subclasses. The key with the
+    plural name, such as `widths`, lists the sizes to assign to clients.
     """
 
     uses = ("assign",)
     size_name: ClassVar[str] = "width"
     counted: ClassVar[bool] = False
-    """Whether sizes are whole numbers instead of fractions; the largest is then that of the whole network."""
+    """Whether sizes are whole numbers (depths, ranks) instead of fractions; the whole network then has the largest."""
 
     @cached_property
     def all_sizes(self) -> tuple[float, ...]:
@@ -82,7 +82,7 @@ class SubmodelOptions(Options):
 
 @dataclass(frozen=True)
 class SizedOptions(SubmodelOptions):
-    """Configuration key `widths` (fractions, separated by commas) of methods whose clients have parts of each layer."""
+    """Configuration key of methods whose clients have submodels of different widths."""
 
     widths: str = option(
         "1,0.5,0.25,0.125,0.0625",
@@ -129,7 +129,7 @@ class DepthOptions(SubmodelOptions):
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return the default of `blocks` with the reason for it, since a preset's value is for the preset's network."""
+        """Return the default of `blocks` with a reason, if it is set: a preset's value is for the preset's network."""
         return {"blocks": ("", "since a preset's are modules of its own network")} if self.blocks else {}
 
 
