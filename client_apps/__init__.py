@@ -1,1 +1,1 @@
-"""The client sides of the methods: a class with the name of each method whose clients do more than train."""
+"""The methods' client sides: a class named after each method whose clients do more than train and send weights."""

@@ -45,7 +45,7 @@ SMALL = "small"
 
 
 class AuxiliaryModel(ClientSide[P]):
-    """Base class of client sides with an auxiliary network, which has one architecture on all clients and is sent.
+    """Base class of client sides that send an auxiliary network, which has the same architecture on all clients.
 
     The client's own network is not sent. `key` is the option that sets the auxiliary network's architecture; `reason`
     says, in error messages, why the method needs class scores.
@@ -85,7 +85,7 @@ def _build(client: Client, name: str, key: str) -> nn.Module:
             network = models.build_auxiliary(name, config.architectures, batch, outputs).to(client.device)
         except ModelError as error:
             why = re.sub("^model '[^']*': ", "", str(error))  # the user may not know the name, if a preset chose it
-            raise ModelError(f"{config.family}.{kebab(key)}: {why}; set it to a model for these inputs") from error
+            raise ModelError(f"{config.family}.{kebab(key)}: {why}; choose a model for the client's inputs") from error
     if (dtype := precision(network)) and client.representation.precision not in (None, dtype):
         network.register_forward_pre_hook(lambda _module, inputs: tuple(in_precision(each, dtype) for each in inputs))
     return network
@@ -118,7 +118,6 @@ class Mutual(AuxiliaryModel[B]):
 
     @property
     def captures(self) -> dict[str, Capturing]:
-        """The outputs of the auxiliary network, by the name under which loss terms find them."""
         return {SMALL: Output(self.pair, SMALL)}
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
@@ -168,7 +167,7 @@ class FML(Mutual[FMLOptions]):
 
 
 def mutual(step: Step, alpha: float, beta: float) -> Tensor:
-    """Return FML's loss without alpha CE(own, y), the task's loss; `alpha` and `beta` weigh the cross entropies."""
+    """Return FML's loss of both networks without alpha CE(own, y), the task's loss; `beta` weighs CE(shared, y)."""
     shared = step.captured[SMALL].to(step.outputs.dtype)
     learnt = (1 - alpha) * step.divergence(step.outputs, shared)
     taught = (1 - beta) * step.divergence(shared, step.outputs)
@@ -183,7 +182,7 @@ RECEIVED = "received/"
 
 
 class FedKD(Projected[AuxiliaryOptions]):
-    """Client side of FedKD: trains two networks by mutual distillation; sends the shared one's change as factors."""
+    """Client side of FedKD: mutual distillation of two networks; sends low-rank factors of the shared one's change."""
 
     lost = False
 
@@ -220,7 +219,7 @@ class FedKD(Projected[AuxiliaryOptions]):
 
 
 def mutual_with_hidden(step: Step) -> Tensor:
-    """Return FedKD's loss of both networks, without the own network's cross entropy, which is the task's loss."""
+    """Return the sum of FedKD's losses of both networks without CE(own, y), which is the task's loss."""
     shared, hidden = step.captured[SMALL].to(step.outputs.dtype), step.captured["own"]
     shared_loss = step.loss(shared)
     both = (step.loss(step.outputs) + shared_loss).detach().clamp(min=LEAST)
@@ -230,13 +229,13 @@ def mutual_with_hidden(step: Step) -> Tensor:
 
 
 ALPHA, TEMPERATURE = 0.7, 20.0
-"""FLHA-distillation's weight alpha of the teacher's loss, and temperature T by which logits are divided."""
+"""FLHA-distillation's weight alpha of the distillation loss, and temperature T by which logits are divided."""
 
 
 class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
     """Client side of FLHA-distillation: trains a teacher in the first rounds, and later its own network, the student.
 
-    The teacher is sent and averaged in the first rounds. The client keeps the final teacher, and sends no student.
+    The teacher is sent and averaged in the first rounds. Later, the client keeps the teacher, and sends no network.
     """
 
     remembers = True

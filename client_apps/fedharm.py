@@ -30,7 +30,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
-        """Names of the modules that end the network's blocks; raises a ModelError if there are too few blocks."""
+        """Names of the last module of each of the network's blocks; raises a ModelError if there are too few blocks."""
         settings, example = self.options, self.client.transform(self.client.data.train.inputs[:2])
         try:
             return blocks(self.client.model, example, chosen=settings.blocks, count=len(settings.lengths))
@@ -46,7 +46,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
     # ---- training
 
     def phases(self, payload: Payload) -> list[Phase]:
-        """Return the previous round's phase on public images and this round's private phase, with one optimiser."""
+        """Return the last round's phase on public images, then this round's on private examples, with one optimiser."""
         phases = self._on_shared(payload) if "shared" in payload.values else []
         if not self.client.request.closing:
             phases.append(Phase(self.client.request.epochs, self.client.optimisation(0, 2), continues=True))
@@ -82,7 +82,6 @@ class FedHARM(ClientSide[FedHARMOptions]):
         return Term(distance, captures=captures, kind=kind, weight=weight, target=target, places=places)
 
     def target(self, payload: Payload) -> list[Tensor] | None:
-        """Return the received target (a tensor for each block, or one of class probabilities), or None."""
         if "target" not in payload.arrays:
             return None
         return [self.client.to_device(part) for part in unpack_all(payload.arrays["target"], self.options.parts)]
@@ -100,7 +99,6 @@ class FedHARM(ClientSide[FedHARMOptions]):
         return reply
 
     def sent(self) -> list[Tensor]:
-        """Return descriptors of the public images by block, or [class probabilities] if `align = spectral`."""
         public = self.client.public
         if self.options.align == "spectral":
             return [self.client.scores(public.inputs, "probabilities")]

@@ -26,7 +26,7 @@ def public_rows(arrays: Arrays, public: Tensor) -> Tensor:
     """Return the rows of `public` inputs with the indices `arrays["rows"]`; raise a WireError if one is invalid."""
     rows = to_tensor(arrays["rows"]).long().to(public.device)
     if not ((rows >= 0) & (rows < len(public))).all():
-        raise WireError("the server's request has rows that are not in the public dataset: use one version of fedhet")
+        raise WireError("the server requests rows that the public dataset lacks: install its version of fedhet here")
     return public[rows]
 
 
@@ -51,8 +51,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         """Return the loss term eta(t) (1 - CKA) of representations of the alignment examples X(t) and their target.
 
         The server's `payload` has the weight eta(t) and the indices of X(t) in the public dataset. With `rad-every` =
-        k, the term is added in every k-th step, with k times the weight. In each step, the `Term` calls `drawn`, and
-        then `on_rad` with the arguments in `own` and those that were drawn.
+        k, the term is added in every k-th step, with k times the weight.
         """
         settings, client, eta = self.options, self.client, payload.values.get("eta", 0.0)
         if not eta:
@@ -77,7 +76,6 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return (Term(on_rad, draw=drawn, weighted=True, public=True, **own),)
 
     def end(self, payload: Payload) -> Payload:
-        """Return shared weights, the mean distance to the target, and outputs for the next alignment examples."""
         reply = super().end(payload)
         if "next-rad" in payload.arrays:
             rad = self._rad(payload.arrays["next-rad"], self.client.request.round + 1)
@@ -93,7 +91,6 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return rad
 
     def target(self, payload: Payload, rad: Tensor) -> Tensor:
-        """Return the target for the alignment examples `rad`: received, or the received network's representations."""
         if "target" not in payload.arrays:  # homogeneous: by the global model W(t-1), which was just received
             return self.represent(rad)
         return self.client.to_device(unpack(payload.arrays["target"]))
@@ -121,8 +118,8 @@ def on_rad(
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Return `weight` times the distance of representations to `target`, and the distance as a value to record.
 
-    The network computes the `representation` of alignment examples (n, ...), the `inputs`, with gradients, and with
-    dropout by `stream`. `kind` is the kernel to compare, and whether the inputs are a random mini-batch.
+    The `representation` of the alignment examples `inputs` (n, ...) is computed with gradients, and with dropout drawn
+    from `stream`. `kind` is the kernel to compare, and whether the inputs are a random mini-batch.
     """
     distance = distance_to(step.represent(inputs, representation, stream), target, kind=kind)
     return weight * distance, {"distance": distance}

@@ -1,4 +1,4 @@
-"""Client sides of FedMD (Li and Wang, 2019) and FedDF (Lin et al., 2020): clients share scores of public examples."""
+"""Client sides of FedMD (Li and Wang, 2019) and FedDF (Lin et al., 2020): clients share class scores of public data."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ class Scores(ClientSide[Q]):
         """Return the mean distance between `outputs` (n, C) and the received scores, which are the step's labels."""
 
     def end(self, payload: Payload) -> Payload:
-        """Return the network's scores of the public examples that the server requests in `payload`."""
+        """Return the network's class scores of the public examples that the server requests in `payload`."""
         reply = super().end(payload)
         if "next-rows" in payload.arrays:
             scores = self.client.scores(self._rows(payload.arrays["next-rows"]), "logits")
@@ -38,7 +38,7 @@ class Scores(ClientSide[Q]):
         return reply
 
     def in_turn(self, phases: Sequence[Phase]) -> list[Phase]:
-        """Return a round's phases with learning rates by their position, and `public-batch` for public examples."""
+        """Return a round's phases with scheduled learning rates; those on public examples use `public-batch`."""
         stepped = []
         for part, phase in enumerate(phases):
             optimisation = self.client.optimisation(part, len(phases))
@@ -48,7 +48,7 @@ class Scores(ClientSide[Q]):
         return stepped
 
     def digest(self, payload: Payload, epochs: int = 1) -> list[Phase]:
-        """Return [phase], which trains for `epochs` on received mean scores; an empty list if there are none."""
+        """Return a list with a phase that learns received mean scores for `epochs`; empty if none were received."""
         arrays = payload.arrays
         if "mean" not in arrays:
             return []
@@ -67,7 +67,7 @@ def match(step: Step, distance: Callable[[Step, Tensor], Tensor]) -> tuple[Tenso
 
 
 class FedMD(Scores[FedMDOptions]):
-    """Client side of FedMD: trains on mean scores (first on public labels) and then on private examples."""
+    """Client side of FedMD: trains on public labels (at first only), mean class scores, and private examples."""
 
     remembers = True  # whether the client has been trained
 
@@ -94,7 +94,7 @@ class FedMD(Scores[FedMDOptions]):
 
 
 class FedDF(Scores[FedDFOptions]):
-    """Client side of FedDF: trains for an epoch on received scores, if there are any, then on the client's examples."""
+    """Client side of FedDF: distils received mean class scores for an epoch, then trains on the client's examples."""
 
     @staticmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Client sides of FLHA-GHN and pFedHN.
 
 In FLHA-GHN, a client trains a graph hypernetwork (GHN) that generates the weights of its network. All clients send
-arrays with the same names and shapes, whatever their architectures. A client returns the heads of layer types that it
-does not use unchanged, so the server can infer its layer types. In pFedHN, only the server has the hypernetwork.
+arrays with the same names and shapes, whatever their architectures. The GHN has a head for each layer type. Heads of
+types that a client's network lacks are sent back unchanged, so the server can infer its layer types. In pFedHN, only
+the server has the hypernetwork.
 """
 
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
-        """Map each generated array to the key of the hypernetwork's first array, which stands for all of them."""
+        """Map generated arrays to one key of the hypernetwork, whose arrays are sent in place of the generated ones."""
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def begin(self, payload: Payload) -> None:
@@ -86,7 +87,7 @@ class PFedHN(ClientSide[PFedHNOptions]):
     reads_starts = True
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return offset and scale of arrays to generate, unless the server can derive them from name and shape."""
+        """Return offset and scale of each array to generate, unless they follow from the array's name and shape."""
         starts, tensors = {}, self.client.tensors
         for name, key in self.shared_names().items():
             shape = tuple(tensors[name].shape)

@@ -26,7 +26,7 @@ from fedhet.training import Phase
 
 
 class Ranks(Submodel):
-    """A client's part of the adapters: the first rows of A and the first columns of B, as many as its rank."""
+    """A client's part of the adapters: the first r rows of A and the first r columns of B, for a client of rank r."""
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:

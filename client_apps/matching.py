@@ -2,8 +2,8 @@
 
 PFNM (Yurochkin et al., ICML 2019): train a network and send it. FedMA (Wang et al., ICLR 2020, algorithm 1): in a pass,
 the server matches the layers in order, and matched layers are not trained any more. Between the rounds of a pass, a
-client keeps its network: the matched layers as in the global model, then its own layers, whose inputs have the order of
-the global units, with zeros for units that the client does not have.
+client keeps its network: the global model's matched layers, followed by the client's own layers. Inputs of the first
+own layer are ordered like the global units, with zero weights for units that the client does not have.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ M = TypeVar("M", bound=PFNMOptions)
 
 
 class Matched(ClientSide[M]):
-    """Base class of the client sides of PFNM and FedMA, which resize the client's network to received arrays."""
+    """Base class of the client sides of PFNM and FedMA, which resize the client's network to fit received arrays."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -55,7 +55,7 @@ class Matched(ClientSide[M]):
 
 
 class PFNM(Matched[PFNMOptions]):
-    """Client side of PFNM: trains its own weights, or the client's units of the global model if there is one."""
+    """Client side of PFNM: trains its own network or, once there is a global model, its units of the global model."""
 
     def begin(self, payload: Payload) -> None:
         if "model" in payload.arrays:
@@ -77,7 +77,7 @@ class PFNM(Matched[PFNMOptions]):
 
 
 def class_counts(client: Client, output: str) -> Arrays:
-    """Return {"counts": number of examples by class}; `output` names an array with a row for each class."""
+    """Return {"counts": numbers of examples by class}; `output` is the name of an array with a row for each class."""
     classes = client.tensors[output].shape[0]
     labels = client.data.train.labels.flatten().cpu().numpy()
     return {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}

@@ -88,7 +88,7 @@ class ByClass(ClientSide[P]):
 
 
 class SameWidth(ClientSide[W]):
-    """Base class of client sides whose representation has the same width, the option `width`, on all clients."""
+    """Base class of client sides whose option `width` sets the width of the representation on all clients."""
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
@@ -108,7 +108,7 @@ class SameWidth(ClientSide[W]):
         return f"{config.head}.head" if config.head and config.options.width else config.head
 
     def check_linear_head(self, why: str) -> None:
-        """Raise a ModelError or DataError (reason `why`) unless the head is linear, with bias and all outputs."""
+        """Check that the head is an nn.Linear with bias and an output per class; `why` is the reason in the error."""
         client, method = self.client, self.client.config.method_name
         client.check_classes(outputs=True)
         head = client.model.get_submodule(client.head)
@@ -163,11 +163,11 @@ def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> T
 
 
 class FedTGP(FedProto):
-    """Client side of FedTGP, which is FedProto's with prototypes that the server has learned."""
+    """Client side of FedTGP: the same as for FedProto, with prototypes that the server has learned."""
 
 
 class FD(ByClass[FDOptions]):
-    """Client side of FD: adds the cross entropy to the global mean prediction for an example's class to the loss."""
+    """Client side of FD: distils the global mean prediction for each class into the network by a cross-entropy loss."""
 
     of_phi = False
 
@@ -193,7 +193,7 @@ class FedGH(SameWidth[LearnerOptions], ByClass[LearnerOptions]):
     """Client side of FedGH: replaces the client's head by the server's head, then trains with the task's loss."""
 
     def handshake(self, payload: Payload) -> Payload:
-        self.check_linear_head("the server trains one for all")
+        self.check_linear_head("the server trains one head for all")
         return super().handshake(payload)
 
     def begin(self, payload: Payload) -> None:
@@ -204,7 +204,7 @@ class FedGen(SameWidth[FedGenOptions]):
     """Client side of FedGen: adds the head's loss for generated representations to the task's loss."""
 
     def handshake(self, payload: Payload) -> Payload:
-        self.check_linear_head("the server generates its inputs")
+        self.check_linear_head("the server generates the head's inputs")
         return Payload({"classes": class_counts(self.client, f"{self.client.head}.weight")})
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:

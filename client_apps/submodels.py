@@ -65,7 +65,7 @@ class HeteroFL(ClientSide[declared.SizedOptions]):
 
     @cached_property
     def absent(self) -> Tensor | None:
-        """Mask (classes,) of classes without training examples; None if there are none, or outputs are not classes."""
+        """Mask (classes,) of classes without training examples; None if all have some, or the task has no classes."""
         labels = self.client.data.train.labels
         if self.client.task.outputs.meaning != "classes":
             return None
@@ -128,7 +128,8 @@ class FjORD(ClientSide[declared.FjORDOptions]):
 class Ordered(nn.Module):
     """A network that runs each batch in its full width or in one of the narrower networks `cuts`, drawn at random.
 
-    With `keeps_widest`, it always runs and returns the full width, too. `narrow` has the outputs in the drawn width.
+    A forward pass stores the outputs in the drawn width as `narrow`. It returns them or, with `keeps_widest`, the
+    outputs in full width.
     """
 
     narrow: Tensor
@@ -154,7 +155,7 @@ def learnt(step: Step, ordered: Ordered) -> Tensor:
 
 
 class Cut:
-    """A network with the first units (submodel `narrow`) of each hidden layer of `network` (submodel `size`)."""
+    """The first units of each hidden layer of `network`; `size` describes `network`, `narrow` the units to use."""
 
     def __init__(self, network: nn.Module, size: Submodel, narrow: Submodel) -> None:
         groups = size.groups.with_widths([len(units) for units in size.units.values()])
@@ -165,7 +166,7 @@ class Cut:
         self._skeleton = resize(network, cut_out(network.state_dict(), groups, narrow.units)).train()
 
     def __call__(self, inputs: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the outputs for inputs (n, ...); gradients reach `parameters`, those of the wide network by name."""
+        """Return outputs for inputs (n, ...); gradients reach `parameters`, the wide network's parameters by name."""
         narrow = {}
         for name, tensor in parameters.items():
             for axis, at in self._entries.get(name, ()):
@@ -244,6 +245,6 @@ class LastExit(Exits):
 
 
 class InclusiveFL(ByDepth[declared.InclusiveFLOptions]):
-    """Client side of InclusiveFL: trains the client's first blocks and their last exit, or the network's head."""
+    """Client side of InclusiveFL: trains the client's blocks and their last exit (the head if it has all blocks)."""
 
     kind = LastExit

@@ -38,7 +38,7 @@ from fedhet.utils.statistics import Work
 from fedhet.utils.text import log, log_once, traceback_in_file
 
 Answer = Callable[[Job], ClientWork[Payload]]
-"""A handler: from a message and its client, creates a generator that does the work and returns the reply's payload."""
+"""A handler of messages: a function from a `Job` to a generator that does the work and returns the reply's payload."""
 
 
 def make_client_app(
@@ -53,15 +53,15 @@ def make_client_app(
     """Return a Flower ClientApp that serves every method of fedhet; each message names its method.
 
     Args:
-        model: a function from a `ClientInfo` to an `nn.Module`, or any other form that `model_function` accepts; by
-            default the configured architecture. Its initial weights are drawn from torch's global generator, seeded for
-            each client. The model returns a tensor, or an object with `.logits`.
+        model: a function from a `ClientInfo` to an `nn.Module`, a network class, or a network whose weights all clients
+            start from; by default the configured architecture. The network returns a tensor, or an object with
+            `.logits`. Torch's global generator is seeded before each call of the function.
         data: a function from a `ClientInfo` to the client's data: a `ClientData`, a pair (train, test), or a mapping
             with `train`, `test` and optionally `public` (the public dataset: inputs, or inputs and labels), `common`
             (the common test set), `validation` and `augment` (a function from a training batch, and optionally a
-            generator, to the augmented batch). Each part has a form that `fedhet.data.own` accepts. Inputs are passed
-            to the model unchanged, except that bytes are scaled to [0, 1]. By default, the client has its part of the
-            configured data set.
+            generator, to the augmented batch). A part can be a pair (inputs, labels), a `Dataset`, a `DataLoader` or
+            another form in `fedhet.data.own`. Inputs are passed to the model unchanged, except that bytes are scaled to
+            [0, 1]. By default, the client has its part of the configured data set.
         task: a `fedhet.Task` or the name of one, for your own data; by default inferred from labels and outputs.
         client_settings: a function from a `ClientInfo` to a dict with the client's own `local-epochs` (up to
             `max-local-epochs`), `learning-rate`, `batch-size` or `device`; a node can set them in its node config.
@@ -83,7 +83,7 @@ def make_client_app(
 
 
 class Answers:
-    """The handlers of a ClientApp: each creates the client for a message, does its work and returns its reply.
+    """The handlers of a ClientApp: each creates the client for a message, does the client's work and returns its reply.
 
     With `flower`, arrays are sent in Flower's format, as Flower's mods expect. `clipping` has the user's mods that
     clip and add noise, and `noise` is their noise multiplier. `loop` is a function that returns the user's own training
@@ -123,7 +123,7 @@ class Answers:
         return reply
 
     def answer_all(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
-        """Return the reply of the handler `answer` to each message, or its exception; clients train together."""
+        """Return the reply of `answer` to each message, or its exception; clients may be trained in one batch."""
         with seeded(0, "messages"):  # restores the global generators
             return do([self._work(answer, message, context) for message, context in messages])
 
@@ -241,7 +241,7 @@ class Answers:
 
 
 def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:
-    """Run each client's generator in `works`, computing trainings together; return its result or exception."""
+    """Run clients' generators `works`, with trainings in one batch if possible; return their results or exceptions."""
     results: dict[int, T | BaseException] = {}
     while len(results) < len(works):
         computations = []
@@ -275,4 +275,4 @@ def _own_public_dataset(job: Job) -> PublicDataset | None:
 
 
 app = make_client_app()
-"""The ClientApp of `flwr run`."""
+"""The ClientApp that `flwr run` uses."""

@@ -45,7 +45,7 @@ class Client:
         augment: function that augments a raw training batch; None without augmentation.
         store: the client's files, such as its saved state.
         least: minimum number of examples behind every number that leaves the node (`min-examples`).
-        secret: secret seed of a node with a policy; None for other nodes.
+        secret: secret seed of a node with `allow` or `dp-noise` in its node config; None for other nodes.
         privacy: differential privacy of the client's training; None for ordinary training.
         outputs: number of values in a prediction, such as class scores.
         part: the client's part of the configured network, for methods whose clients train parts of different sizes.
@@ -119,7 +119,7 @@ class Client:
 
     @property
     def root(self) -> int:
-        """The seed of the client's random streams: the run's seed, or a secret seed on a node with a policy."""
+        """The seed of the client's random streams: the run's seed or, if the node has a secret seed, a secret one."""
         return self.config.seed if self.secret is None else derive_seed(self.secret, self.config.seed)
 
     def seed(self, *purpose: object) -> int:
@@ -131,10 +131,10 @@ class Client:
         return torch_generator(self.root, *purpose, self.name, self.request.round)
 
     def optimisation(self, part: int = 0, parts: int = 1) -> Optimisation:
-        """Return the optimiser settings of this round; the closing round (after the last one) has those of the last.
+        """Return the round's optimiser settings; a closing round, after the last round, has the last round's settings.
 
         If the learning rate changes with each step (`one-cycle`), it depends on `part`, the index of the training phase
-        among the round's `parts` phases of equal length. A negative index is a phase of the previous round.
+        among the round's `parts` phases of equal length; -1 is the last phase of the previous round.
         """
         config = self.config
         round, rounds = min(self.request.round, config.rounds), max(config.rounds, 1)
@@ -157,13 +157,13 @@ class Client:
         )
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Transform raw inputs (n, ...), after augmentation if this is configured and `generator` is given."""
+        """Transform raw inputs (n, ...); if augmentation is configured and `generator` is given, augment them first."""
         if self.augment is None or generator is None:
             return self.transform(inputs)
         return self.transform(self.augment(inputs, generator))
 
     def read(self, inputs: Tensor | LazyInputs, *, until: Representation | None = None, rows: int = BATCH) -> Tensor:
-        """Return outputs, or the representation `until`, for raw inputs in evaluation mode, in batches of `rows`."""
+        """Return outputs (or the representation `until`) in evaluation mode for raw inputs, in batches of `rows`."""
         return read(self.model, inputs, self.transform, until=until, rows=rows)
 
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"]) -> Tensor:
@@ -172,7 +172,7 @@ class Client:
         return scores.softmax(1) if kind == "probabilities" else scores
 
     def check_classes(self, *, outputs: bool = False) -> None:
-        """Raise a DataError unless each example has one class and, with `outputs`, each class an output."""
+        """Raise a DataError unless each example has one class and, if `outputs`, the network one output per class."""
         if outputs and self.task.name == "binary":
             raise DataError(
                 f"client {self.name}: {self.config.method_name} needs an output for each class, but the network has "
@@ -200,7 +200,7 @@ class Client:
             )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Re-estimate the running statistics whose names `chosen` accepts, from the client's training examples."""
+        """Re-estimate BatchNorm's running statistics, if `chosen(name)`, from the client's training examples."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)
 
 
@@ -224,7 +224,7 @@ class ClientSide(Generic[P]):
     takes_any_loop: ClassVar[bool] = True
     """Whether a user's own train function may replace fedhet's (`fedhet.wrap`); not inherited by subclasses."""
     parts: ClassVar[type[Submodel] | None] = None
-    """The class of submodels, if each client trains a part of a common network; None if it trains a whole one."""
+    """The class of submodels, if clients train parts of a common network; None if they train whole networks."""
     reads_starts: ClassVar[bool] = False
     """Whether the method needs `client.starts` (mean and standard deviation of newly initialised arrays)."""
 
@@ -275,7 +275,7 @@ class ClientSide(Generic[P]):
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """The kind (such as "trained" or "statistic") of each array of `network`, by name and by key in messages."""
+        """Kinds of the arrays of `network`, such as "statistic", by name and, in the same dict, by key in messages."""
         kinds, keys = kinds_of(self.network), self.shared_names()
         return kinds | {keys[name]: kind for name, kind in kinds.items() if name in keys}
 
@@ -307,7 +307,7 @@ class ClientSide(Generic[P]):
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the reply after training; by default, shared arrays and the means of what loss terms record."""
+        """Return the reply after training; by default, shared arrays and mean values that loss terms record."""
         reply = self.share()
         reply.values |= self.client.trained.means
         return reply

@@ -38,8 +38,6 @@ from fedhet.utils.text import log
 
 @dataclass
 class _Network:
-    """A client's network, cached for the next client with an equal `kind` (such as architecture and device)."""
-
     kind: tuple[object, ...]
     representation: Representation
     part: Submodel | None
@@ -50,7 +48,7 @@ class Clients:
     """Creates the client for each message, and caches networks and data between messages.
 
     `model` and `data` are the user's functions; without them, clients have the configured architectures and data set.
-    The name of `task` is inferred from labels and outputs if it is not configured.
+    If `task` has no name, the task is inferred from labels and outputs.
     """
 
     def __init__(self, model: ModelFunction | None, data: user_functions.DataFunction | None, task: Task) -> None:
@@ -213,7 +211,7 @@ class Clients:
         return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
-        """Return a whole network (which has `part`) with the initial weights of the client `owner`, or of `all`."""
+        """Return a whole network with the initial weights of client `owner`, or common ones for `all`."""
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
             model = self._model(info) if self._model else client_setup.model_of(info)
@@ -224,7 +222,7 @@ class Clients:
             return part.whole.cut(model) if part else model
 
     def _redraw(self, info: ClientInfo, client: Client, owner: str) -> None:
-        """Load the initial weights of the client named `owner` (common ones if it is `all`) into a client's network."""
+        """Load the initial weights of the client named `owner`, or common ones for `all`, into a client's network."""
         built, model, part = self._build(info, owner, client.part), client.model, client.part
         try:
             load_state(model, part.state(built) if part else built.state_dict())

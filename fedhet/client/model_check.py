@@ -26,7 +26,7 @@ from fedhet.utils.inputs import Inputs, parts_of
 from fedhet.utils.randomness import seeded
 
 ROWS = 4
-"""Number of examples of each set, such as the test set, whose inputs must not change within a run."""
+"""Number of a set's first examples, such as of the test set, whose inputs are checked for changes within a run."""
 
 PARTS = {
     "train": "training examples",
@@ -183,7 +183,7 @@ def _is_head_of(head: Captured, outputs: Tensor) -> bool:
 
 
 def check_public_dataset(client: Client, *, labelled: bool) -> None:
-    """Raise a WireError or DataError if the network cannot process or, if `labelled`, learn the public dataset."""
+    """Raise an error if the inputs or, with `labelled`, the labels of the public dataset do not fit the client."""
     public, example = client.public, client.data.train.inputs[:1]
     expected, shape = example.shape, public.inputs.shape
     alike = parts_of(example).keys() == parts_of(public.inputs).keys() and len(shape) == len(expected)

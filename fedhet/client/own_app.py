@@ -101,8 +101,8 @@ def _check_settings(config: Config) -> None:
         what, remedy = config.method_name, f"choose one of {', '.join(able)}"
     if what:
         raise ConfigError(
-            f"{what} needs fedhet's training loop, but this client's app trains with its own (fedhet.wrap): create the "
-            f"app with fedhet.make_client_app, or {remedy}"
+            f"this client's app trains with its own loop (fedhet.wrap), but {what} needs fedhet's training loop: "
+            f"create the app with fedhet.make_client_app, or {remedy}"
         )
 
 
@@ -193,7 +193,7 @@ class _Loop:
         job.evaluated = {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
 
     def _ask(self, action: str, job: Job, round: int) -> tuple[dict[str, Any], dict[str, float], str]:
-        """Call the app's function named `action`; return its arrays, metrics, and the name of the weighting metric."""
+        """Call the app's function named `action`; return its arrays, its metrics, and which metric is the weight."""
         client, config = job.client, job.client.config
         settings = {kebab(name): value for name, value in vars(config.options).items()}
         family = f"{config.family}."

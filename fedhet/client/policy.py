@@ -32,11 +32,16 @@ from fedhet.utils.text import log
 KINDS = ("weights", "statistics", "features", "posteriors", "prototypes", "descriptors", "hypernetwork", METRICS)
 """Kinds of values that a node can send.
 
-In order: arrays of a network or their changes; classes, numbers of examples by class and BatchNorm's statistics;
-representations of shared examples; class scores of shared examples, or means by class with numbers of examples; mean
-representations and numbers of examples by class; descriptors of shared images; a hypernetwork's parameters; metrics and
-losses. Numbers of examples are always sent, and so are facts about a network (`STRUCTURE`), subject to
-`disclose-architecture`.
+- `weights`: arrays of a network, or their changes.
+- `statistics`: classes of the examples, numbers of examples by class, and BatchNorm's statistics.
+- `features`: representations of public examples.
+- `posteriors`: class scores of public examples, or mean class scores and numbers of examples by class.
+- `prototypes`: mean representations and numbers of examples by class.
+- `descriptors`: the most important activations of a network's blocks for public images (FedHARM).
+- `hypernetwork`: parameters of a hypernetwork.
+- `metrics`: metrics and losses.
+
+Numbers of examples and facts about a network (`STRUCTURE`), such as the width of its representation, are always sent.
 """
 
 TRAINED = frozenset({"weights", "hypernetwork", "features", "descriptors", "posteriors", METRICS, STRUCTURE})
@@ -46,7 +51,7 @@ LEAST = 10
 """Default of `min-examples` at a deployed node: minimum number of examples behind every number that it sends."""
 
 PINNED = "fedhet.split"
-"""Name of the record in Flower's context of a node that stores the settings by which its data are split."""
+"""Name of the record in a node's Flower context with the settings by which the node's data are split."""
 
 DIGITS = 4
 """Significant digits of metrics that a deployed node sends."""
@@ -102,7 +107,7 @@ class Policy:
         return self.noise > 0 or (self.deployed and self.allowed is not None)
 
     def check_method(self, method: str, traits: Traits) -> None:
-        """Raise `Refused` if a method's `traits` declare that it sends values, except metrics, of a forbidden kind."""
+        """Raise `Refused` if a method's `traits` declare a kind of values, other than metrics, that is not allowed."""
         if self.allowed is not None and not self.allowed:
             raise Refused(
                 "this node allows nothing to be sent (allow = ''), so it cannot take part in a run: add kinds of "
@@ -111,7 +116,7 @@ class Policy:
         self._check(method, traits.kinds, sums_examples=traits.sums_examples)
 
     def check_shared(self, side: AnySide) -> None:
-        """Raise `Refused` if a client (by its method's client side) shares arrays of a kind that is not allowed."""
+        """Raise `Refused` if a client, given by its client side, shares arrays of a kind that is not allowed."""
         if self.allowed is not None:
             kinds = {_kind_of("model", name, side) for name in side.shared()}
             self._check(side.client.config.method_name, kinds, remedy="set batch-norm = local")
@@ -165,7 +170,7 @@ class Policy:
 
         `metric` has a value and a weight for each label or class, and `examples` is the number of evaluated examples.
         `ranked` says that the metric is an AUC, whose weights are numbers of pairs of examples. `behind` has the number
-        of examples that each value depends on, or is None if this is all; if given, weights are rounded, too.
+        of examples from which the IoU of each class is computed; None for other metrics. If given, weights are rounded.
         """
         values, weights = metric.values, metric.weights
         if behind is not None:
@@ -216,7 +221,7 @@ def number_in(
     at_most: float = math.inf,
     whole: bool = False,
 ) -> float:
-    """Return the number `key` of a node config, or `default`; raise a ConfigError for a value beyond its limits."""
+    """Return the number (integer if `whole`) under `key`, or `default`; raise a ConfigError if it is out of range."""
     value = node.get(key, default)
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not at_least <= value <= at_most:
@@ -304,14 +309,13 @@ def _configured(text: str, node: Mapping[str, Any], *, here: bool) -> Config:
     config, server = configuration.at_node(text, chosen, here=here), configuration.parse(text)
     if config.local_epochs > (most := max(server.local_epochs, server.max_local_epochs)):
         raise ConfigError(
-            f"this node's local-epochs = {config.local_epochs} is above the server's bound of {most}: set fewer, or "
+            f"this node's local-epochs = {config.local_epochs} is above the server's bound of {most}: reduce it, or "
             "ask for a run with a larger max-local-epochs"
         )
     return config
 
 
 def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the node config with its data folder under both `data` and Flower's usual name `data-path`."""
     places = [node_config[name] for name in ("data", "data-path") if name in node_config]
     if len({*places}) > 1:
         raise ConfigError("the node config has different folders for data and data-path: set only one of them")

@@ -87,9 +87,9 @@ class NodeSecret:
     def grouped(self, data: ClientData, least: int, outputs: Outputs) -> ClientData:
         """Return the client's data with its training examples in fixed groups of at least `least` examples.
 
-        If the task's `outputs` are class scores, a group has examples of one class. Examples without group are removed,
-        because running statistics and means over few of them would disclose them. If no group can be formed, no
-        example is removed, and the client does not train.
+        If the task's `outputs` are class scores, a group has examples of one class. Examples without a group are
+        removed, because running statistics or means over a few examples would disclose them. If no group can be formed,
+        no example is removed, and the client does not train.
         """
         labels = data.train.labels
         self.keep({"min-examples": least, "training labels": digest(labels)})
@@ -97,8 +97,8 @@ class NodeSecret:
         groups = groups_of(labels, least, torch_generator(self.seed, "groups"), by_class=by_class)
         if left := len(labels) - sum(map(len, groups)):
             log.warning(
-                "client %s: %d training examples, of classes with fewer than %d, are left out of training "
-                "(min-examples)",
+                "client %s: %d training examples are left out of training, since their classes have fewer than %d "
+                "examples (min-examples)",
                 *(self._client, left, least),
             )
         if not groups or not left:  # the examples need no copy, which each message would cost

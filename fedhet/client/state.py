@@ -33,7 +33,7 @@ from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
 
 KEPT_DAYS = 90
-"""A new run removes runs and public datasets from a node's folder if they were not used for this number of days."""
+"""Number of days after which a new run removes unused runs and public datasets from a node's folder."""
 
 BEGINNING = "beginning"
 """Name of the folder with digests (hashes) of each client's task, network and examples at the beginning of a run."""
@@ -115,7 +115,7 @@ class ClientStore:
         try:
             return _read_public(path, path.stat().st_mtime_ns)
         except (FileNotFoundError, LookupError) as error:
-            raise LostState(f"client {self._client} has no public dataset {digest}: it must be sent again") from error
+            raise LostState(f"client {self._client} has no public dataset {digest}: the server resends it") from error
 
     def _public(self, digest: str) -> Path:
         return self._base / "public" / f"{digest}.safetensors"
@@ -127,7 +127,7 @@ def _read_public(path: Path, modified: int) -> PublicDataset:
         tensors = read_tensors(path) or {}
         return PublicDataset(from_parts(tensors, "public"), tensors.get("labels"))
     except (FedhetError, KeyError, ValueError) as error:
-        log.warning("%s: this public dataset is removed, and the server sends it again", error)
+        log.warning("%s; the file of the public dataset is removed, and the server sends it again", error)
         path.unlink(missing_ok=True)
         raise LookupError from error
 
@@ -211,7 +211,7 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
 
 
 def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Path]:
-    """Return saved tensors and their file: a client's or, if it has none or `owner` is `all`, the global model's."""
+    """Return a client's saved tensors (the global model's if `owner` is `all` or the client has none), and the file."""
     folder = folder / "models" if (folder / "models").is_dir() else folder
     own, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
     if owner == "all" and not common.is_file():

@@ -1,7 +1,8 @@
 """A client's work for one message: restore its state, load received arrays, evaluate, train, evaluate, save its state.
 
 The work is a generator that yields each training phase and each evaluation before it is computed, so that several
-clients can be trained in one batch (`fedhet.training.vectorised`). Global generators are seeded after a yield.
+clients can be trained in one batch (`fedhet.training.vectorised`). Other clients work during a
+yield, so global random generators are seeded again before they are used.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -49,8 +50,9 @@ class Job:
         side: the method's client side, with the client as its attribute `client`.
         payload: the arrays and values that the server sent.
         policy: the rules of the client's node.
-        build: function from a client's name to a new, whole network with that client's initial weights, or with the
-            common initial weights for `all`; `redraw` loads these weights into the client's network.
+        build: function from a client's name to a new, whole network with that client's initial weights; for the name
+            `all`, with common initial weights.
+        redraw: function that loads the initial weights that `build` describes into the client's network.
         loop: the user's own training and evaluation; None for fedhet's training loop.
         measured: the client's evaluations so far, by name.
         lost: whether the state that the server expects is missing.
@@ -125,7 +127,7 @@ def train(job: Job) -> ClientWork[Payload]:
 
 
 def evaluate(job: Job) -> ClientWork[Payload]:
-    """Answer an evaluation message `job`: evaluate the received and the personal model; at the end, save the latter."""
+    """Evaluate the received and the personal model for a message `job`; save the personal model at the run's end."""
     side, client = job.side, job.client
     restore(job)
     # Until a client has trained, the received model is its own.
@@ -171,7 +173,7 @@ def join(job: Job) -> ClientWork[Payload]:
 
 
 def first(job: Job) -> Payload:
-    """Return common initial weights as a payload; if clients train parts of a network, those of the whole network."""
+    """Return common initial weights as a payload: of the whole network, even if clients train parts of it."""
     if job.client.part is None:
         job.redraw("all")
         return job.side.share()
@@ -212,7 +214,7 @@ def begin(job: Job) -> None:
     job.side.begin(job.payload)
     if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
         if job.loop and "statistic" in job.side.kinds.values():
-            raise ConfigError("batch-norm = re-estimate needs examples, which fedhet.wrap cannot read: set it to local")
+            raise ConfigError("fedhet.wrap does not support batch-norm = re-estimate: set batch-norm = local")
         job.client.reestimate()
 
 

@@ -291,7 +291,7 @@ def test_the_server_bounds_the_epochs_of_nodes(federate):
     watch, _ = federate("FedAvg", nodes={0: {"local-epochs": 5}}, max_local_epochs=4, local_epochs=2)
     reasons = [failure["reason"] for row in watch.rows for failure in row["failures"]]
     assert len(reasons) == 1
-    assert reasons[0].startswith("this node's local-epochs = 5 is above the server's bound of 4: set fewer")
+    assert reasons[0].startswith("this node's local-epochs = 5 is above the server's bound of 4: reduce it")
     watch, _ = federate("FedAvg", nodes={0: {"local-epochs": 1}}, local_epochs=2)  # fewer are always allowed
     assert [row["work"]["steps"] for row in _train_rows(watch)] == [1 + 2 + 2] * 2
 

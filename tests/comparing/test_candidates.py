@@ -113,7 +113,7 @@ def test_refusals_of_a_users_networks():
     refused = asked("fedkd", "fml", "lora", "flha-distillation", functions=one_layer_on(16, 4)).refused
     reason = (
         "the model needs images (channels, height, width) of 4 x 4 pixels or more, not shape (16, 4); "
-        "set it to a model for these inputs"
+        "choose a model for the client's inputs"
     )
     assert refused["flha-distillation"] == f"2 clients (0, 1): flha-distillation.teacher: {reason}"
     assert refused["lora"].startswith(
