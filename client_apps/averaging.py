@@ -133,7 +133,7 @@ class LogisticRegression(Classical):
 
 
 class LabelSpreading(Classical):
-    """Client side that spreads labels over a neighbour graph of private and public inputs (Zhou et al., 2003)."""
+    """Client side that spreads labels over a k-NN graph of private and public inputs (Zhou et al., 2003)."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
         from sklearn.semi_supervised import LabelSpreading

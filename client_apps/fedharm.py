@@ -30,7 +30,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
-        """Names of the last module of each of the network's blocks; raises a ModelError if there are too few blocks."""
+        """Names of the last modules of the network's blocks; raises a ModelError if there are too few blocks."""
         settings, example = self.options, self.client.transform(self.client.data.train.inputs[:2])
         try:
             return blocks(self.client.model, example, chosen=settings.blocks, count=len(settings.lengths))

@@ -26,7 +26,7 @@ def public_rows(arrays: Arrays, public: Tensor) -> Tensor:
     """Return the rows of `public` inputs with the indices `arrays["rows"]`; raise a WireError if one is invalid."""
     rows = to_tensor(arrays["rows"]).long().to(public.device)
     if not ((rows >= 0) & (rows < len(public))).all():
-        raise WireError("the server requests rows that the public dataset lacks: install its version of fedhet here")
+        raise WireError("the server requests rows that the public dataset lacks: install the server's fedhet version")
     return public[rows]
 
 

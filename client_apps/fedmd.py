@@ -38,7 +38,7 @@ class Scores(ClientSide[Q]):
         return reply
 
     def in_turn(self, phases: Sequence[Phase]) -> list[Phase]:
-        """Return a round's phases with scheduled learning rates; those on public examples use `public-batch`."""
+        """Return a round's phases with scheduled learning rates, and batches of `public-batch` public examples."""
         stepped = []
         for part, phase in enumerate(phases):
             optimisation = self.client.optimisation(part, len(phases))
@@ -67,7 +67,7 @@ def match(step: Step, distance: Callable[[Step, Tensor], Tensor]) -> tuple[Tenso
 
 
 class FedMD(Scores[FedMDOptions]):
-    """Client side of FedMD: trains on public labels (at first only), mean class scores, and private examples."""
+    """Client side of FedMD: trains once on public labels; in each round on mean class scores, then private examples."""
 
     remembers = True  # whether the client has been trained
 

@@ -155,7 +155,7 @@ def learnt(step: Step, ordered: Ordered) -> Tensor:
 
 
 class Cut:
-    """The first units of each hidden layer of `network`; `size` describes `network`, `narrow` the units to use."""
+    """The narrow network `narrow`: the first units of each hidden layer of `network`, which `size` describes."""
 
     def __init__(self, network: nn.Module, size: Submodel, narrow: Submodel) -> None:
         groups = size.groups.with_widths([len(units) for units in size.units.values()])

@@ -60,8 +60,8 @@ def make_client_app(
             with `train`, `test` and optionally `public` (the public dataset: inputs, or inputs and labels), `common`
             (the common test set), `validation` and `augment` (a function from a training batch, and optionally a
             generator, to the augmented batch). A part can be a pair (inputs, labels), a `Dataset`, a `DataLoader` or
-            another form in `fedhet.data.own`. Inputs are passed to the model unchanged, except that bytes are scaled to
-            [0, 1]. By default, the client has its part of the configured data set.
+            another form (see `fedhet.data.own`). Inputs are passed to the model unchanged, except that bytes are scaled
+            to [0, 1]. By default, the client has its part of the configured data set.
         task: a `fedhet.Task` or the name of one, for your own data; by default inferred from labels and outputs.
         client_settings: a function from a `ClientInfo` to a dict with the client's own `local-epochs` (up to
             `max-local-epochs`), `learning-rate`, `batch-size` or `device`; a node can set them in its node config.

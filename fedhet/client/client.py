@@ -163,7 +163,7 @@ class Client:
         return self.transform(self.augment(inputs, generator))
 
     def read(self, inputs: Tensor | LazyInputs, *, until: Representation | None = None, rows: int = BATCH) -> Tensor:
-        """Return outputs (or the representation `until`) in evaluation mode for raw inputs, in batches of `rows`."""
+        """Return outputs (or the representation `until`, if given) for raw inputs, evaluated in batches of `rows`."""
         return read(self.model, inputs, self.transform, until=until, rows=rows)
 
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"]) -> Tensor:
@@ -200,7 +200,7 @@ class Client:
             )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Re-estimate BatchNorm's running statistics, if `chosen(name)`, from the client's training examples."""
+        """Re-estimate BatchNorm's statistics from the client's training examples, where `chosen(name)` is true."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)
 
 
@@ -307,7 +307,7 @@ class ClientSide(Generic[P]):
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the reply after training; by default, shared arrays and mean values that loss terms record."""
+        """Return the reply after training; by default, shared arrays and the means of values recorded by loss terms."""
         reply = self.share()
         reply.values |= self.client.trained.means
         return reply

@@ -26,7 +26,7 @@ from fedhet.utils.inputs import Inputs, parts_of
 from fedhet.utils.randomness import seeded
 
 ROWS = 4
-"""Number of a set's first examples, such as of the test set, whose inputs are checked for changes within a run."""
+"""Number of examples at the start of each set (such as the test set) whose inputs must not change within a run."""
 
 PARTS = {
     "train": "training examples",

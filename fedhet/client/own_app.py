@@ -193,7 +193,7 @@ class _Loop:
         job.evaluated = {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
 
     def _ask(self, action: str, job: Job, round: int) -> tuple[dict[str, Any], dict[str, float], str]:
-        """Call the app's function named `action`; return its arrays, its metrics, and which metric is the weight."""
+        """Call the app's function named `action`; return arrays, metrics, and the name of the metric used as weight."""
         client, config = job.client, job.client.config
         settings = {kebab(name): value for name, value in vars(config.options).items()}
         family = f"{config.family}."

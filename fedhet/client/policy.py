@@ -221,7 +221,7 @@ def number_in(
     at_most: float = math.inf,
     whole: bool = False,
 ) -> float:
-    """Return the number (integer if `whole`) under `key`, or `default`; raise a ConfigError if it is out of range."""
+    """Return a node config's number `key` (integer if `whole`), or `default`; raise a ConfigError if out of range."""
     value = node.get(key, default)
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not at_least <= value <= at_most:

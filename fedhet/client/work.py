@@ -1,8 +1,8 @@
 """A client's work for one message: restore its state, load received arrays, evaluate, train, evaluate, save its state.
 
 The work is a generator that yields each training phase and each evaluation before it is computed, so that several
-clients can be trained in one batch (`fedhet.training.vectorised`). Other clients work during a
-yield, so global random generators are seeded again before they are used.
+clients can be trained in one batch (`fedhet.training.vectorised`). Other clients may work at a
+yield, so global random generators are seeded again afterwards.
 """
 
 from collections.abc import Callable, Generator, Iterable
