@@ -1,4 +1,4 @@
-"""Functions that the strategies of several methods use: means by class, and training at the server."""
+"""Functions that the strategies of several methods use: mean vectors of classes, and training at the server."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ def outputs_of(reply: Reply) -> int:
 
 
 def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
-    """Return a client's number of examples of each class, (classes,) int64; raise a WireError if they are invalid."""
+    """Return a client's number of examples of each class, (classes,) int64; raise a WireError for a wrong sum."""
     arrays = reply.arrays.get("classes", {})
     check(arrays, {"counts": ((classes,), "int64")}, "the client's class counts")
     counts = arrays["counts"]
@@ -38,7 +38,7 @@ def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
         raise WireError("the client's class counts must not be negative: use the server's version of fedhet")
     if counts.sum(dtype=float) != reply.examples:
         total = counts.sum(dtype=float)
-        raise WireError(f"the client has {reply.examples} examples, but class counts of {total:g}: check its mods")
+        raise WireError(f"the client has {reply.examples} examples, but class counts sum to {total:g}: check its mods")
     return counts
 
 
@@ -46,7 +46,7 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
     """Return the mean vector of each class over clients, weighted by the clients' numbers of examples of the class.
 
     `sent` has each client's arrays `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64, for k classes.
-    Classes that no client sent keep their means in `known`, the previous result. Returns sorted `classes` and `means`.
+    Classes that no client sent keep the means of the previous result `known`. Returns ascending `classes`, and `means`.
     """
     classes, rows = np.unique(np.concatenate([group["classes"] for group in sent]), return_inverse=True)
     counts = np.concatenate([group["counts"] for group in sent]).astype(np.float64)
@@ -75,10 +75,10 @@ def train_at_server(
     round: int,
     transform: Callable[[Tensor], Tensor] = lambda batch: batch,
 ) -> tuple[Arrays, dict[str, float]]:
-    """Train a network at the server from `weights`, unless empty; return the new weights and the mean loss as metric.
+    """Train a network at the server, starting from `weights` unless empty; return the new weights and a metric.
 
     `phase` sets epochs, optimizer and loss terms; `transform` prepares a batch of raw inputs; `seed` and `round` seed
-    random numbers. The metric is called `server_loss`. If training diverges, `weights` and no metric are returned.
+    random numbers. The metric `server_loss` is the mean loss. If training diverges, returns `weights` and no metric.
     """
     load_into(network.state_dict(), weights)
     task, generator = Task("classification"), torch_generator(seed, "server", round)
@@ -86,7 +86,7 @@ def train_at_server(
         with one_thread(), seeded(seed, "dropout", "server", round):
             trained = train(network, phase, examples, task, lambda batch, _: transform(batch), generator=generator)
     except ModelError as error:
-        log.warning("round %d: the server's network is unchanged: %s", round, error)
+        log.warning("round %d: training failed, so the server's network is unchanged: %s", round, error)
         return weights, {}
     metrics = {} if trained.mean_loss is None else {"server_loss": trained.mean_loss}
     return to_arrays(network.state_dict()), metrics

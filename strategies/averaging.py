@@ -26,7 +26,7 @@ class LGFedAvg(FederatedStrategy[Options, State]):
 
 
 class FedRep(FederatedStrategy[FedRepOptions, State]):
-    """FedRep: the average of all arrays but the head (Collins et al., ICML 2021); a closing round trains the heads."""
+    """FedRep: the average of all arrays but the head (Collins et al., ICML 2021); a final round only trains heads."""
 
     method = fedrep
 
@@ -39,13 +39,13 @@ class FedRep(FederatedStrategy[FedRepOptions, State]):
 
 @dataclass
 class EnsembleState(State):
-    """The state of Ensemble: `member` has the latest weights of the clients' networks, by client."""
+    """The state of Ensemble: `member` maps each client to the latest weights of its network."""
 
     member: ArraysBy = field(default_factory=dict)
 
 
 class Ensemble(FederatedStrategy[Options, EnsembleState]):
-    """Ensemble: the mean prediction of locally trained networks of any architecture, which the server collects."""
+    """Ensemble: the server collects locally trained networks of any architecture and averages their predictions."""
 
     method = ensemble
     state_class = EnsembleState

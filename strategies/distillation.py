@@ -1,6 +1,6 @@
 """Strategies of FedMD, FedDF, FedKD and FLHA-distillation: networks learn from each other's outputs.
 
-In round t of FedMD (Li and Wang, 2019, algorithm 1), a client learns the mean scores of the public examples X(t),
+In round t of FedMD (Li and Wang, 2019, algorithm 1), a client learns the mean class scores of public examples X(t),
 trains on its own examples, and returns its scores of X(t+1). In FedDF (Lin et al., 2020), the server trains a network
 w with Adam on KL(softmax(1/m sum_k f_k(x)) || softmax(f_w(x))), where f_k(x) are the logits of m clients.
 
@@ -37,9 +37,9 @@ from .fedhenn import distance_metric, packed_rows, public_rows
 
 @dataclass
 class ScoresState(State):
-    """The state of a method that exchanges scores of public examples for a number of `classes`.
+    """The state of a method that exchanges scores of public examples; `classes` is the number of classes.
 
-    `mean` has the scores (packed arrays) that clients learn in round `mean_round` (0: none).
+    `mean` has the scores for clients to learn in round `mean_round` (0: none yet), in the format of `pack`.
     """
 
     mean: Arrays = field(default_factory=dict)
@@ -89,11 +89,11 @@ class Scores(FederatedStrategy[Q, T]):
         return True
 
     def mean(self, replies: Mapping[str, Reply]) -> Tensor:
-        """Return the mean over clients of their scores (n, C) of n public examples, for C classes."""
+        """Return the mean of the clients' scores, (n, C) for n public examples and C classes."""
         return torch.stack([unpack(reply.arrays["scores"]) for reply in replies.values()]).double().mean(0).float()
 
     def teach(self, round: int, scores: Tensor) -> None:
-        """Store `scores` of the public examples of round `round + 1`, (n, C), which clients learn in that round."""
+        """Store the `scores` (n, C) that clients learn in round `round + 1`, of that round's n public examples."""
         self.state.mean, self.state.mean_round = pack(scores), round + 1
 
 
@@ -122,7 +122,7 @@ class FedDFState(ScoresState):
 
 
 class FedDF(Scores[declared.FedDFOptions, FedDFState]):
-    """FedDF: distillation of the mean of the clients' logits into the global model, which can then teach clients."""
+    """FedDF: the global model learns the mean of the clients' logits; with the key `teach`, clients learn from it."""
 
     method = declared.feddf
     state_class = FedDFState
@@ -186,7 +186,7 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
 
 @dataclass
 class FedKDState(State):
-    """The state of FedKD: the last `update` of the shared network, low-rank factors that clients in `holding` apply."""
+    """The state of FedKD: `holding` lists clients that receive the last `update` (a change) instead of all weights."""
 
     update: Arrays = field(default_factory=dict)
     holding: list[str] = field(default_factory=list)
@@ -206,7 +206,7 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Replace low-rank factors in a reply by the updated network; a client that lost its network sends none."""
+        """Replace the low-rank factors in a reply by the network; a client that has lost its state may send none."""
         if "update" in reply.arrays:
             spec, update = self.federation.specs[reply.client], reply.arrays["update"]
             reply.arrays["update"] = from_factors(update, self.state.model, spec, "the client's update")
@@ -227,13 +227,13 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
 
 @dataclass
 class FLHADistillationState(State):
-    """The state of FLHA-distillation: `taught` are the clients that have received the final teacher."""
+    """The state of FLHA-distillation: `taught` lists the clients that have received the final teacher."""
 
     taught: list[str] = field(default_factory=list)
 
 
 class FLHADistillation(FederatedStrategy[declared.FLHADistillationOptions, FLHADistillationState]):
-    """FLHA-distillation: a shared teacher, averaged in the first rounds, which clients then distil locally."""
+    """FLHA-distillation: clients train a teacher by FedAvg in the first rounds, and distil it in the others."""
 
     method = declared.flha_distillation
     state_class = FLHADistillationState

@@ -2,7 +2,7 @@
 
 A descriptor of an image has, for each block of a network, the activations that matter most for the image's class.
 Clients send descriptors in their replies, and receive the mean in the next message, with which they train on the public
-images. Weights are not sent. The closing round trains on the public images for the last time.
+images. Weights are not sent. In the last message, clients receive the mean for a final round of training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from .fedhenn import distance_metric
 
 @dataclass
 class FedHARMState(State):
-    """The state of FedHARM: `sent` has, by client, the latest descriptors (or class probabilities) of public images."""
+    """The state of FedHARM: `sent` has each client's latest descriptors (class posteriors if `align = spectral`)."""
 
     sent: ArraysBy = field(default_factory=dict)
 
@@ -55,7 +55,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
         return "sent" in self.traits.sends and round != self.run.last_round
 
     def target(self, round: int) -> list[Tensor]:
-        """Return the target of training for each block of a network, from all clients' latest descriptors."""
+        """Return the mean descriptors of each block, or the spectral target; an empty list if clients sent none."""
         sent = [self._unpacked(self.state.sent[client]) for client in in_order(self.state.sent)]
         if not sent:
             return []

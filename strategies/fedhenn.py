@@ -28,17 +28,14 @@ from fedhet.utils.randomness import numpy_generator, torch_generator
 
 @dataclass
 class FedHeNNState(State):
-    """The state of FedHeNN: the packed `target` to which clients align on the public examples of `target_round`.
-
-    As all fields of a state, both are saved in the checkpoint of every round, and loaded when the run is resumed.
-    """
+    """The state of FedHeNN: clients align to `target` (made by `pack`) on public examples of round `target_round`."""
 
     target: Arrays = field(default_factory=dict)
     target_round: int = 0
 
 
 class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
-    """FedHeNN: the target to which clients align their representations, and FedAvg if clients are homogeneous."""
+    """FedHeNN: clients align their representations to a common target; homogeneous clients also average weights."""
 
     method = fedhenn
     state_class = FedHeNNState
@@ -49,7 +46,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         if self.options.rad_source == "train-union" and supplied:
             raise ConfigError(
                 "fedhenn.rad-source = 'train-union' takes the public examples from the training examples of all "
-                "clients, but a public dataset was passed, too: set fedhenn.rad-source = held-out, or pass none"
+                "clients, but a public dataset was passed, too: set fedhenn.rad-source = held-out, or leave public out"
             )
 
     def public_dataset(self) -> PublicDataset | None:
@@ -65,7 +62,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             )
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return for each client the target and its weight (not in round 1), and indices of public examples."""
+        """Return each client's payload: indices of public examples and, from round 2, target and alignment weight."""
         payloads, common = super().configure_fit(round, clients), Payload()
         if not self.options.eta0:
             return payloads
@@ -88,7 +85,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             values = packed_rows(reply, name, check_posteriors if name == "posteriors" else None)
             if len(values) != rows:
                 raise WireError(
-                    f"the client's {name} have {len(values)} rows instead of {rows}: use the server's public dataset"
+                    f"the client's {name} have {len(values)} rows, not {rows}: give it the server's public dataset"
                 )
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
@@ -107,14 +104,14 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
 
     @property
     def sent_name(self) -> str:
-        """Name of the arrays that clients send for the alignment examples: `features`, `posteriors`, or empty."""
+        """Name of what clients send for alignment examples: `features`, `posteriors`, or empty for nothing."""
         return next((name for name in ("features", "posteriors") if name in self.traits.sends), "")
 
     def _asks_for_next_rad(self, round: int) -> bool:
         return bool(self.sent_name) and round != self.run.last_round
 
     def next_target(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
-        """Return the packed target for the alignment examples of a round, from the arrays that clients `sent`.
+        """Return the target for a round's alignment examples in the format of `pack`; `sent` has clients' matrices.
 
         It is F, where F F^T is the clients' mean kernel; with `target = spectral`, singular vectors of posteriors.
         """
@@ -132,12 +129,12 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
 
 
 def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> NDArray[np.int32]:
-    """Return up to `count` indices of `size` public examples, drawn with a generator for seed, `purpose` and round."""
+    """Return up to `count` random indices below `size`; they depend on `seed`, `purpose` (a name) and `round`."""
     return numpy_generator(seed, purpose, round).permutation(size)[:count].astype(np.int32)
 
 
 def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | None = None) -> Tensor:
-    """Return a reply's matrix (n, d) called `name`; raise a WireError if it is missing or `check` raises ValueError."""
+    """Return the matrix `name` (n, d) of a reply; raise a WireError if it is missing or `check(matrix)` fails."""
     if name not in reply.arrays:
         raise WireError(f"the client's reply has no array {name!r}: use the server's version of fedhet")
     try:
@@ -150,7 +147,7 @@ def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | Non
 
 
 def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignment"]) -> dict[str, float]:
-    """Return the mean of the replies' values "distance" as {"distance": mean} or {"alignment": 1 - mean}, if any."""
+    """Return {`name`: mean distance in the replies}, or 1 - mean if `name` is alignment; {} without distances."""
     distances = [reply.payload.values["distance"] for reply in replies if "distance" in reply.payload.values]
     if not distances:
         return {}

@@ -24,7 +24,7 @@ from fedhet.utils.machine import one_thread
 
 
 class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
-    """FLHA-GHN: the average of clients' hypernetworks with equal weights, or by the configured aggregation rule."""
+    """FLHA-GHN: the unweighted mean of clients' hypernetworks, unless another aggregation rule is configured."""
 
     method = flha_ghn
     copies = 4  # the state, the sum, and a message
@@ -52,9 +52,9 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0
 
 @dataclass
 class PFedHNState(State):
-    """The state of pFedHN: the parameters of the `hypernetwork`, and Adam's `moments`, such as "NAME:exp_avg".
+    """The state of pFedHN: the parameters of the `hypernetwork`, and Adam's `moments` ("NAME:exp_avg", ...).
 
-    A generated array is offset + scale * output; `starts` has both numbers by client and array, if not the default.
+    A generated array is offset + scale * output. `starts` has [offset, scale] by client and array, where not default.
     """
 
     hypernetwork: Arrays = field(default_factory=dict)

@@ -92,7 +92,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return widths_of({name: shape for name, (shape, _) in self.federation.specs[client].items()}, self.groups)
 
     def fits(self, client: str) -> bool:
-        """Return whether a client can start from the global model: none of its layers is wider than the global one."""
+        """Return whether a client can start from the global model: no layer of its network is wider."""
         shapes = {name: array.shape for name, array in self.state.model.items()}
         return all(n <= size for n, size in zip(self.widths(client), widths_of(shapes, self.groups), strict=True))
 
@@ -112,8 +112,8 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     ) -> Arrays:
         """Return the average of the arrays that are not matched, such as the output layer.
 
-        `states` has each client's arrays, `assignments` maps each client's units to units of the global model, by index
-        of the layer, and `sizes` has the global model's number of units in each layer.
+        `states` and `assignments` are in the order of `replies`: a client's arrays and, by index of the layer, its
+        units' indices in the global model. `sizes` has the global model's number of units in each layer.
         """
         answers = replies.values()
         return average_rest(
@@ -140,7 +140,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
 
 
 class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
-    """PFNM: a global model of the clients' matched units, all layers in one round."""
+    """PFNM: matches the hidden units of all layers in one round and averages matched units."""
 
     method = pfnm
 
@@ -185,9 +185,9 @@ class FedMAState(MatchedState):
     Attributes:
         pass_: number of complete passes.
         step: index of the group that is matched next.
-        holding: the clients that sent the last group, and keep their networks for the rest of the pass.
-        group: by index of a group matched in this pass, the weights of its global units, and BatchNorm's averages.
-        last: the output layer of the last complete pass.
+        holding: the clients that took part in the last round; only they can continue the pass.
+        group: for each group matched in this pass, by index, the weights of the global units and BatchNorm's averages.
+        last: the averaged output layer of the last complete pass.
     """
 
     pass_: int = 0
@@ -198,7 +198,7 @@ class FedMAState(MatchedState):
 
 
 class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
-    """FedMA: a global model of the clients' matched units, one layer per round, in passes over all layers."""
+    """FedMA: matches and averages hidden units, one layer per round, in passes over all layers."""
 
     method = fedma
     state_class = FedMAState
@@ -215,7 +215,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
             if rounds < of_a_pass:
                 raise FedhetError(needs)
             if not self.run.round.number:  # warn once
-                log.warning("%s; the last rounds (%d) do not change the global model", needs, rounds % of_a_pass)
+                log.warning("the last rounds (%d) do not change the global model: %s", rounds % of_a_pass, needs)
         return rounds or self.options.passes * of_a_pass
 
     @property
@@ -230,7 +230,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return self.state.holding if self.state.step else super().participants(self.state.pass_ + 1)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the last matched layer and indices of the client's units in it, or the global model before a pass."""
+        """Return the last matched layer with each client's assignment, or the global model if a pass begins."""
         state, payloads = self.state, {}
         for client in clients:
             if state.step:

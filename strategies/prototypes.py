@@ -41,9 +41,9 @@ from ._common import MOST_CLASSES, build_at_server, class_counts, class_means, o
 
 @dataclass
 class ClassState(State):
-    """The state of a method whose clients send a vector (mean representation or output) of each of their classes.
+    """The state of a method whose clients send a vector (mean representation or output) for each class they have.
 
-    `prototypes` has the vectors `means` (k, `width`) of k classes and the `classes` (k,), from 0 to `outputs` - 1.
+    `prototypes` has vectors `means` (k, `width`) of `classes` (k,), which are numbers from 0 to `outputs` - 1.
     """
 
     width: int = 0
@@ -92,13 +92,13 @@ class ByClass(FederatedStrategy[P, C]):
         return {}
 
     def bounded(self, replies: Mapping[str, Reply]) -> list[Arrays]:
-        """Return each client's vectors, clipped by `clip-norm`, with their classes and numbers of examples."""
+        """Return each client's classes, vectors (clipped by `clip-norm`) and numbers of examples."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
         return [arrays | means[client] for client, arrays in sent.items()]
 
     def combined(self, replies: Mapping[str, Reply]) -> Arrays:
-        """Return `classes` (k,), `means` (k, width) aggregated by the configured rule, and `counts` of 1 (k,)."""
+        """Return `classes` (k,), `means` (k, width) by the configured aggregation rule, and `counts` (k,), all 1."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         by_class = {
             client: dict(zip(map(str, arrays["classes"]), arrays["means"], strict=True))
@@ -128,7 +128,7 @@ class FDState(ClassState):
 
 
 class FD(ByClass[declared.FDOptions, FDState]):
-    """FD: for each client and class, the mean logits of the other clients that have the class, equally weighted."""
+    """FD: sends each client the unweighted mean logits of each class over the other clients that have the class."""
 
     method = declared.fd
     state_class = FDState
@@ -149,7 +149,7 @@ class FD(ByClass[declared.FDOptions, FDState]):
 
 
 COPIES = 8
-"""The largest number of copies of its network in the server's memory: weights, gradients, optimizer, states."""
+"""Number of copies of its network for which the server needs memory: weights, gradients, optimizer, states."""
 
 
 @dataclass
@@ -163,7 +163,7 @@ L = TypeVar("L", bound=declared.LearnerOptions)
 
 
 class Learner(ByClass[L, LearnerState]):
-    """Base class of strategies that train a network on the clients' mean representations, an example per class."""
+    """Base class of strategies that train a network on the clients' mean representations; each mean is an example."""
 
     state_class = LearnerState
 
@@ -172,7 +172,7 @@ class Learner(ByClass[L, LearnerState]):
         """Return a new network for the server, with weights drawn from torch's global random generator."""
 
     def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
-        """Return loss terms for vectors `means` (n, width) of `classes` (n,); without terms, cross entropy is used."""
+        """Return loss terms for training on `means` (n, width) of `classes` (n,); if empty, cross entropy is used."""
         return ()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
@@ -278,7 +278,7 @@ class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
         shape, _ = reply.report.spec.get("head.weight", ((), ""))
         if len(shape) != 2 or max(shape) > MOST_CLASSES:
             raise ModelError(
-                f"the client's head.weight has shape {shape}, but needs (classes, width): use an nn.Linear"
+                f"the client's head.weight has shape {shape}, but must be (classes, width): use an nn.Linear"
             )
         self.state.classes[reply.client] = {"counts": class_counts(reply, shape[0])}
 
@@ -315,6 +315,6 @@ class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
 
 
 def alike(noise: Tensor, outputs: Tensor) -> Tensor:
-    """Return FedGen's diversity loss for noise (n, e) and outputs (n, d) generated from it, small if these differ."""
+    """Return FedGen's diversity loss of the generator's outputs (n, d) for noise (n, e): small if outputs differ."""
     apart = torch.cdist(noise, noise, compute_mode="donot_use_mm_for_euclid_dist").square() / noise.shape[1]
     return (-apart * torch.cdist(outputs, outputs, p=1) / outputs.shape[1]).mean().exp()

@@ -48,7 +48,7 @@ from fedhet.utils.statistics import grouped, in_order
 
 
 class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
-    """HeteroFL: each weight is averaged over clients that have it, and rows of the head over clients with the class."""
+    """HeteroFL: averages each weight over clients that have it, and a row of the head over clients with its class."""
 
     method = declared.heterofl
 
@@ -84,7 +84,7 @@ class FedRolex(HeteroFL):
 
 
 class FjORD(SubmodelStrategy[declared.FjORDOptions, SubmodelState]):
-    """FjORD: the average of each weight over clients whose widest network has it (Horvath et al., NeurIPS 2021)."""
+    """FjORD: averages each weight over the clients whose widest network has it (Horvath et al., NeurIPS 2021)."""
 
     method = declared.fjord
 
@@ -109,7 +109,7 @@ class ByDepth(SubmodelStrategy[D, T]):
 
 
 class DepthFL(ByDepth[declared.DepthFLOptions, SubmodelState]):
-    """DepthFL: a network with exits (classifiers after blocks); each array is averaged over clients that have it."""
+    """DepthFL: the network has exits (classifiers after blocks); each array is averaged over clients that have it."""
 
     method = declared.depthfl
 
@@ -123,7 +123,7 @@ class InclusiveFLState(SubmodelState):
 
 
 class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
-    """InclusiveFL: last blocks averaged over clients of equal depth, earlier blocks over clients that have them."""
+    """InclusiveFL: averages last blocks over clients of equal depth, and earlier blocks over clients that have them."""
 
     method = declared.inclusivefl
     state_class = InclusiveFLState
@@ -181,7 +181,7 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
 
 @lru_cache(maxsize=1)
 def blocks_of(description: str) -> dict[str, int]:
-    """Return the smallest client depth that includes an array, by array name; `description` is a network as JSON."""
+    """Return, by array name, the least depth of clients that have the array; `description` is the network as JSON."""
     return {name: block for name, (_, block) in read_network(description).needs.items()}
 
 
@@ -190,15 +190,16 @@ def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
 
 
 def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
-    """Group names of arrays that differ only in the first number (a block's) and have equal shapes; skip exits."""
+    """Group the names of arrays of equal shape that differ only in the block (their first number); leave out exits."""
     inside = (name for name in shapes if not name.startswith(f"{EXITS}."))
     return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return InclusiveFL's momentum, by name, for the arrays `last` of the block with number `depth`.
+    """Return InclusiveFL's momentum, by name, for the arrays `last` of block number `depth`.
 
-    It is the mean `change` of arrays that are `alike` in this and deeper blocks; `blocks` has the block of each array.
+    It is the mean change of corresponding arrays (see `alike`) in this and deeper blocks. `change` has the changes of
+    the next deeper clients, and `blocks` the block of each array.
     """
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
@@ -209,7 +210,7 @@ def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]
 
 
 def check_alike(groups: PermutationGroups) -> None:
-    """Check that consecutive blocks of a network (`groups`) have `alike` weights; raise a FedhetError otherwise."""
+    """Check that any two consecutive blocks have corresponding weights (see `alike`); else raise a FedhetError."""
     shapes = groups.shapes(groups.widths)
     weights = {name: shape for name, shape in shapes.items() if len(shape) > 1 and name not in groups.kinds}
     found = [{groups.needs[name][1] for name in names} for names in alike(weights)]
@@ -227,13 +228,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class LoRAState(SubmodelState):
-    """The state of LoRA: with `aggregate = stack`, `products` has the sum of each layer's adapters B A."""
+    """The state of LoRA: with `aggregate = stack`, `products` has, by layer, the sum of B A over rounds."""
 
     products: Arrays = field(default_factory=dict)
 
 
 class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
-    """LoRA: the aggregate of clients' low-rank adapters of different ranks, and the average of a trained head."""
+    """LoRA: aggregates low-rank adapters, whose ranks can differ among clients, and averages trained heads."""
 
     method = declared.lora
     state_class = LoRAState
@@ -270,7 +271,6 @@ class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
         return {}
 
     def _clipped(self, models: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
-        """Return the clients' arrays with clipped changes; with `stack` and a robust rule, factors A stay unclipped."""
         stacked = self.options.aggregate == "stack" and not self.aggregator.plain
         moved = {c: {k: a for k, a in m.items() if not (stacked and k.endswith(A))} for c, m in models.items()}
         starts = {client: cut(self.state.model, self.parts(client)) for client in models}

@@ -283,7 +283,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "an empty parameter": (lambda: run(lambda client: empty()), "whose nothing cannot be sent"),
     "a head that is read": (
         lambda: run(lambda client: Head(), method="fedproto"),
-        "reads the weight of its head: let it call",
+        "reads head.weight: call the head instead",
     ),
     "no gradients": (
         lambda: run(lambda client: Detached()),

@@ -92,14 +92,14 @@ def mods_of(app: ClientApp) -> list[Any]:
 
 
 def private_wrapper_of(strategy: Strategy) -> PrivateWrapper | None:
-    """Return Flower's wrapper of `strategy` for differential privacy, or None; raises a ConfigError for several."""
+    """Return the differential privacy wrapper of `strategy`, or None; raises a ConfigError if there are several."""
     # A wrapper passes nothing to the strategy's hooks that shows its noise and norm, which the accounting needs.
     attributes = [each for each in gc.get_referrers(strategy) if isinstance(each, dict)]
     holders = gc.get_referrers(strategy, *attributes)
     wrappers = [each for each in holders if isinstance(each, PrivateWrapper) and each.strategy is strategy]
     if len(wrappers) > 1:
         names = ", ".join(sorted({type(each).__name__ for each in wrappers}))
-        raise ConfigError(f"{len(wrappers)} wrappers ({names}) contain one strategy object: create a strategy for each")
+        raise ConfigError(f"{len(wrappers)} wrappers ({names}) contain the same strategy: create a strategy for each")
     return wrappers[0] if wrappers else None
 
 

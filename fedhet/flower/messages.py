@@ -35,14 +35,14 @@ PREFIXES = TRAIN, EVALUATE, NAMES = "train_config.", "evaluate_config.", "names.
 
 
 def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return one dict with the configs of a user's `train` and `evaluate` functions and Flower's `names` of records."""
+    """Join a user's configs for `train` and `evaluate`, and Flower's `names` (such as `arrayrecord_key`), in a dict."""
     prefixed = {f"{TRAIN}{key}" if key in OURS or key.startswith(PREFIXES) else key: v for key, v in train.items()}
     prefixed |= {f"{EVALUATE}{key}": value for key, value in evaluate.items()}
     return prefixed | {f"{NAMES}{key}": value for key, value in names.items()}
 
 
 def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config for `action` (`train` or `evaluate`) and the names of records that `sent_along` joined."""
+    """Return the config for `action` (`train` or `evaluate`) and the `names` that `sent_along` put into a record."""
     names = {key.removeprefix(NAMES): value for key, value in record.items() if key.startswith(NAMES)}
     if action == "evaluate":
         return {key.removeprefix(EVALUATE): v for key, v in record.items() if key.startswith(EVALUATE)}, names
@@ -136,15 +136,15 @@ def ask_app(
         raise
     finally:
         message.content, message.metadata.message_type = content, kind
-    function, got = f"the {action} function of your ClientApp", type(reply).__name__
     if not isinstance(reply, Message):
-        raise WireError(f"{function} returned {got}: end it with return Message(content, reply_to=msg)")
+        got = type(reply).__name__
+        raise WireError(f"your {action} function returned {got}: end it with return Message(content, reply_to=msg)")
     if reply.has_error():
-        raise FedhetError(f"{function} failed: {reply.error.reason}")
+        raise FedhetError(f"the {action} function of your ClientApp failed: {reply.error.reason}")
     arrays, metrics = [*reply.content.array_records.values()], [*reply.content.metric_records.values()]
     if len(metrics) != 1 or (action == "train" and len(arrays) != 1):
         missing, count = ("MetricRecord", len(metrics)) if len(metrics) != 1 else ("ArrayRecord", len(arrays))
-        raise WireError(f"{function} returned {count} {missing}s: return exactly one, as for Flower's strategies")
+        raise WireError(f"the {action} function of your ClientApp returned {count} {missing}s: return exactly one")
     weight = names.get("weighted_by_key", "num-examples")
     sent = decode_arrays(arrays[0]) if action == "train" else {}
     return by_position(sent, model), dict(metrics[0]), weight

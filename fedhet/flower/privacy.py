@@ -34,8 +34,8 @@ def check_mods(mods: object) -> None:
         raise ConfigError(f"mods must be a list of Flower mods, such as [fixedclipping_mod], not {mods!r:.80}")
     if secure := [mod.__name__ for mod in mods if getattr(mod, "__name__", "") in ("secagg_mod", "secaggplus_mod")]:
         raise ConfigError(
-            f"{secure[0]} needs the workflow of Flower's older API, which fedhet's strategies cannot run: leave it "
-            "out, or use LocalDpMod, which adds noise at the client"
+            f"mod {secure[0]} needs the workflow of Flower's older API, which fedhet's strategies cannot run: leave "
+            "it out, or use LocalDpMod, which adds noise at the client"
         )
 
 
@@ -68,18 +68,18 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
     others = traits.alike in ("widths", "parts") or traits.public != "none" or traits.other_arrays
     if not traits.shares.averaged or others or not all(specs):
         raise ConfigError(
-            f"{name} needs one model that all clients share and the server averages, which {method} does not have: "
-            "use fedavg, fedprox, fedrep or lg-fedavg with it"
+            f"method {method} has no model that all clients share and the server averages, which {name} needs: "
+            "use fedavg, fedprox, fedrep or lg-fedavg"
         )
     if any(list(spec) != list(specs[0]) for spec in specs):
         raise ConfigError(
-            f"{name} needs shared arrays of equal names and shapes, which differ under {method}: "
+            f"with {method}, clients share arrays of different names or shapes, but {name} needs equal ones: "
             "give all clients the same architecture"
         )
     for key, (_, dtype) in specs[0].items():
         if dtype not in ("float32", "float64"):
             raise ConfigError(
-                f"{name} cannot clip {key}, which is {dtype}: set batch-norm = local if it is a counter of BatchNorm"
+                f"array {key} is {dtype}, which {name} cannot clip: set batch-norm = local if it is BatchNorm's counter"
             )
 
 
@@ -94,8 +94,8 @@ def check_wrapper(name: str, method: str, traits: Traits, specs: Sequence[Spec],
     if list(arrays) != shared:
         further = ", ".join([key for key in arrays if key not in shared][:2])
         raise ConfigError(
-            f"{name} compares arrays with initial_arrays by position: initial_arrays must be the arrays that clients "
-            f"of {method} share, in their order: {', '.join(shared[:2])}, ... ({len(shared)} arrays)"
+            f"initial_arrays must be the arrays that clients of {method} share, in their order, since {name} compares "
+            f"arrays by position: {', '.join(shared[:2])}, ... ({len(shared)} arrays)"
             f"{'; leave out ' * bool(further)}{further}"
         )
 
@@ -106,7 +106,7 @@ class PrivacyLedger:
     A round is a Gaussian mechanism. Its noise multiplier is the standard deviation of the noise, divided by the
     greatest change that one client's update can make. Two runs are neighbours if all updates of one client are zero in
     one of them, so participation and numbers of examples count as public. `name` is the wrapper or mod that adds the
-    noise, `earlier` the ledger of the strategy's earlier runs; `whom` is added to the note on whose data are protected.
+    noise, `earlier` the ledger of the strategy's earlier runs; `whom` is a phrase that the note includes.
     """
 
     def __init__(

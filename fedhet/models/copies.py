@@ -47,9 +47,9 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def separated(model: nn.Module) -> nn.Module:
-    """Return a copy that shares no memory with other clients' networks, or `model` itself if it cannot be copied.
+    """Return a copy of a network that shares no memory with others, or `model` itself if it cannot be copied.
 
-    Raises a ModelError if it cannot be copied and another client uses one of its modules. Nested tensors are disabled
+    Raises a ModelError if it cannot be copied and another client uses one of the modules. Nested tensors are disabled
     in PyTorch's transformers, since hooks and `torch.func` do not support them.
     """
     variable = False
@@ -65,7 +65,7 @@ def separated(model: nn.Module) -> nn.Module:
     if variable or any(module in _used for module in model.modules()):
         raise ModelError(
             f"the network shares modules with another client's network and cannot be copied ({reason}): create all "
-            "its modules in each call of the model function, and refer to them by self in methods"
+            "its modules in the model function, and use them in methods only as attributes of self"
         )
     in_use(model)
     for tensor in (*model.parameters(), *model.buffers()):
@@ -74,7 +74,7 @@ def separated(model: nn.Module) -> nn.Module:
 
 
 def in_use(model: nn.Module) -> None:
-    """Register a network's modules as in use, so that `separated` rejects other networks that share them uncopied."""
+    """Record that a network's modules are in use, so that `separated` does not return them for another client."""
     _used.update(model.modules())
 
 
@@ -107,7 +107,7 @@ def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
 
 
 def held_by(function: Any) -> Iterator[Any]:
-    """Yield the values a function can read: outer variables, defaults, bound arguments, attributes of its object."""
+    """Yield values that a function can read: outer variables, defaults, bound arguments, attributes of `__self__`."""
     function = unwrap(function)
     if isinstance(function, partial):
         yield from (*function.args, *function.keywords.values())
@@ -186,7 +186,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def multiplies(model: nn.Module) -> bool:
-    """Return whether a network is deeper than `DEEP` layers without normalisation, so that errors of scale multiply."""
+    """Return whether a network has more than `DEEP` linear and convolutional layers, and no normalisation."""
     deep = sum(isinstance(module, nn.Linear | _ConvNd) for module in model.modules()) > DEEP
     return deep and not any(isinstance(module, _NORMS) for module in model.modules())
 
@@ -215,7 +215,7 @@ def starts_of(model: nn.Module) -> dict[str, Start]:
 
 
 def load_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load `tensors` by name, a state dict without PyTorch's version numbers of modules; these are assumed current."""
+    """Load a state dict that has no version numbers of PyTorch's modules; the current versions are assumed."""
     state = OrderedDict(tensors)
     state._metadata = getattr(model.state_dict(), "_metadata", {})  # type: ignore[attr-defined]
     model.load_state_dict(state)
@@ -227,7 +227,7 @@ def storage_place(value: Tensor) -> Hashable:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Return the first name in the state dict of each parameter that modules share, by its other names."""
+    """Map each further name of a parameter that modules share to the parameter's first name in the state dict."""
     first: dict[Hashable, str] = {}
     named = {name: storage_place(value) for name, value in model.state_dict(keep_vars=True).items()}
     return {name: known for name, place in named.items() if (known := first.setdefault(place, name)) != name}

@@ -112,7 +112,7 @@ class InvertedResidual(nn.Module):
     """An inverted residual block (Sandler et al., CVPR 2018): 1 x 1, depthwise and 1 x 1 convolutions.
 
     There is a shortcut if input and output have the same shape. `widths` are the channels of input, depthwise
-    convolution and output; `stride` and `kernel` are the depthwise one's. `gate` builds the squeeze and excitation.
+    convolution (of this `stride` and `kernel` size) and output. `gate` builds the squeeze and excitation, if any.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ Activation = Callable[[], nn.Module]
 
 
 def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """Return channels, height and width of an image; raise a `ModelError` below `smallest` x `smallest` pixels."""
+    """Return channels, height and width of an image; raise a `ModelError` if a side is below `smallest` pixels."""
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         size = f"{smallest} x {smallest} pixels"
         raise ModelError(f"the model needs images (channels, height, width) of {size} or more, not shape {input_shape}")
@@ -46,7 +46,7 @@ class Classifier(nn.Module):
 
 
 class ConvNet(Classifier):
-    """A CNN of convolutions of these `channels`, each with ReLU and 2 x 2 max pooling, and `hidden` linear layers.
+    """A CNN: for each of `channels`, a convolution with ReLU and 2 x 2 max pooling; then linear layers.
 
     Images must be at least 4 x 4. Convolutions are 5 x 5 without padding while maps are at least 12 x 12, as in LeNet,
     and 3 x 3 with padding otherwise. Maps smaller than 4 x 4 are not pooled. `hidden` has the widths of linear layers.
@@ -169,7 +169,7 @@ class ResidualBlock(nn.Module):
 
 @register_model("resnet8")
 class ResNet8(Classifier):
-    """The ResNet for CIFAR (He et al., 2016) with blocks of 16, 32 and 64 channels, for images of at least 4 x 4."""
+    """A ResNet for CIFAR (He et al., 2016) of 3 blocks (16, 32 and 64 channels), for images of at least 4 x 4."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int):
         channels, _, _ = image_shape(input_shape, smallest=4)

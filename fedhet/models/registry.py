@@ -29,7 +29,7 @@ def names_of(library: str) -> list[str]:
 def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build an untrained `torchvision/NAME` or `timm/NAME`; raise a `ModelError` if `input_shape` does not fit."""
     if len(input_shape) != 3:
-        raise ModelError(f"the model needs images (channels, height, width), got shape {input_shape}: use another")
+        raise ModelError(f"the model needs images (channels, height, width), not {input_shape}: use another model")
     library, _, model = name.partition("/")
     if library == "torchvision":
         network = _torchvision(model, input_shape[0], classes)
@@ -96,7 +96,7 @@ def names() -> list[str]:
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build a model, initialised by torch's global generator; raise a `ModelError` if it cannot take these inputs.
+    """Build a model, initialised by torch's global generator; raise a `ModelError` if it cannot take `input_shape`.
 
     `name` is one of `names()`, `torchvision/NAME` or `timm/NAME`. With `:WIDTH` at the end, the representation is
     pooled to this width before the last `nn.Linear`. `input_shape` is (channels, height, width) of an image or, for
@@ -112,17 +112,17 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
             return model
         heads = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         if not heads:
-            raise ModelError(f"the model has no nn.Linear as head that could have width {width}: leave out :{width}")
+            raise ModelError(f"the model has no nn.Linear whose input could have width {width}: leave out :{width}")
         return place_before(model, heads[-1], {"pooling": nn.AdaptiveAvgPool1d(int(width))}, int(width))
     except ModelError as error:
         raise ModelError(f"model {name!r}: {error}") from None
 
 
 def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
-    """Build the model `name` or, if it is empty, the first of the comma-separated list `architectures`.
+    """Build the model `name` for examples `inputs` (n, ...); if empty, the first model of `architectures`.
 
-    The model is built for examples `inputs` (n, ...). If the first of the list cannot take vectors, an MLP is built for
-    floats, and a `TokenBag` for integers. Raises a `ModelError` if the model cannot take `inputs`.
+    If `name` is empty and the first model cannot take vectors, an MLP is built for vectors of floats, and a `TokenBag`
+    for integers. Raises a `ModelError` if the model cannot take `inputs`.
     """
     shape = tuple(inputs.shape[1:])
     try:
@@ -148,7 +148,7 @@ def expand(architectures: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
-    """Return the name of each client's model, chosen from a comma-separated list (see `expand`) as in `spread`."""
+    """Return the name of each client's model: `spread` assigns the models of a comma-separated list (see `expand`)."""
     return spread(expand(architectures), how, clients, seed)
 
 
@@ -190,7 +190,7 @@ class Placed(nn.Sequential):
 
     def __getattr__(self, name: str) -> Any:
         if name in nn.Linear.__constants__ or name in ("weight", "bias"):
-            raise HeadRead(f"the forward reads the {name} of its head: let it call the head, or set width = 0")
+            raise HeadRead(f"the network's forward reads head.{name}: call the head instead, or set width = 0")
         return super().__getattr__(name)
 
 

@@ -47,11 +47,11 @@ def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:
 
 
 Captured = Callable[[], Tensor]
-"""Function that returns the tensor captured in the last forward pass, differentiable; a ModelError if none was."""
+"""Function that returns the captured tensor, with its autograd graph; raises a ModelError if there is none."""
 
 
 class Output:
-    """Access to the output of a network's module in forward passes; raises a ModelError if there is no such module."""
+    """A named module of a network whose output can be captured; raises a ModelError if it does not exist."""
 
     def __init__(self, model: nn.Module, module: str) -> None:
         self._module, self._title = _submodule(model, module), f"{module!r} of {model._get_name()}"
@@ -91,7 +91,7 @@ class _HeadReached(Exception):
 class Representation:
     """The representation of a network, `(n, d)` for n examples: by default the first input of its head.
 
-    With the attribute `places` set to `tokens` or `pixels`, the representation is averaged over these.
+    If the attribute `places` is `tokens` or `pixels`, the representation is averaged over tokens or pixels.
 
     Args:
         model: the network.
@@ -122,7 +122,7 @@ class Representation:
 
     @property
     def site(self) -> tuple[str, ...]:
-        """Key for caches, equal for networks of one architecture whose representations are the same tensors."""
+        """Cache key, equal for networks of one architecture that compute the representation at the same place."""
         return "input", self.head, self.places, self.what
 
     @property
@@ -182,9 +182,9 @@ class Representation:
     def pool(self, values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """Return texts' `values` (n, tokens, d) as (n, d): the last token's, or the mean over tokens.
 
-        Values of other shapes are unchanged, and so are all values if neither was chosen, or if each token has a
-        prediction. `inputs` has the network's inputs by name. Tokens with an `attention_mask` of 0 or, without a mask,
-        equal to the config's `pad_token_id` are left out.
+        Values of other shapes are unchanged. So are all values if no pooling is set, or if each token has a prediction.
+        `inputs` has the network's inputs by name. Tokens with an `attention_mask` of 0 or, without a mask, equal to the
+        config's `pad_token_id` are left out.
         """
         if values.ndim != 3 or self.places != "one" or not self._pooled:
             return values
@@ -215,8 +215,8 @@ class Representation:
             key = "representation = last or mean for tokens, or head" if value.ndim == 3 and key == "head" else key
         got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ModelError(
-            f"{title} must be a floating tensor of shape ({'n' if rows is None else rows}, d), one row "
-            f"per example, but is {got}: set {key} to a module with such a value"
+            f"the representation must be a floating tensor of shape ({'n' if rows is None else rows}, d), one "
+            f"row per example, but {title} is {got}: set {key} to a module with such a value"
         )
 
 
@@ -225,7 +225,7 @@ Capturing = Output | Representation
 
 
 def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return a network's arguments by name or position ("0", ...); for an `Inputs`, return the tensors it contains."""
+    """Return a network's arguments by name or position ("0", ...). A single `Inputs` is replaced by its tensors."""
     if len(args) == 1 and isinstance(args[0], Inputs):
         return args[0].parts
     return {**{str(place): value for place, value in enumerate(args)}, **kwargs}

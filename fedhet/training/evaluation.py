@@ -88,7 +88,7 @@ def uses_batch_statistics(model: nn.Module) -> bool:
 class Prediction:
     """A function from transformed inputs to predictions of a network, in its current mode and without gradients.
 
-    `then` is applied to the network's outputs or, if it is given, to the representation `until`.
+    `then` is applied to the network's outputs or, if `until` is given, to this representation.
     """
 
     model: nn.Module

@@ -147,7 +147,7 @@ class Privacy:
     epsilon: float = 0.0
 
     def rows(self, count: int, size: int, steps: int) -> Iterator[Tensor]:
-        """Return an iterator over the batches of `steps` steps: index tensors below `count`, drawn by Poisson sampling.
+        """Return an iterator over the batches of `steps` steps: indices below `count`, drawn by Poisson sampling.
 
         Each index is in a batch with probability `size` / `count`. The call spends the privacy budget of all steps.
         """

@@ -231,7 +231,7 @@ def record(recorded: dict[str, tuple[Tensor, int]], values: Mapping[str, Tensor]
 
 @contextmanager
 def only_trained(model: nn.Module, trains: Callable[[str], bool] | None) -> Iterator[list[nn.Parameter]]:
-    """Context manager that yields the parameters whose names `trains` accepts, and freezes all others."""
+    """Context manager that yields the parameters whose names `trains` accepts (None: all), and freezes others."""
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
     if not live:
@@ -309,7 +309,7 @@ def batches(
 def grouped_batches(
     groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield shuffled batches of about `size`, at least `least`, indices; the indices of a group stay together."""
+    """Yield shuffled indices in batches of about `size` and at least `least`; the indices of a group stay together."""
     order = torch.randperm(len(groups), generator=generator).tolist()
     together = max(1, round(size * len(groups) / sum(map(len, groups))))
     start = 0

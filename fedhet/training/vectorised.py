@@ -66,7 +66,7 @@ def _evaluation_kind(work: Evaluation) -> tuple[Any, ...] | None:
 def compute_in_batches(computations: Sequence[Computation]) -> None:
     """Train or evaluate networks of equal architectures and settings together; `result` then returns each result.
 
-    Each of `computations` is a `Training` or an `Evaluation`. Those without an equal partner, or whose joint
+    Each of `computations` is a `Training` or an `Evaluation`. Those that match no other, or whose joint
     computation raises an exception, are computed alone when `result` is called.
     """
     groups: dict[Any, list[Any]] = {}
@@ -251,12 +251,12 @@ def transposed(arrays: Sequence[Tensor], chosen: Sequence[bool]) -> list[Tensor]
 
 
 def stack(values: Sequence[Any]) -> Any:
-    """Stack the tensors of nested containers of equal structure, such as dicts; take other entries from the first."""
+    """Stack the tensors of nested containers of equal structure, such as dicts; keep the first one's other entries."""
     return tree_map(lambda *each: torch.stack(each) if isinstance(each[0], Tensor) else each[0], *values)
 
 
 def clip(gradients: Sequence[Tensor], most: float) -> None:
-    """Scale each client's gradients, (clients, ...) each, in place to a total norm of at most `most`."""
+    """Scale `gradients` (clients, ...) in place so that each client's total norm is at most `most`."""
     norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients]).norm(dim=0)
     factors = (most / (norms + 1e-6)).clamp(max=1.0)
     for each in gradients:

@@ -103,7 +103,7 @@ def test_noise_needs_one_shared_model(type, question, caplog):
     noise = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
     grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty, mods=[noise]), 2)
     assert "refusal" in asked(grid, type, {"method": "fedproto"}, question).content["report"]
-    assert "a mod of Flower's needs one model that all clients share" in caplog.text
+    assert "has no model that all clients share and the server averages, which a mod of Flower's needs" in caplog.text
     assert "refusal" not in asked(grid, type, {"method": "fedavg"}, question).content["report"]
 
 

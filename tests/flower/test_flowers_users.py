@@ -46,7 +46,7 @@ def test_flowers_wrappers_clip_and_add_noise(tiny, kind, method):
 @pytest.mark.parametrize(
     ("strategy", "arrays", "why"),
     [
-        (lambda: fedhet.FedProto(), {}, "which fedproto does not have: use fedavg"),
+        (lambda: fedhet.FedProto(), {}, "method fedproto has no model that all clients share .*: use fedavg"),
         (lambda: fedhet.FedRep(), {"0": 1, "2": 1}, r"must be the arrays that clients of fedrep .*leave out 2.weight"),
     ],
 )
@@ -70,7 +70,7 @@ def test_a_noisy_mod_under_fedhets_loop(tiny):
 
     assert moved([noise]) < 1.01 * NORM < moved(None)
     for strategy, name in ((fedhet.FedProto(), "fedproto"), (fedhet.FedKD(shared_model="mlp-20"), "fedkd")):
-        with pytest.raises(FedhetError, match=f"a mod of Flower's needs one model .*, which {name} does not have"):
+        with pytest.raises(FedhetError, match=f"method {name} has no model .*, which a mod of Flower's needs"):
             strategy.start(LocalGrid(tiny.app(mods=[noise]), 2), num_rounds=1)
 
 

@@ -81,7 +81,7 @@ def test_the_wrapper_around_a_strategy_is_found():
     wrapped = DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1.0, 1)
     assert insides.private_wrapper_of(strategy) is wrapped
     another = DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 1.0, 1)
-    with pytest.raises(ConfigError, match="2 wrappers .*Clipping.* contain one strategy"):
+    with pytest.raises(ConfigError, match="2 wrappers .*Clipping.* contain the same strategy"):
         insides.private_wrapper_of(strategy)
     del another
 

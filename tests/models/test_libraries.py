@@ -23,7 +23,7 @@ def test_unsuitable_inputs_are_refused() -> None:
         ModelError, match=r"model 'torchvision/alexnet': the model cannot take images of .* set input-size"
     ):
         models.build("torchvision/alexnet", (1, 32, 32), 7)
-    with pytest.raises(ModelError, match=r"needs images .*, got shape \(80,\)"):
+    with pytest.raises(ModelError, match=r"needs images .*, not \(80,\): use another model"):
         models.build("torchvision/resnet18", (80,), 80)
 
 
