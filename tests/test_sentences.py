@@ -308,8 +308,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: fedhet.run({"method": fedhet.FedAvg}),
         "method must be a string, not the class FedAvg",
     ),
-    "a file that is not there": (lambda: fedhet.run("my.yaml"), "my.yaml: no such file; to start a run, give a TOML"),
-    "a folder": (lambda: fedhet.run(Path(".")), ".: a folder; to continue the run there, use resume"),
+    "a file that is not there": (lambda: fedhet.run("my.yaml"), "a run from my.yaml, not an existing file: give a"),
+    "a folder": (lambda: fedhet.run(Path(".")), "from ., a folder (to continue the run there, use resume"),
     "no jobs": (lambda: fedhet.compare(["local"], jobs=0), "jobs = 0: must be at least 1"),
     "a method to recommend": (lambda: fedhet.recommend(methods=["foo"], budget=1), "unknown method 'foo'"),
     "settings of no kind": (

@@ -97,7 +97,7 @@ def width_of(client: ClientInfo) -> float:
 
 
 def architectures(config: Config, clients: int) -> tuple[str, ...]:
-    """Return the architectures of all clients, whose number is `clients`, by the keys `architectures` and `assign`."""
+    """Return the architecture of each of the `clients` clients, determined by the keys `architectures` and `assign`."""
     return models.deal(config.architectures, config.assign, clients, config.seed)
 
 

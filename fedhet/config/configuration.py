@@ -200,10 +200,10 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
         if name in known:
             return {"preset": name} | ({"method": wanted} if config is not None and by_reference else {})
     if config is not None and ((path := Path(config)).is_dir() or path.suffix):
-        what = "a folder; to continue the run there, use resume" if path.is_dir() else "no such file"
-        raise ConfigError(f"{config}: {what}; to start a run, give a TOML file, a preset or a method (fedhet list)")
-    unknown = nearest("method or preset", str(config), [*known, *registry.methods()])
-    raise ConfigError(f"{unknown}; `fedhet list` prints all methods and presets")
+        what = "a folder (to continue the run there, use resume)" if path.is_dir() else "not an existing file"
+        raise ConfigError(f"cannot start a run from {config}, {what}: give a TOML file, preset or method (fedhet list)")
+    names = [*known, *registry.methods()]
+    raise ConfigError(f"{nearest('method or preset', str(config), names)}; `fedhet list` prints all of them")
 
 
 def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:

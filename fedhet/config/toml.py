@@ -51,7 +51,7 @@ def from_json(text: str, subject: str) -> dict[str, Any]:
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{subject} is not valid JSON and must be replaced: {damage(error)}") from error
+        raise ConfigError(f"invalid JSON in {subject}, which must be replaced: {damage(error)}") from error
     if not isinstance(table, dict) or not all(isinstance(each, bool | int | float | str) for each in table.values()):
         raise ConfigError(f"{subject} must be a JSON object whose values are strings, numbers, true or false")
     return table

@@ -36,7 +36,7 @@ class Options:
     """Base class of a method's own keys: fields made with `option`, with the paper's values as defaults."""
 
     uses: ClassVar[Collection[str]] = ()
-    """Common keys that have an effect even if the method's traits or a user's own data or models exclude it."""
+    """Common keys that have an effect even if the method's traits or a user's own data or models exclude them."""
     without: ClassVar[Collection[str]] = ()
     """Common keys (fields of `Config`) that have no effect with the method."""
 

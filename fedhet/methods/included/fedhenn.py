@@ -74,7 +74,7 @@ class FedHeNNOptions(Options):
 
     @property
     def homogeneous(self) -> bool:
-        """Whether the server also averages the clients' networks, which must be equal."""
+        """Whether the server also averages the clients' networks, which then must have equal architectures."""
         return self.setting == "homogeneous"
 
     @property

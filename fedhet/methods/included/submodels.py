@@ -20,7 +20,7 @@ LARGEST_COUNT = 2**16
 
 
 class SubmodelOptions(Options):
-    """Base class of the keys of methods whose clients have submodels of different sizes of one network.
+    """Base class of the keys of methods whose clients have submodels, of different sizes, of one network.
 
     `size_name` is `width` (fraction of each hidden layer's units), or `depth` or `rank` in subclasses. The key with the
     plural name, such as `widths`, lists the sizes to assign to clients.
