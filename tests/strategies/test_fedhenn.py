@@ -352,5 +352,5 @@ def test_train_union_with_a_public_dataset() -> None:
 
 @pytest.mark.parametrize("row", [-1, 10])
 def test_rows_beyond_the_public_dataset(row: int) -> None:
-    with pytest.raises(WireError, match="rows that are not in the public dataset"):
+    with pytest.raises(WireError, match="rows that the public dataset lacks"):
         public_rows({"rows": np.array([0, row])}, torch.zeros(10, 4))
