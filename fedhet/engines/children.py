@@ -168,7 +168,7 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler that includes cached functions of the user's script, since a child process does not import it."""
+    """A pickler that copies cached functions of the user's script, since a child process does not import the script."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how to pickle `obj` (see `pickle`); a function with `functools.cache` loses its cached results."""

@@ -111,8 +111,8 @@ def _follow(
                 asked = math.inf
                 if status()[0] == "pending":
                     log.warning(
-                        "the run is still pending: the SuperLink of %r has not started its ServerApp. Look into the "
-                        "log of flower-superlink; its certificate must be valid for 127.0.0.1, too",
+                        "the run is still pending: the SuperLink of %r has not started its ServerApp. See the log "
+                        "of flower-superlink; its certificate must also be valid for 127.0.0.1",
                         engine,
                     )
         watch.look()
@@ -169,13 +169,13 @@ class _Watch:
         self._seen = len(rows)
 
     def check(self, otherwise: str, *, completed: bool) -> None:
-        """Raise a FedhetError with the error in `summary.json`, or else `otherwise`, unless the run is `completed`."""
+        """Raise a FedhetError if the run is not `completed`, with the error in `summary.json` or else `otherwise`."""
         found = self._summary.read_bytes() if self._summary.is_file() else self._earlier_summary
         summary = {} if found == self._earlier_summary else json.loads(found)
         if summary.get("status", "completed") != "completed" or not completed:
             known = (self._folder / "config.toml").is_file()
             way_on = f"\ncontinue with: fedhet run --resume {self._folder}" if known else ""
-            raise FedhetError(f"run {self._folder}: {summary.get('error', otherwise)}{way_on}")
+            raise FedhetError(f"the run in {self._folder} was not completed: {summary.get('error', otherwise)}{way_on}")
 
     def end(self, error: BaseException | None = None) -> None:
         """Notify observers that the run is complete or, if an `error` is given, that it failed."""

@@ -65,7 +65,7 @@ class RunResult:
 
         figure = accuracy_figure(read_run(self.folder))
         if figure is None:
-            raise FedhetError(f"{self.folder}: no client was evaluated, so nothing can be drawn: set evaluate-every")
+            raise FedhetError(f"no client was evaluated in the run {self.folder}: set evaluate-every to plot it")
         return figure
 
     def __str__(self) -> str:
@@ -189,15 +189,15 @@ def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]
     path, reference = folder / "config.toml", changes.get("method")
     there = configuration.read(path, supplied) if path.is_file() else {}
     if not there:
-        raise ConfigError(f"{folder} contains no run to resume: give the directory of a run, with its config.toml")
+        raise ConfigError(f"folder {folder} contains no run to resume: give a run directory, with its config.toml")
     settings = configuration.from_file(path, supplied, reference, of_run=True)
     if reference is not None and registry.method(str(reference)).name == there.get("method"):
         there["method"] = reference  # where to import it from
     state = str(settings.get("state-dir", ""))
     if state and "state-dir" not in changes and not Path(state).resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
-            f"{path} has state-dir = {state}, outside of the run directory: if files there may be written and removed, "
-            f"set state-dir = {state} for the resumed run, too"
+            f"the file {path} has state-dir = {state}, outside of the run directory: if files there may be written and "
+            f"removed, set state-dir = {state} for the resumed run, too"
         )
     allowed = keys_that("resumable")
     different = [key for key, value in changes.items() if key not in allowed and there.get(key) != value]
@@ -259,7 +259,7 @@ def run_locally(
 def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
     """Return the architecture of each client, and the largest number of clients to train as one batch on `device`.
 
-    The architecture is "" for a client that trains alone; the list is empty if `client-batching` is off.
+    The architecture is "" for a client to train without others; the list is empty if `client-batching` is off.
     """
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
@@ -295,7 +295,7 @@ def shake_hands(
     node_config: Mapping[str, str] = MappingProxyType({}),
     begun: Path | None = None,
 ) -> Any:
-    """Return the method's strategy after a handshake with simulated clients, as before the first round.
+    """Return the method's strategy after a handshake with simulated clients, before any round is run.
 
     `functions` are the user's model and data, `public` is the public dataset, and `node_config` is added to the config
     of each node. If `begun` is a run directory, strategy and clients continue from its state. Raises a `FedhetError`

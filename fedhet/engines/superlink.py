@@ -50,7 +50,7 @@ def command(name: str) -> str:
 
 @contextlib.contextmanager
 def superlink(home: Path, place: Path, environment: Mapping[str, str], output: Path) -> Iterator[None]:
-    """Context manager that runs a SuperLink in new folders `home` (config) and `place` (working), with log `output`."""
+    """Context manager of a SuperLink with new folders: `home` for its config, `place` to run in; logs to `output`."""
     port = _free_port()
     place.mkdir()
     home.mkdir()

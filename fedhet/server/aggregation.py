@@ -17,12 +17,12 @@ from fedhet.utils.text import log
 Array = np.ndarray[Any, Any]
 
 FURTHEST, FURTHEST_FROM_START = 30.0, 10.0
-"""Limits of a client's update without `clip-norm`, as multiples of the median norm of all clients' updates and of the
-norm of the arrays from which the client started. An update above both limits is scaled down to the median norm."""
+"""Limits of the norm of a client's update if `clip-norm` is not set: multiples of the median norm of all clients'
+updates, and of the norm of the client's arrays before training. An update above both is scaled to the median norm."""
 
 
 class Aggregator:
-    """The aggregation of clients' arrays by the configured rule, with clipping and a record of clipped updates."""
+    """Aggregates clients' arrays by the configured rule; clips large updates and records them in `run.round.cuts`."""
 
     def __init__(self, run: Run, federation: Federation) -> None:
         self.run, self.federation = run, federation
@@ -30,7 +30,7 @@ class Aggregator:
 
     @property
     def bound(self) -> float:
-        """The multiple of the median norm to which updates are clipped; 0 if no clipping is configured."""
+        """The largest norm of an update, as a multiple of the clients' median norm; 0 if no clipping is configured."""
         return self.run.config.clip_norm or float(self.run.config.aggregation == "norm-clipped")
 
     @property
@@ -58,10 +58,10 @@ class Aggregator:
     ) -> Mapping[str, Arrays]:
         """Return the clients' arrays after scaling down updates that are too large.
 
-        `groups` has each client's arrays by name, and `starts` those from which it started (zeros by default). The norm
-        of an update is the root mean square of the differences in all floating-point entries, each array's multiplied
-        by its factor in `scales` (1 by default). It is limited to `clip-norm` times the median norm of the clients.
-        Without `clip-norm`, a norm beyond `FURTHEST` and `FURTHEST_FROM_START` is limited to the median norm.
+        `groups` has each client's arrays by name, and `starts` its arrays before training (zeros by default). An update
+        is the difference of these arrays, and its norm the root mean square of all floating-point entries, multiplied
+        by factors in `scales` (by client and array; 1 by default). The norm is limited to `clip-norm` times the median
+        norm. If `clip-norm` is not set, norms that exceed `FURTHEST` and `FURTHEST_FROM_START` are set to the median.
         """
         bound = self.bound
         if not groups or (not bound and len(groups) < 3):
@@ -74,7 +74,7 @@ class Aggregator:
             if norm <= most or (not bound and norm <= max(FURTHEST * most, FURTHEST_FROM_START * _norm(start, {}))):
                 continue
             if not bound:
-                text = "client %s: its update is beyond %g times the median and %g times the weights: cut to the median"
+                text = "client %s: its update exceeds %g times the median norm and %g times the weights: it is clipped"
                 log.warning(text, client, FURTHEST, FURTHEST_FROM_START)
             if not any(cut["client"] == client for cut in cuts):
                 cuts.append({"client": client, "norm": norm, "to": most})
@@ -151,7 +151,7 @@ def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = {}) -> f
 
 
 def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
-    """Return for each client the sum over its arrays of the distance to the most similar array of another client."""
+    """Return by client the sum, over its arrays, of the distance to another client's closest array of that name."""
     total = dict.fromkeys(sent, 0.0)
     for client, arrays in sent.items():
         for name, array in arrays.items():

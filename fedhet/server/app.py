@@ -56,7 +56,7 @@ def serve(
         public: the public dataset, if the method uses one.
         model: the clients' models, by default `functions.model`; needed if the server builds networks of users' models.
         functions: models, data and task that a user passes in Python, in place of the configured ones.
-        evaluate_fn: evaluates the global model; by default on the common test set, if `test-on` includes it.
+        evaluate_fn: function that evaluates the global model; the default uses the common test set (see `test-on`).
         observers: objects that are notified of every round.
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
@@ -84,7 +84,7 @@ def make_server_app(
             server builds networks, and clients do not have the configured architectures.
         public: function from the configuration to the public dataset: raw inputs (n, ...) or a pair (inputs, labels).
             By default, it is held out of the configured data set (`public-samples`) or comes with the clients' data.
-        evaluate_fn: evaluates the global model; by default on the common test set, if `test-on` includes it.
+        evaluate_fn: function that evaluates the global model; the default uses the common test set (see `test-on`).
         methods: your own methods to register; raises a ConfigError if an installed method has the same name.
     """
     for method in methods:
@@ -122,7 +122,7 @@ def make_server_app(
 def _on_common_test(
     strategy: FederatedStrategy[Any, Any], functions: UserFunctions, device: torch.device
 ) -> EvaluateFunction:
-    """Return an `evaluate_fn` for a strategy's global model on the common test set (a user's is in `functions`)."""
+    """Return a function that evaluates the global model on the common test set, which `functions` may provide."""
     own = cache(partial(functions.common_test_set, strategy.config))
 
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:

@@ -50,7 +50,7 @@ class Federation:
         return simulated(self.grid) or isinstance(self.grid, LocalGrid)
 
     def earlier_name(self, node: int, claimed: str) -> str:
-        """Return a node's earlier client name, if it still sends the name `claimed`, or an empty string."""
+        """Return the name given to a node's client earlier in the run (`claimed`, or `claimed` and a number), or ""."""
         known = () if self.simulated else self.run.state.clients.items()
         return next((n for n, c in known if c.node == node and (n == claimed or n.startswith(f"{claimed} ("))), "")
 
@@ -79,9 +79,9 @@ class Federation:
         return [client for client in self.nodes if client in wanted]
 
     def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
-        """Return a message for each client; `kind` is Flower's message type, `asked` has fields of its `Request`.
+        """Return a message for each client; `kind` is Flower's message type, `asked` are fields of the `Request`.
 
-        Its records are the payload's groups of arrays, the payload's values, and the settings and `Request` as JSON.
+        A message contains the payload's arrays and values, the configuration, and the `Request` as JSON.
         """
         encoder, messages = Encoder(flower=self.run.flower), []
         for client, payload in payloads.items():
@@ -112,7 +112,7 @@ class Federation:
     def query(
         self, nodes: Iterable[int], question: str, payload: Payload, **asked: Any
     ) -> Iterable[tuple[int, Message]]:
-        """Send the query `question`, with fields `asked` of its `Request`, to new nodes; yield (node id, reply)."""
+        """Send the query `question` to nodes and yield (node id, reply); `asked` are fields of the `Request`."""
         encoder = Encoder()
         messages = [
             self._message(MessageType.QUERY, node, encoder(payload), question=question, **asked) for node in nodes
@@ -169,7 +169,7 @@ class Federation:
                 round.fail(client, reason_of(client, error))
                 continue
             if reply.report.lost_state >= 0:
-                log.warning("client %s lost its state of round %s, and starts anew", client, reply.report.lost_state)
+                log.warning("client %s lost its state of round %s and has a new one", client, reply.report.lost_state)
                 round.lost.append(client)
             if reply.report.note:
                 notes.append((reply.report.note, client))
@@ -215,8 +215,8 @@ class Federation:
             values = measured.metric.values
             if len(values) != labels or (metric != "r2" and min(values) < 0):
                 raise WireError(
-                    f"the client's metric {name} must have {labels} values (negative ones only if it is r2): check the "
-                    "client's mods"
+                    f"the client's evaluation {name} must have {labels} values of the metric {metric}, none of them "
+                    "negative (except for r2): check the client's mods"
                 )
 
 
@@ -241,8 +241,8 @@ def await_nodes(grid: Grid, wanted: int, *, exact: bool, patience: float) -> Non
         time.sleep(0.1)
     if exact and count != wanted:
         raise ConfigError(
-            f"clients = {wanted}, but {count} nodes are connected: leave out clients, start {wanted} nodes (in a "
-            "simulation: num-supernodes), or wait longer for them (wait-for-clients, in seconds)"
+            f"clients = {wanted}, but {count} nodes are connected: remove the key clients, start {wanted} nodes (in "
+            "a simulation: num-supernodes), or wait longer for them (wait-for-clients, in seconds)"
         )
     if count < wanted:
         raise FedhetError(

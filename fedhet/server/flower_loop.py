@@ -34,7 +34,7 @@ def _argument(name: str) -> property:
 
     def change(strategy: "FlowerLoop[Any, Any]", value: object) -> None:
         kind = type(strategy).__name__
-        raise ConfigError(f"{name} can be set only when the strategy is created: {kind}({name}={value!r})")
+        raise ConfigError(f"the argument {name} can be set only when the strategy is created: {kind}({name}={value!r})")
 
     return property(read, change)
 
@@ -67,7 +67,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
         super().__init_subclass__(**options)
         if absent := [name for name in NOT_OFFERED if name in vars(cls)]:
             raise ConfigError(
-                f"{cls.__name__} defines {absent[0]}, which fedhet's strategies never call: override one of "
+                f"the class {cls.__name__} defines {absent[0]}, which fedhet's strategies never call: override one of "
                 f"{', '.join(OFFERED)}, summary or start"
             )
 
@@ -159,7 +159,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
                 specs = [federation.specs[client] for client in federation.nodes]
                 check_wrapper(name, self.method.name, run.traits, specs, arrays)
                 if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
-                    raise ConfigError(f"{name} needs a method that sends clients only the shared model: use fedavg")
+                    raise ConfigError(f"the wrapper {name} needs a method that sends only the shared model: use fedavg")
             evaluate = run.evaluates(server_round)
             return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
 

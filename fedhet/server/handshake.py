@@ -30,7 +30,7 @@ Claims = list[tuple[str, Hashable]]
 """Names and values of properties in which clients must agree, such as the task or shapes of shared arrays."""
 
 UNSEEN = 2**26
-"""Size in bytes above which a client must send its network before the server builds copies of it."""
+"""Size of a network's arrays in bytes above which a client must send them, before the server builds copies."""
 
 
 class Handshake:
@@ -85,7 +85,7 @@ class Handshake:
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
         """Ask the nodes `new` (node ids) for a `Report`; admit clients that can take part and agree with the majority.
 
-        A node that sends the name of an admitted client gets it only if that client's node no longer replies.
+        A node that sends the name of an admitted client gets this name only if the client's node no longer replies.
         Unseen clients, which join after the last round, are admitted only with `unseen`.
         """
         run, federation = self.run, self.federation
@@ -112,7 +112,7 @@ class Handshake:
     def _opened(self, nodes: Iterable[int], payload: Payload, *, unseen: bool) -> dict[int, tuple[Claims, Reply]]:
         """Ask nodes for a `Report`; return, by node id, properties in which clients must agree, and the reply.
 
-        `payload` has the server's public dataset, if any. Without `unseen`, clients that join last are left out.
+        `payload` has the server's public dataset, if any. Without `unseen`, unseen clients are left out.
         """
         opened: dict[int, tuple[Claims, Reply]] = {}
         for node, message in self.federation.query(nodes, HANDSHAKE, payload, begun=bool(self.run.state.clients)):
@@ -163,7 +163,7 @@ class Handshake:
         return self.run.config.test_on != "local" and not reply.report.common_test
 
     def _check_size(self, node: int, reply: Reply) -> None:
-        """Check that a client's network fits in memory and, if large, can be sent; raise a FedhetError otherwise."""
+        """Check that the server has memory for a client's network and, if it is large, that the client can send it."""
         spec, copies = reply.report.spec, self.strategy.copies
         check_room(copies * bytes_of(spec), "the server needs memory for the client's network:")
         if not copies or bytes_of(spec) <= UNSEEN:
@@ -173,7 +173,7 @@ class Handshake:
             check(sent.arrays.get("model", {}), spec, "the client's network")
             self.run.round.up[reply.client] += sent.payload.nbytes
             return
-        raise FedhetError("the client did not send its network, which its admission needs: see the client's log")
+        raise FedhetError("the server needs the client's network to admit it, but did not receive it: see its log")
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
         run, report, claimed = self.run, reply.report, reply.client
@@ -264,7 +264,7 @@ class Handshake:
         )
 
     def _test_on_own_parts(self) -> None:
-        """Set `test-on` to clients' own test examples; raise a FedhetError if it was chosen or others are admitted."""
+        """Set `test-on` to clients' own test examples; raise a FedhetError if the user set it or clients joined."""
         run = self.run
         if "test-on" in run.config.chosen or self.federation.known:
             raise FedhetError(
@@ -276,7 +276,7 @@ class Handshake:
 
 
 def _without_labels(config: Config) -> str:
-    """Return "; if its examples have no labels, set KEY = VALUE" for a key that avoids the labels, or empty text."""
+    """Return "; if its examples have no labels, set KEY = VALUE", or "" if no key makes labels unnecessary."""
     for key, spec in config.specs().items():
         if "." in key and (value := spec.metadata["at_need"]) is not None:
             options = replace(config.options, **{spec.name: value})

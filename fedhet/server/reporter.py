@@ -76,7 +76,7 @@ class Reporter:
     def record(
         self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
     ) -> MetricRecord:
-        """Report the record `row(replies, metrics)` of the round, with `more` entries; return the numbers in it."""
+        """Notify observers of the round's record, `row(replies, metrics)` with entries `more`; return its metrics."""
         round = self.run.round
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
@@ -159,8 +159,8 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
 def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
     """Return statistics over clients (see `summarise`) of the evaluations named `which`; None if there are none.
 
-    `common-trained`, for example, are the trained networks' evaluations on the common test set. There, clients are
-    weighted by numbers of own test examples, or of training examples if some client has no test examples.
+    `common-trained`, for example, are the trained networks' evaluations on the common test set, for which clients
+    are weighted by numbers of own test examples, or of training examples if some client has no test examples.
     """
     values = {}
     replies = {client: reply for client, reply in replies.items() if which in reply.measured}
@@ -178,8 +178,8 @@ def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | N
 def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
     """Return the results of unseen clients, which join after the last round and train locally for `epochs` epochs.
 
-    The entries `own` and `common` (test sets) have lists of statistics by epoch, for training from the server's weights
-    (`received`) and from new ones (`scratch`). The entry `clients` has each client's metric by epoch in the same way.
+    The entries `own` and `common` (test sets) have the statistics after each epoch, for training from the server's
+    weights (`received`) and from new ones (`scratch`); the entry `clients` has each client's architecture and metrics.
     """
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
     measured = {name for reply in replies.values() for name in reply.measured}

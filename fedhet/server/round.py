@@ -153,8 +153,8 @@ class Hooks(Generic[P, S]):
     def check_reply(self, reply: Reply) -> None:
         """Check a reply after training; raise a WireError if `aggregate_fit` cannot use it.
 
-        By default, a reply must have the shared model. All arrays are finite, and the model has the right names and
-        shapes, which is checked before. An exception in `aggregate_fit` ends the run.
+        By default, a reply must have the shared model. It was already checked that all arrays are finite, and that the
+        model's arrays have the right names and shapes. An exception in `aggregate_fit` ends the run.
         """
         if self.federation.specs[reply.client] and "model" not in reply.arrays:
             raise WireError("the client's reply has no model: check the client's mods and its own train function")
@@ -230,7 +230,7 @@ class Hooks(Generic[P, S]):
             self._fetch_first_arrays()
 
     def _fetch_first_arrays(self) -> None:
-        """Request initial weights that the shared model lacks from two clients, and from a third if they differ.
+        """Request the initial weights that the shared model lacks from two clients, and from a third if these differ.
 
         The weights of the client that is most similar to another are used. With a robust aggregation rule or
         `clip-norm`, all clients are asked, and Krum selects one.
@@ -249,7 +249,6 @@ class Hooks(Generic[P, S]):
                     yield client
 
         def ask(senders: float) -> None:
-            """Request weights until each array was sent by at least `senders` clients, or by all that have it."""
             while asked := [*lacking(senders)]:
                 self.federation.ask(FIRST, dict.fromkeys(asked, Payload()), keep)
 
@@ -292,7 +291,7 @@ class Hooks(Generic[P, S]):
             self.check_reply(reply)
 
     def _aggregate(self, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Call `aggregate_fit` with the replies of clients that trained; return its metrics, {} for too few replies."""
+        """Call `aggregate_fit` with the replies of trained clients; return its metrics, or {} for too few replies."""
         round, metrics = self.run.round, dict[str, float]()
         trained = {client: reply for client, reply in replies.items() if client in round.training}
         if trained and len(trained) >= min(self.config.min_clients, len(round.training)):
@@ -307,7 +306,7 @@ class Hooks(Generic[P, S]):
                 self.state.clients[client].trained = round.number
                 self.state.clients[client].examples = trained[client].examples
         elif round.training:
-            log.warning("round %d is not aggregated: it has only %d valid replies", round.number, len(trained))
+            log.warning("round %d is not aggregated: too few valid replies (%d)", round.number, len(trained))
             if round.number == 1 and not trained:
                 raise FedhetError(f"no client gave a valid reply in the first round; correct this:\n{round.reasons()}")
         self.state.round = round.number

@@ -207,8 +207,8 @@ def new_folder(parent: Path, config: Config) -> Path:
 def run_folder(config: Config, grid: Grid) -> Path:
     """Return the path of the run directory: the key `out`, or a new directory in `runs/` if it is not set.
 
-    If there is a run in `out` and `resume` is not set, a number is appended: `out-2`, `out-3`, ... With Flower's
-    runtime, a relative path is in `~/.fedhet`; with the local engine (`grid`), in the current directory.
+    If there is a run in `out` and `resume` is not set, a number is appended: `out-2`, `out-3`, ... A relative path is
+    in the current directory if `grid` is that of the local engine; otherwise, it is in `~/.fedhet`.
     """
     home = Path() if isinstance(grid, LocalGrid) else Path.home() / ".fedhet"
     if not config.out:

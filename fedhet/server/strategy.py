@@ -69,7 +69,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
     ) -> None:
         if config is not None and not isinstance(config, Config):
             name = type(self).__name__
-            raise ConfigError(f"{name} takes settings by name, such as {name}(fraction_train=0.5), not {config!r:.80}")
+            raise ConfigError(f"pass settings by keyword, such as {name}(fraction_train=0.5), not as {config!r:.80}")
         options = FlowerOptions()
         if config is None:
             given, options = settings_of(type(self), settings)
@@ -147,8 +147,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
             )
         if initial_arrays and self.traits.shares.keys != "nothing" and not self.traits.shares.averaged:
             raise ConfigError(
-                f"{self.method.name} has no shared model that initial_arrays could set: leave them out, and let the "
-                "clients' model function set initial weights"
+                f"method {self.method.name} has no shared model that initial_arrays could set: leave them out, and let "
+                "the clients' model function set initial weights"
             )
         if any(getattr(type(self), hook) is not getattr(FlowerLoop, hook) for hook in OFFERED):
             return self._in_flowers_own_loop(grid, initial_arrays, evaluate)
@@ -280,8 +280,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
             )
         if last and self.traits.whole and not self.has_global_model:
             raise FedhetError(
-                f"{self.method.name} has no global model after round {last}, since rounds had too few valid replies: "
-                "resume the run with more rounds"
+                f"method {self.method.name} has no global model after round {last}, since rounds had too few valid "
+                "replies: resume the run with more rounds"
             )
 
     @contextmanager

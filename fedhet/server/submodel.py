@@ -135,7 +135,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
 
 
 read_network = lru_cache(maxsize=8)(groups_from_json)
-"""Cached function that reads the description (JSON) of a network, such as `SubmodelState.network`."""
+"""Cached function from the description (JSON) of a network, such as `SubmodelState.network`, to its hidden layers."""
 
 
 def described(description: str, spec: Spec, *, complete: bool = False) -> PermutationGroups:
@@ -147,26 +147,27 @@ def described(description: str, spec: Spec, *, complete: bool = False) -> Permut
     try:
         groups = read_network(description)
         widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
-        if any(few > most for few, most in zip(widths, groups.widths, strict=True)):
-            raise ValueError("a hidden layer has more units than the whole network: reduce its width")
+        for few, most in zip(widths, groups.widths, strict=True):
+            if few > most:
+                raise ValueError(f"a layer with {few} units has only {most} in the whole network: reduce its width")
         shapes = groups.shapes(widths)
         for name, (shape, _) in spec.items():
             if shapes[name] != shape:
                 raise ValueError(f"the array {name[:100]} has shape {list(shape)}, but must have {list(shapes[name])}")
         lacking = [name for name in (shapes if complete else groups.needs) if name in shapes.keys() - spec.keys()]
         if lacking := [name for name in lacking if groups.kinds.get(name) != "statistic"]:
-            raise ValueError(f"the array {lacking[0][:100]} is missing: share it")
+            raise ValueError(f"the client must share the array {lacking[0][:100]}, which the method needs")
         return groups
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise WireError(f"the client's arrays are not a part of the network that it describes: {error}") from error
+        raise WireError(f"the client's arrays do not fit its description of the whole network: {error}") from error
 
 
 @lru_cache(maxsize=64)
 def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) -> Parts:
     """Return the parts of arrays that a client trains in a round (from 1).
 
-    `network` describes the whole network (JSON), `widths` has the client's number of units in each hidden layer, and
-    the function `units` selects the units.
+    `network` describes the whole network (JSON), and `widths` has the client's number of units in each hidden layer.
+    `units` returns the indices of a layer's units, given the client's and the total number of units and the round.
     """
     groups = read_network(network)
     sizes = enumerate(zip(widths, groups.widths, strict=True))

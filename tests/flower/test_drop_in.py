@@ -584,7 +584,7 @@ def at_a_node_with_a_policy():
 @pytest.mark.parametrize(
     ("do", "why"),
     [
-        (lambda: fedhet.FedAvg(0.5), r"FedAvg takes settings by name, such as FedAvg\(fraction_train=0.5\)"),
+        (lambda: fedhet.FedAvg(0.5), r"pass settings by keyword, such as FedAvg\(fraction_train=0.5\)"),
         (
             lambda: fedhet.FedAvg(train_metrics_aggr_fn=len),
             "train_metrics_aggr_fn: .* override aggregate_train in a sub",
