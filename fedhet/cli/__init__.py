@@ -127,7 +127,7 @@ def recommend(
         str | None, typer.Option(metavar="SIZE", help="Maximum size of a client's messages in a round, such as 500KB.")
     ] = None,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Total time, such as 90s, 30m or 2h.")] = "30m",
-    methods: Annotated[str, typer.Option(help="Methods to try, comma-separated; by default all that can serve.")] = "",
+    methods: Annotated[str, typer.Option(help="Methods to try, comma-separated; by default all suitable ones.")] = "",
     out: Annotated[Path | None, arguments.place("Folder for all runs; by default runs/recommend.")] = None,
     jobs: arguments.Jobs = None,
     data: arguments.Data = None,
@@ -178,7 +178,7 @@ def clean(
     days: Annotated[float, typer.Option(min=0, help="Age in days from which runs are removed.")] = 30,
     state_dir: Annotated[Path | None, arguments.place("The node's state; by default ~/.fedhet/state.")] = None,
 ) -> None:
-    """Remove states and public datasets of old runs from this node's folder."""
+    """Remove clients' states and public datasets of old runs from this node's folder."""
     with _errors(everything_is_input=True):
         from fedhet.client.state import remove_old
 
@@ -228,7 +228,6 @@ def keys(
 
 
 def _filled(text: str, indent: int) -> str:
-    """Wrap text to the terminal's width, at most 100 characters, with `indent` spaces after the first line."""
     width = min(100, get_terminal_size((100, 0)).columns)
     after = " " * indent
     return fill(printable(text), width, subsequent_indent=after, break_on_hyphens=False, break_long_words=False)
@@ -273,7 +272,7 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
 
 
 def _quietly(name: str = "fedhet.engines.running") -> Any:
-    """Import the module `name` and return it; then limit Flower's logger, whose level the import sets, to warnings."""
+    """Import and return the module `name`, and limit Flower's logger to warnings, since the import sets its level."""
     module = import_module(name)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     return module

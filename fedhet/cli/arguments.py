@@ -13,7 +13,7 @@ from fedhet.methods import registry
 
 
 def path_of(name: str | Path) -> Path:
-    """Convert an argument to a path; raises a `typer.BadParameter` for an empty one, which is no file or folder."""
+    """Convert an argument to a path; raises a `typer.BadParameter` if it cannot be one, such as an empty text."""
     if not str(name) or "\0" in str(name):
         raise typer.BadParameter("this is not the name of a file or folder: give a name, or leave the option out")
     return Path(name).expanduser()
@@ -71,7 +71,7 @@ TuneRuns = Annotated[
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Parse whole numbers separated by commas; raises a ConfigError that names the `option` if this fails."""
+    """Parse whole numbers separated by commas; if this fails, raises a ConfigError with the name of the `option`."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:

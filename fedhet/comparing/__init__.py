@@ -157,7 +157,7 @@ def _compared(
         said = verdict(results, done.baseline)
         publish(done, said, notes, f"{', '.join(shared.own)} on {dataset}", execute)
     execute.show(Text("\n".join([*(note for note in notes if note not in shared.notes), said])))
-    execute.tell(f"{out.resolve()} has the results: comparison.html, .md, .csv and .png, and a folder for each run")
+    execute.tell(f"results are in {out.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
     if len(failed) == len(runs):
         raise FedhetError(done.failure)
     return done
@@ -168,8 +168,8 @@ def publish(
 ) -> None:
     """Print the tables of the comparison `done` to the console of `execute`, and write its files into its folder.
 
-    The files are `comparison.csv`, `.md`, `.png` and `.html`. They have the sentence `verdict` above the tables and the
-    lines `notes` below them. The HTML page has a `title`, and further sections (`more`).
+    The files are `comparison.csv`, `.md`, `.png` and `.html`. The Markdown file and the HTML page have the sentence
+    `verdict` above the tables and `notes` below them. The page also has a `title` and the sections `more`.
     """
     out, results = done.folder, done.results
     separate = tables.separate_tables(results, done.baseline)

@@ -1,4 +1,4 @@
-"""The search for methods that can train a federation's clients, and for the reasons why others cannot."""
+"""Find the methods that can train a federation's clients, and the reasons why others cannot."""
 
 import logging
 import math
@@ -16,7 +16,7 @@ from fedhet.methods.options import Config
 from fedhet.server.handshake import NOBODY
 
 CONTROLS = ("local", "label-spreading", "logistic-regression", "nearest-neighbour")
-"""Names of the methods in which clients exchange nothing; `recommend` tries them in addition to other methods."""
+"""Names of the methods in which clients exchange nothing. `recommend` compares federated methods with them."""
 FIRST = ("fedavg", "fedhenn", "fml", "fedproto")  # asked and tried first, if there is no time for all
 SEED = 1000  # of handshakes and trials
 
@@ -29,13 +29,13 @@ def ask(
     allow: str | None,
     deadline: float = math.inf,
 ) -> tuple[dict[str, Choice], dict[str, str]]:
-    """Find out by the handshake before the first round, without training, which `methods` can train the clients.
+    """Find out which `methods` can train the clients, by a handshake with the clients and without training.
 
-    Returns two dictionaries: for each suitable method the settings to change for it (often none), and for each other
-    method why it is unsuitable. `base` has settings for all methods, `functions` the user's models and data. `allow`
-    lists kinds of arrays that may leave the clients, such as `"posteriors,prototypes"`; None allows all. After the
-    `deadline` (a time of `time.monotonic()`), the search ends with the first suitable method. Raises a ConfigError for
-    invalid settings.
+    Returns two dictionaries by method: the settings to change for each suitable method (often none), and the reason why
+    each other method is unsuitable. `base` has settings for all methods, `functions` the user's models and data, and
+    `allow` the kinds of arrays that may leave the clients, such as `"posteriors,prototypes"` (None allows all). Methods
+    without a handshake by the `deadline` (in seconds, as `time.monotonic()`) count as unsuitable if another method is
+    suitable. Raises a ConfigError for invalid settings.
     """
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)
@@ -45,7 +45,7 @@ def ask(
     try:
         for reference in methods:
             if choices and time.monotonic() > deadline:
-                refused[reference] = "there was no time within the budget to ask the clients whether they can train it"
+                refused[reference] = "the budget left no time to check whether it can train the clients"
                 continue
             try:
                 name = registry.method(reference).name
@@ -55,7 +55,7 @@ def ask(
                         refused.pop(name, None)
                         break
                     refused.setdefault(name, reason)
-            except Exception as error:  # a method that raises cannot serve
+            except Exception as error:  # a method that raises is unsuitable
                 refused[reference] = _line(error)
     finally:
         logging.disable(logging.NOTSET)
@@ -63,7 +63,7 @@ def ask(
 
 
 def _configurations(name: str, base: Mapping[str, Any], functions: UserFunctions) -> Iterator[tuple[Choice, Config]]:
-    """Yield configurations of a method to try, each after the settings that are changed for it (none in the first)."""
+    """Yield configurations to try for a method, as pairs (changed settings, configuration), without changes first."""
     variants = variants_of([CONTROLS[0], name])
     shared = shared_settings(variants, seeds=[SEED], config=base, functions=functions, strict=False)
     as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones

@@ -22,7 +22,7 @@ FEWEST = 3
 
 ACCURACIES = ("personal_accuracy", "trained_accuracy", "global_accuracy", "common_accuracy")
 GAINS = ("worse_off", "worst_tenth")
-"""The fraction of clients with a lower accuracy than under `local`, and the mean gain of the lowest tenth of gains."""
+"""Gains over `local`: fraction of clients that lose accuracy, and mean gain of the tenth of clients that gain least."""
 EXAMPLES, WORK = ("labelled", "unlabelled"), ("private_steps", "steps", "forwards")
 COSTS = ("bytes_up", "bytes_down", "seconds")
 MEASURES = (*ACCURACIES, *GAINS, *EXAMPLES, *WORK, *COSTS)
@@ -30,10 +30,10 @@ MEASURES = (*ACCURACIES, *GAINS, *EXAMPLES, *WORK, *COSTS)
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean, over a number of `seeds`, of the differences between two methods that ran with the same seeds.
+    """The mean difference between two methods over the seeds that both ran with; `seeds` is the number of these seeds.
 
-    `low` and `high` are the ends of its confidence interval (Student's t, level `CONFIDENCE`), `p` is the p-value of a
-    paired t-test. They are None with fewer than `FEWEST` seeds.
+    `low` and `high` are the ends of the confidence interval (Student's t, level `CONFIDENCE`), and `p` is the p-value
+    of a paired t-test. All three are None with fewer than `FEWEST` seeds.
     """
 
     mean: float
@@ -48,7 +48,7 @@ class Difference:
 
 
 def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """Return the mean difference `mine` - `theirs` of values by seed, over common seeds; None if there are none."""
+    """Return the mean of `mine` minus `theirs` (values by seed) over common seeds, or None without common seeds."""
     from scipy import special  # scipy.stats takes a second to import
 
     differences = [value - theirs[seed] for seed, value in mine.items() if seed in theirs]
@@ -64,7 +64,7 @@ def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) ->
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values, in the given order, corrected for multiple comparisons by Holm's method (1979)."""
+    """Correct p-values for multiple comparisons by Holm's method (1979); return them in the same order."""
     corrected, least = [0.0] * len(p_values), 0.0
     for place, index in enumerate(np.argsort(p_values, kind="stable").tolist()):
         least = max(least, min(1.0, (len(p_values) - place) * p_values[index]))
@@ -74,7 +74,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A completed run: its plan, the content of its files, and its value for each of `MEASURES` (None if unknown)."""
+    """A completed run with the content of its files, and the value of each measure in `MEASURES` (None if unknown)."""
 
     run: PlannedRun
     files: RunFiles
@@ -88,7 +88,7 @@ class RunOutcome:
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """The reason why each client without a last evaluation never took part or failed in it, by client."""
+        """Why clients have no final accuracy (they never took part, or the last evaluation failed), by client name."""
         _, failed = self.files.measured("common" if self.run.settings.test_on == "global" else "own")
         return never_took_part(self.files.rows) | failed
 
@@ -97,7 +97,8 @@ class RunOutcome:
 class VariantResult:
     """The completed runs (`outcomes`) of a variant, which is a method with its own settings, and statistics over seeds.
 
-    `seeds_wanted` is the number of planned runs; `equalised`: all clients get one architecture, which the method needs.
+    `seeds_wanted` is the number of planned runs. `equalised` is True if all clients got one architecture because the
+    method requires this.
     """
 
     variant: str
@@ -107,7 +108,7 @@ class VariantResult:
 
     @property
     def label(self) -> str:
-        """The name in tables, with a star if all clients got one architecture because the method requires this."""
+        """The variant's name in tables, with a star if `equalised` is True."""
         return self.variant + (" *" if self.equalised else "")
 
     @property
@@ -126,7 +127,7 @@ class VariantResult:
         return statistics.stdev(values) if len(values) > 1 else None
 
     def difference(self, other: "VariantResult", measure: str) -> Difference | None:
-        """Return the mean difference in a measure over common seeds, this result minus `other`; None without any."""
+        """Return the mean difference in a measure, this result minus `other`, or None if they have no common seeds."""
         return paired_difference(self._by_seed(measure), other._by_seed(measure))
 
     def _by_seed(self, measure: str) -> dict[int, float]:
@@ -134,7 +135,7 @@ class VariantResult:
 
 
 def differences(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, Difference]:
-    """Return each method's difference in personal accuracy to the baseline by name; p-values are Holm-corrected."""
+    """Return each variant's difference in personal accuracy to the baseline, by name, with Holm-corrected p-values."""
     pairs = {each.variant: each.difference(baseline, "personal_accuracy") for each in results if each is not baseline}
     found = {variant: each for variant, each in pairs.items() if each is not None}
     known = {variant: each.p for variant, each in found.items() if each.p is not None}
@@ -143,7 +144,7 @@ def differences(results: Iterable[VariantResult], baseline: VariantResult) -> di
 
 
 def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
-    """Return a sentence on the methods' differences in personal accuracy to the baseline and their significance."""
+    """Return a sentence on which methods are significantly better or worse than the baseline, or an empty string."""
     other = "training alone" if any(is_local(each.run.settings) for each in baseline.outcomes) else baseline.variant
     known, different, same = differences(results, baseline), [], []
     if known and all(each.p is None for each in known.values()):
@@ -163,12 +164,12 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
 
 
 def is_local(config: Config) -> bool:
-    """Return whether `config` has the method `local`, without training on the public dataset."""
+    """Return whether `config` is local training (the method `local`) on the clients' own examples only."""
     return config.method_name == "local" and config.options.public == "unused"
 
 
 def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
-    """Read the files of `runs`, except failed ones (by name); return each method's result, in the order of runs."""
+    """Return the result of each variant in `runs`, in their order, without the runs whose names are in `failed`."""
     planned = grouped((run.variant, run) for run in runs)
     files = {run.name: read_run(run.folder) for each in planned.values() for run in each if run.name not in failed}
     local = next((variant for variant, (first, *_) in planned.items() if is_local(first.settings)), None)
@@ -182,13 +183,13 @@ def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantR
 
 
 def accuracies(files: RunFiles) -> dict[str, float]:
-    """Return each client's accuracy in its last evaluation, by client name; `files` is a run's content."""
+    """Return the accuracy in each client's last evaluation in a run, by client name."""
     rows = final_clients(files.clients)
     return {row.client: row.accuracy for row in rows if row.accuracy is not None and math.isfinite(row.accuracy)}
 
 
 def outcome(run: PlannedRun, files: RunFiles, alone: Mapping[str, float]) -> RunOutcome:
-    """Return a run's outcome; `alone` has clients' accuracies under `local` with the run's seed, by client name."""
+    """Compute a run's outcome; `alone` has the clients' accuracies under `local` with the same seed, by client name."""
     summary = files.summary or {}
     values: dict[str, float | None] = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES[:3]}
     values["common_accuracy"] = files.common_accuracy

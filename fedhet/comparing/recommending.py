@@ -1,7 +1,7 @@
-"""Recommend a method for a federation's own clients, models and data, within a time budget.
+"""Recommend a method for a federation's clients, models and data, within a time budget.
 
-Each method that can train the clients runs once on validation examples. The best methods are then compared with local
-training (methods whose clients exchange nothing) on test examples, with other seeds.
+Each method that can train the clients runs once on validation examples. The best methods are then compared with methods
+whose clients exchange nothing, such as `local`, on test examples and with other seeds.
 """
 
 import json
@@ -44,9 +44,10 @@ _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended method; `beats_alone` says whether it is federated and better than local training.
+    """The recommended method (`method`), its settings, and the comparison from which it was chosen.
 
-    `settings` is the content of `recommended.toml`, and `refused` maps each method that was left out to the reason.
+    `beats_alone` is True if the method is federated and significantly better than local training. `settings` is the
+    content of `recommended.toml`, and `refused` maps each method that was left out to the reason.
     """
 
     folder: Path
@@ -75,17 +76,17 @@ def recommend(
 ) -> Recommendation:
     """Find the best method for a federation's clients, and whether it is better than local training.
 
-    If called again with the same settings, completed runs are kept, and the whole budget is available again. Raises a
-    ConfigError for invalid settings, and a FedhetError if local training fails or exceeds the budget.
+    If called again with the same settings, it keeps completed runs and has the whole budget again. Raises a ConfigError
+    for invalid settings, and a FedhetError if local training fails or exceeds the budget.
 
     Args:
         config: settings for all methods, as for `fedhet.compare`.
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
-        task: the task of the user's data.
+        task: the task (loss and metric) of the user's data, as for `fedhet.run`.
         methods: federated methods to try; by default all. Local training is always tried.
-        allow: kinds of arrays that may leave the clients, such as `"posteriors"`, comma-separated; by default all.
-        max_bytes: the most bytes that a client may send and receive in a round, such as `"500 KB"`.
+        allow: kinds of arrays that may leave the clients, such as `"posteriors,prototypes"`; by default all.
+        max_bytes: limit for the bytes that a client sends and receives per round in total, such as `"500 KB"`.
         budget: the total time, such as `"30m"`, or a number of seconds; it is exceeded by up to a quarter if the first
             three seeds of the comparison need this.
         seeds: seeds of the comparison; the last ones are left out if the time is not sufficient.
@@ -105,12 +106,12 @@ def recommend(
     if data is None:
         base = {"test-split": "drawn"} | base
         base["public-samples"] = configuration.resolve({**base, "method": "local"}, strict=False).public_samples
-    execute.tell(f"asking the clients which of {len(wanted)} methods they can train")
+    execute.tell(f"checking which of {len(wanted)} methods can train the clients")
     choices, refused = ask(wanted, base, functions, allow=allow, deadline=began + seconds / 10)
-    execute.tell(f"{', '.join(choices) or 'none of them'} can serve")
-    _tell(refused, "cannot serve", execute)
+    execute.tell(f"methods that can train the clients: {', '.join(choices) or 'none'}")
+    _tell(refused, "tried", execute)
     if "local" not in choices:
-        raise FedhetError(f"the clients cannot be trained with the method local: {refused['local']}")
+        raise FedhetError(f"no method can be recommended, since local training is not possible: {refused['local']}")
     shared = shared_settings(variants_of([*choices]), seeds=[SEED, *seeds], config=base, functions=functions)
     check_tuning(Tuning({}, (SEED,)), shared, seeds)
     search = _Search(shared, out, execute, choices, refused, latest=began + 1.25 * seconds)
@@ -120,7 +121,7 @@ def recommend(
 
 
 def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
-    """Convert a text such as `30m` to a number by the factors `units`; an error mentions `name` and `example`."""
+    """Return the number in a text such as `30m`, times the factor of its unit in `units`; errors name `name`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)", str(given).strip())
     factors = {unit.lower(): factor for unit, factor in units.items()} | {"": 1}
     if not match or match[2].lower() not in factors or not float(match[1]):
@@ -130,16 +131,17 @@ def parsed(name: str, given: str | float, units: Mapping[str, int], example: str
 
 def _tell(reasons: Mapping[str, str], what: str, execute: Execution) -> None:
     for reason, names in grouped((reason, name) for name, reason in reasons.items()).items():
-        execute.tell(f"{', '.join(names)} {what}: {reason}")
+        execute.tell(f"methods that were not {what}: {', '.join(names)} ({reason})")
 
 
 @dataclass
 class _Search:
     """The search for the best method.
 
-    `choices` has the methods that can train the clients, with changed settings, and `refused` why each other method is
-    left out. `shorter` has fewer rounds and epochs, if the budget requires this. `accuracies` are on validation data.
-    `latest` is the deadline of the comparison's first seeds, without which there is no verdict.
+    `choices` has the settings to change for each method that can train the clients, and `refused` the reason why each
+    other method is left out. `latest` is the time (`time.monotonic()`) at which even runs that the verdict requires are
+    stopped. `shorter` has reduced numbers of rounds and epochs if the budget requires this, and `accuracies` has the
+    methods' validation accuracies.
     """
 
     shared: SharedSettings
@@ -152,20 +154,24 @@ class _Search:
     accuracies: dict[str, float] = field(default_factory=dict)
 
     def plan(self, name: str, seed: int) -> PlannedRun:
-        """Return a method's run: on validation examples if the seed is `SEED`, on test examples for other seeds."""
+        """Plan a method's run, evaluated on validation examples if the seed is `SEED`, else on test examples."""
         folder, settings = ("tried", held_out(self.shared)) if seed == SEED else ("compared", WHOLE)
         return trial_run(self.shared, self.out / folder, name, self.choices[name] | self.shorter, seed, settings)
 
     def run(self, runs: Sequence[PlannedRun], deadline: float) -> dict[str, str]:
-        """Carry out runs; return why runs failed or were not completed, by name."""
+        """Carry out runs until `deadline` (in seconds, as `time.monotonic()`), then stop them.
+
+        Returns the reason for each run that failed or was not completed, by the run's name.
+        """
         check(runs, self.shared.functions)
         failed = replace(self.execute, deadline=deadline)(runs)
         return {run.name: failed.get(run.name, LATE) for run in runs if why_incomplete(run) is not None}
 
     def shorten(self, began: float, budget: float) -> None:
-        """Time a round of `local`, and choose fewer rounds and epochs if a comparison does not fit into the budget.
+        """Measure the time of a round of `local`; choose fewer rounds and epochs if the budget requires this.
 
-        Raises a FedhetError if not even the shortest runs of `local` and another method fit.
+        Both arguments are in seconds; `began` is from `time.monotonic()`. Raises a FedhetError if the budget is too
+        short for two rounds of `local` and another method.
         """
         whole, start = self.shared.settings("local", SEED), time.monotonic()
         rounds, epochs, closing = whole.rounds, whole.local_epochs, whole.closing_epochs
@@ -173,7 +179,7 @@ class _Search:
         run = self.plan("local", SEED)
         problem = self.run([run], max(self.execute.deadline, start + 60)).get(run.name)
         if problem not in (None, LATE):
-            raise FedhetError(f"the method local failed, so nothing can be recommended: {problem}")
+            raise FedhetError(f"no method can be recommended, since the method local failed: {problem}")
         now = time.monotonic()
         alone = max(now - start, 0.0 if problem else _seconds(run))  # it may have completed in an earlier call
         rows = [] if problem else read_run(run.folder).rows
@@ -191,8 +197,8 @@ class _Search:
         if problem or not enough:
             most, least = (math.ceil(needed(*part) / 60) for part in (parts[0], parts[-1]))
             raise FedhetError(
-                f"the budget of {format_seconds(budget)} is too short for a verdict: set --budget {most}m or fewer "
-                f"rounds (--budget {least}m is enough for {_training(*parts[-1])})"
+                f"the budget of {format_seconds(budget)} is too short for a verdict: set --budget {most}m for "
+                f"{_training(*parts[0])}, or at least --budget {least}m for {_training(*parts[-1])}"
             )
         self.shorter = {} if enough == parts[0] else {"rounds": enough[0], "local-epochs": enough[1]}
         if min(epochs, closing) > enough[1]:
@@ -200,7 +206,7 @@ class _Search:
         self.execute.tell(f"the budget is enough for {_training(*enough)} (configured: {_training(*parts[0])})")
 
     def try_out(self, max_bytes: float) -> None:
-        """Run each method on validation examples, and leave time for a comparison; refuse methods above `max_bytes`."""
+        """Measure the methods' validation accuracies in a part of the budget; exclude methods above `max_bytes`."""
         runs = dict[str, PlannedRun]()
         for name in self.choices:
             try:
@@ -224,14 +230,14 @@ class _Search:
         self.execute.show(TerminalTable(self.standing()))
 
     def standing(self) -> list[list[str]]:
-        """Return a table of methods and their validation accuracies, the best first."""
+        """Return a table, as rows of text, of methods and their validation accuracies, the best method first."""
         ranked = sorted(self.accuracies.items(), key=lambda item: -item[1])
         return [["method", "validation"], *([name, format_value(accuracy)] for name, accuracy in ranked)]
 
     def compare(self, seeds: Sequence[int]) -> tuple[list[PlannedRun], dict[str, str]]:
-        """Compare the best methods and local training, seed by seed, until the budget is used up.
+        """Run the best methods and local training with one seed after the other until the budget is used up.
 
-        Returns the runs of complete seeds, and why runs failed, by name.
+        Returns the runs for the seeds that were completed, and the reason for each failed run, by the run's name.
         """
         ranked = [name for name, _ in self.standing()[1:]]
         alone = sorted((name for name in ranked if name in CONTROLS), key=lambda name: name != "local")
@@ -241,14 +247,14 @@ class _Search:
         seconds = [LONGER * min(FEWEST, len(seeds)) * _seconds(self.plan(name, SEED)) for name in best]
         fit = next((number for number in range(len(best), 2, -1) if sum(seconds[:number]) <= available), 2)
         self.refused |= dict.fromkeys(best[fit:], LATE)
-        _tell({name: why for name, why in self.refused.items() if name in self.choices}, "left", self.execute)
+        _tell({name: why for name, why in self.refused.items() if name in self.choices}, "compared", self.execute)
         spent = sum(seconds[:fit])
         if spent > available:  # the trials took longer than expected from the first round
             whole = self.plan(best[0], SEED).settings.rounds
             self.shorter = {**self.shorter, "rounds": max(min(whole, 2), int(whole * available / spent))}
         settings = self.plan(best[0], SEED).settings
         words = _training(settings.rounds, settings.local_epochs)
-        self.execute.tell(f"comparison on test parts, {words}: {', '.join(best[:fit])}")
+        self.execute.tell(f"methods to compare on test examples, in runs with {words}: {', '.join(best[:fit])}")
         runs, failed = list[PlannedRun](), dict[str, str]()
         for number, seed in enumerate(seeds):
             planned = [self.plan(name, seed) for name in best[:fit]]
@@ -260,12 +266,13 @@ class _Search:
         if not any(run.variant == "local" and run.name not in failed for run in runs):
             reasons = "\n".join(dict.fromkeys(failed.values())) or LATE
             raise FedhetError(
-                f"the method local has no result, so nothing is recommended; the same command tries again:\n{reasons}"
+                "no run of the method local completed, so no method can be recommended; repeat the command to resume "
+                f"the runs. Reasons:\n{reasons}"
             )
         return runs, failed
 
     def conclude(self, runs: Sequence[PlannedRun], failed: Mapping[str, str]) -> Recommendation:
-        """Choose the method to recommend; print and write the verdict and its settings, and write the page."""
+        """Recommend a method, given the comparison's runs and why some failed, by name; print and write all results."""
         results = measure(runs, failed)
         ranked = sorted((each for each in results if each.outcomes), key=lambda each: -(each.mean(SCORE) or 0.0))
         controls = [each for each in ranked if each.variant in CONTROLS]
@@ -288,11 +295,11 @@ class _Search:
         write_text(file, to_toml(settings))
         outcome = {"method": method, "beats_alone": beats, "verdict": verdict, "refused": refused}
         write_text(self.out / "recommend.json", json.dumps(outcome, indent=2) + "\n")
-        self.execute.tell(f"{verdict}\nGo on with these settings ({file}):\n{to_toml(settings).rstrip()}")
+        self.execute.tell(f"Verdict: {verdict}\nRecommended settings ({file}):\n{to_toml(settings).rstrip()}")
         return Recommendation(self.out, method, beats, verdict, settings, refused, done)
 
     def settings_of(self, name: str) -> dict[str, Value]:
-        """Return a method's settings without defaults, folders, engine and seed."""
+        """Return a method's settings for `recommended.toml`, without default values, folders, engine and seed."""
         complete = self.shared.settings(name, 0, {**self.choices[name], **WHOLE})
         plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
         without = ineffective(complete, registry.traits(complete), self.shared.functions.replacing(complete))
@@ -310,7 +317,6 @@ def _seconds(run: PlannedRun) -> float:
 
 
 def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bool) -> str:
-    """Return a sentence on whether the best federated method is better than local training."""
     found = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
     if federated is None:
         return f"Nothing beats training alone here, since no federated method has a result: {found}."

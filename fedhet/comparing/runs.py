@@ -41,7 +41,7 @@ WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
 
 
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
-    """Check that folders have no runs with other settings, and that data and models exist; raise a FedhetError."""
+    """Raise a FedhetError if the folder of a run has a run with other settings, or data or models do not exist."""
     runs = list(runs)
     conflicts = grouped((problem, str(run.folder)) for run in runs if (problem := _conflict(run, functions)))
     if conflicts:
@@ -58,8 +58,8 @@ def unused(
 ) -> Path:
     """Return `folder`, or the first of `folder-2`, `folder-3`, ... in which the planned runs can be carried out.
 
-    `runs` is a function that returns the runs planned in a folder. Runs that exist there must have the same settings,
-    except for the keys in `besides`. `functions` has the user's models and data.
+    `runs` is a function that returns the runs planned in a folder. Existing runs in the folder must have the settings
+    of the planned ones, except for the keys in `besides`. `functions` has the user's models and data.
     """
     place = numbered(folder, lambda place: any(_conflict(run, functions, besides) for run in runs(place)))
     _check_links(place)
@@ -67,7 +67,6 @@ def unused(
 
 
 def _conflict(run: PlannedRun, functions: UserFunctions, besides: Container[str] = ()) -> str | None:
-    """Return why the folder of `run` cannot be used, or None; an existing run may differ in the keys `besides`."""
     if not run.folder.exists():
         return None
     if run.folder.is_dir() and {path.name for path in run.folder.iterdir()} <= {LOCK}:  # killed as it began
@@ -89,7 +88,6 @@ def _conflict(run: PlannedRun, functions: UserFunctions, besides: Container[str]
 
 
 def _another(run: PlannedRun, functions: UserFunctions) -> str | None:
-    """Return an error message if the user's model, data or task differ from those in the run's folder, else None."""
     if not any(run.folder.glob("checkpoint/*.safetensors")):
         return None
     config = functions.adapted(run.settings).replace(device="cpu")
@@ -101,7 +99,7 @@ def _another(run: PlannedRun, functions: UserFunctions) -> str | None:
 
 
 def why_incomplete(run: PlannedRun) -> str | None:
-    """Return the reason why a run did not complete, or None if it completed."""
+    """Return why a run is not complete, or None if it is."""
     summary = (read_run(run.folder).summary if (run.folder / "config.toml").is_file() else None) or {}
     return None if summary.get("status") == "completed" else str(summary.get("error", "ended without completing"))
 
@@ -113,7 +111,7 @@ def prepared(
     jobs: int | None,
     console: Console | None,
 ) -> tuple[dict[str, Any], "Execution"]:
-    """Check arguments of `compare` or `recommend`; return all settings by key, and an `Execution` for runs."""
+    """Check arguments that `compare` and `recommend` share; return the settings by key, and an `Execution` for runs."""
     children.prepare("matplotlib.backends.backend_agg")  # imported while the arguments are checked
     check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
     if jobs is not None and jobs < 1:
@@ -133,9 +131,10 @@ def _check_links(out: Path) -> None:
 
 @dataclass(frozen=True)
 class Execution:
-    """A callable that carries out runs in child processes, `at_once` at a time, by a `function` like `fedhet.run`.
+    """A callable that carries out runs in child processes, `at_once` at a time, and prints progress to `console`.
 
-    Progress is printed to `console`. At the `deadline` (`time.monotonic()`), runs are stopped; they can be resumed.
+    `function` is called for each run with arguments of `fedhet.run`. At the `deadline` (in seconds, as
+    `time.monotonic()`), unfinished runs are stopped; they can be resumed later.
     """
 
     function: Callable[..., object]
@@ -144,10 +143,10 @@ class Execution:
     deadline: float = math.inf
 
     def __call__(self, runs: Sequence[PlannedRun]) -> dict[str, str]:
-        """Carry out the incomplete runs until the deadline; return the reason of each failure, by name of the run."""
+        """Carry out the runs that are not complete; return the reason of each failure, by the run's name."""
         ended = [run.name for run in runs if why_incomplete(run) is None]
         if ended:
-            self.tell(f"{len(ended)} of {len(runs)} runs were completed before and are kept")
+            self.tell(f"{len(ended)} of {len(runs)} runs were completed before and are not repeated")
         jobs = (self._job(run) for run in runs if run.name not in ended)
         by_name = {run.name: run for run in runs}
         failed: dict[str, str] = {}
@@ -166,11 +165,11 @@ class Execution:
         return failed
 
     def tell(self, words: str) -> None:
-        """Print one or several lines of text; markup of rich in them has no effect."""
+        """Print one or several lines of text literally, without interpreting rich's markup."""
         self.console.print(printable(words, keep="\n"), markup=False)
 
     def show(self, table: RenderableType) -> None:
-        """Print a table of rich; it has the width of the terminal, or its full width in a file."""
+        """Print a rich table, fitted to the width of the terminal, or at its full width if the output is a file."""
         whole = self.console if self.console.is_terminal else text.console(file=self.console.file, width=WIDEST)
         whole.print(table, soft_wrap=not self.console.is_terminal)
 
@@ -188,7 +187,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Job:
-    """A function (`call`) to execute in a child process, whose output goes to `log`; `dtype` is its default dtype."""
+    """A function (`call`) for a child process, which has the default dtype `dtype` and writes its output to `log`."""
 
     name: str
     call: Callable[[], object]
@@ -199,7 +198,7 @@ class Job:
 def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> Iterator[tuple[str, str | None]]:
     """Run jobs, `at_once` at a time, each in a process with one thread; kill them at `deadline` (`time.monotonic()`).
 
-    Yields the name of each job when it ends, with the reason if it failed, else with None.
+    Yields a pair when a job ends: the job's name, and the reason if it failed, else None.
     """
     waiting, running = iter(jobs), dict[Connection, tuple[Job, Child]]()
     try:

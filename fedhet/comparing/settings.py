@@ -18,19 +18,19 @@ from fedhet.methods.options import OWN, Config, Value, fields_of, keys_about, ke
 from fedhet.utils.statistics import grouped
 
 Choice = dict[str, Value]
-"""Values of one or several configuration keys, by key, that are tried together."""
+"""Settings to try together: values of one or several configuration keys, by key."""
 PLACES = frozenset(keys_about("place"))
-"""Keys of where and how a run is carried out, such as `out` and `workers`, which do not change its results."""
+"""Keys that say where and how a run is carried out, such as `out` and `workers`, and do not change the results."""
 SET_HERE = PLACES - {"report"} | {"seed"}
 """Keys that `compare` sets itself for each run."""
 FILES = frozenset(keys_that("path")).intersection(keys_that("resumable")) - PLACES
-"""Keys whose values are paths of data sets, which may change when a comparison is resumed."""
+"""Keys for the paths of data sets, which may have other values when a comparison is resumed."""
 SAME_FOR_ALL = PLACES | {"method", "seed", "preset", *keys_about("data", "output")}
 """Keys that have the same value in all variants, so that a variant cannot set them."""
 OPTIMISER = keys_about("optimiser")
-"""Keys of the optimiser; a method whose clients train something other than networks has its own values for them."""
+"""Keys of the optimiser. A method whose clients do not train networks has its own values for them."""
 EQUAL_MODEL = "cnn"
-"""The model of all clients for methods that need equal architectures, if the settings have several."""
+"""The model that all clients get if a method requires equal architectures and the settings have different ones."""
 
 _VARIANT = re.compile(r"(?:(?P<name>[\w.@+-]+)=)?(?P<method>[^,=]+)(?:,(?P<settings>.*))?")
 _COMMA = re.compile(r",(?=[\w.-]+=)")  # between settings, and not within a value
@@ -46,11 +46,11 @@ class Variant:
 
 
 def variants_of(texts: Sequence[str]) -> list[Variant]:
-    """Parse texts `[NAME=]METHOD[,KEY=VALUE,...]`; raises a `ConfigError` for unknown methods and equal names."""
+    """Parse texts `[NAME=]METHOD[,KEY=VALUE,...]`; raises a `ConfigError` for unknown methods and repeated names."""
     variants = [_variant(text) for text in distinct(texts)]
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"several methods have the name {', '.join(twice)}: give one another name, NAME=METHOD")
+        raise ConfigError(f"several methods have the name {', '.join(twice)}: rename all but one with NAME=METHOD")
     return variants
 
 
@@ -71,7 +71,7 @@ def _variant(text: str) -> Variant:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """The planned run of a method with its own settings (a variant); `equalised`: all clients get one architecture."""
+    """A planned run of a method; `equalised` is True if all clients get one architecture because it requires this."""
 
     variant: str
     seed: int
@@ -106,12 +106,12 @@ class SharedSettings:
     functions: UserFunctions
 
     def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
-        """Return the configuration of the method `variant`, changed by `choice`; raises a `ConfigError` if invalid."""
+        """Return a variant's configuration with a seed, changed by `choice`; raises a `ConfigError` if invalid."""
         settings = {**self.for_all, **self.own[variant], **(choice or {}), "seed": seed}
         return configuration.resolve(settings, strict=False)
 
     def plan(self, variant: str, seed: int, folder: Path, choice: Mapping[str, Value] | None = None) -> PlannedRun:
-        """Return the planned run, in `folder`, of the method `variant` with one seed and the changes `choice`."""
+        """Plan the run of a variant with a seed in `folder`; `choice` changes settings."""
         return PlannedRun(variant, seed, self.settings(variant, seed, choice), folder, variant in self.equalised)
 
 
@@ -123,10 +123,11 @@ def shared_settings(
     functions: UserFunctions = UserFunctions(),  # noqa: B008 - it is frozen
     strict: bool = True,
 ) -> SharedSettings:
-    """Return the settings that `variants` (methods with own settings) share in runs with these `seeds`, and their own.
+    """Return the settings that all variants of a comparison share, and the own settings of each variant.
 
-    `config` has the user's settings by key or in nested tables, and `functions` the user's models and data. Raises a
-    FedhetError for all problems; with `strict`, also for keys set by the user that have no effect for any variant.
+    `seeds` are the seeds of all runs, `config` has the user's settings by key or in nested tables, and `functions` the
+    user's models and data. Raises a FedhetError if settings are invalid and, with `strict`, if a key that the user set
+    has no effect for any variant.
     """
     flat = toml.chosen(config)
     base = {key: value for key, value in flat.items() if key not in SET_HERE | {"method"}}
@@ -175,10 +176,10 @@ def shared_settings(
 
 
 def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """Return the settings that all methods share: each key has its value in the first method in which it has an effect.
+    """Return the settings that all methods share. Each value is from the first method in which the key has an effect.
 
-    Both arguments map the name of each method to its settings without own ones: `alike` to configurations, for keys of
-    the optimiser, and `adapted` to settings that are adapted to the user's models and data, for all other keys.
+    Both arguments have settings by method name, without the variants' own ones. Keys of the optimiser have their values
+    in `alike`, and all other keys those in `adapted`, whose settings are adapted to the user's models and data.
     """
 
     def first(key: str) -> str:
@@ -189,7 +190,7 @@ def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Val
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
-    """Yield each remark on keys once, after its variants; it is shorter for keys set by the user (`by_hand`)."""
+    """Yield each remark on keys with its variants' names; for keys set by the user (`by_hand`), without advice."""
     remarks = grouped(
         (why.partition(": ")[0] if key in by_hand else why, name)
         for name, config in completed.items()
@@ -201,20 +202,19 @@ def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str
 
 
 def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """Return the settings of the preset named in `base` (settings by key); the preset `own` depends on the method."""
     name = str(base.get("preset", ""))
     return configuration.own_settings(method, base) if name == OWN else configuration.preset_settings(name)
 
 
 def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the method's preset METHOD/NAME if the preset in `base` ends in NAME; {} without one."""
+    """Return the settings of a method's preset for the same data, such as `fml/digits` for `fedhenn/digits`, or {}."""
     name = str(base.get("preset", "")).rpartition("/")[2]
     own = name if name == OWN else f"{method.family}/{name}"
     return _preset({**base, "preset": own}, method) if own in (OWN, *configuration.presets()) else {}
 
 
 def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the methods' own keys, such as `fedprox.mu`, in each method's own preset, by key."""
+    """Return the values of the methods' own keys, such as `fedprox.mu`, from each method's preset, by key."""
     for_all, method_keys = _preset(base, methods[0]), dict[str, Any]()
     for method in methods:
         settings, prefix = _own_preset(method, base), f"{method.family}."
@@ -223,7 +223,6 @@ def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) 
 
 
 def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFunctions) -> dict[str, Value]:
-    """Return the optimiser's settings of the method's preset if clients do not train networks, else {}."""
     if not (method := registry.method(config.method_name)).trains:
         return {}
     preset = _own_preset(method, base)
@@ -258,7 +257,7 @@ def distinct(values: Iterable[Any]) -> list[Any]:
 def _without_effect(
     variants: Sequence[Variant], chosen: Mapping[str, Any], completed: Mapping[str, Config]
 ) -> Iterator[str]:
-    """Yield an error for each key that the user set (`chosen`: for all methods) and that has no effect."""
+    """Yield an error message for each key without effect, set for a variant or, in `chosen`, for all methods."""
     remarks = {name: dict(config.remarks) for name, config in completed.items()}
     for variant in variants:
         yield from (f"{variant.name}: {why}" for key, why in remarks[variant.name].items() if key in variant.settings)

@@ -29,7 +29,7 @@ _HEADINGS = {"trained_accuracy": "after training"}
 
 @dataclass(frozen=True)
 class TerminalTable:
-    """A table whose first line has the headings; on a narrow terminal, less important columns are left out."""
+    """A table (rows of cells, headings first), which leaves out less important columns on a narrow terminal."""
 
     lines: Sequence[Sequence[str]]
 
@@ -51,7 +51,7 @@ class TerminalTable:
 
 
 def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
-    """Return the tables of `separate_tables`, joined to one table with all columns."""
+    """Return the tables of `separate_tables` as one table with all columns."""
     lines = zip(*separate_tables(results, baseline), strict=True)
     return [[*line, *(cell for other in others for cell in other[1:])] for line, *others in lines]
 
@@ -130,7 +130,7 @@ def _shown(results: Sequence[VariantResult]) -> list[str]:
 def notes_below(
     results: Sequence[VariantResult], baseline: VariantResult, settings: Sequence[str] = (), tuned: Sequence[str] = ()
 ) -> list[str]:
-    """Return notes on how values were measured, then remarks on the settings, and on choices of tuned methods."""
+    """Return notes on how values were measured, the remarks `settings`, and a note on the choices of tuned methods."""
     outcomes = [each for result in results for each in result.outcomes]
     metrics = sorted({each.files.metric for each in outcomes}) or ["accuracy"]
     common = {each.run.settings.test_on for each in outcomes} == {"global"}

@@ -1,7 +1,7 @@
 """The choice of each method's settings on validation examples, with other seeds than in the comparison.
 
-Every method tries the same number of configurations with all tuning seeds; the one with the highest mean accuracy is
-chosen.
+Every method tries the same number of configurations with all tuning seeds. The configuration with the highest mean
+validation accuracy is chosen.
 """
 
 import itertools
@@ -46,7 +46,7 @@ class Tuning:
 
 @dataclass
 class Trial:
-    """A configuration (`choice`) that tuning tries, with validation accuracies or reasons of failure, by seed."""
+    """A configuration (`choice`) that tuning tries, with its validation accuracy or reason of failure for each seed."""
 
     choice: Choice
     by_seed: dict[int, float] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Trial:
 
 @dataclass
 class Search:
-    """A method's tuning: its trials, the number of configurations in its grid, and why `idle` keys have no effect."""
+    """A variant's tuning; `grid` is the size of its grid, and `idle` has the reason for each key without effect."""
 
     variant: str
     grid: int
@@ -106,7 +106,7 @@ def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
 def tune(
     tuning: Tuning, shared: SharedSettings, *, reported: Sequence[int], out: Path, execute: Execution
 ) -> list[Search]:
-    """Choose settings: try every method's configurations in `out/tuning`, and write `out/tuning.csv`.
+    """Choose each method's settings by trial runs in `out/tuning`, and list all of them in `out/tuning.csv`.
 
     Returns a result for each method. `shared` has the comparison's settings and `reported` its seeds, which tuning must
     not use. Raises a ConfigError if settings cannot be tuned, and a FedhetError if no configuration completed.
@@ -153,7 +153,7 @@ def trial_run(
     seed: int,
     settings: Mapping[str, Value] | None = None,
 ) -> PlannedRun:
-    """Return the run of method `variant` changed by `choice` and `settings` (default: `held_out`), within `folder`."""
+    """Plan a variant's run in a subfolder of `folder`, changed by `choice` and `settings` (default: `held_out`)."""
     words = [variant, *(f"{key}={value}".replace("/", "_") for key, value in choice.items()), f"seed={seed}"]
     return shared.plan(variant, seed, folder / ",".join(words), choice | dict(settings or held_out(shared)))
 
@@ -165,7 +165,7 @@ def validation_accuracy(run: RunFiles) -> float | None:
 
 
 def held_out(shared: SharedSettings) -> dict[str, Value]:
-    """Return settings to hold out validation examples, with labels distributed as in the comparison's test set."""
+    """Return settings that hold out validation examples, with labels distributed as in the comparison's test set."""
     common = shared.for_all["test-on"] == "global" and shared.functions.data is None
     return {
         "validation": float(shared.for_all["validation"]) or 0.2,  # of the training examples
@@ -200,7 +200,7 @@ def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]
 
 
 def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> tuple[list[Choice], dict[str, str]]:
-    """Return the configurations of a method (`variant`) to try, and why some keys of the grid have no effect."""
+    """Return the configurations to try for a variant, and the reason for each key of the grid that has no effect."""
     prefixes = ("", shared.settings(variant, tuning.seeds[0]).family)
     grid = {name: values for name, values in tuning.grid.items() if ":" not in name}
     prefix = f"{variant}:"
@@ -217,7 +217,7 @@ def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> tuple[list[Ch
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:
-    """Return up to `number` configurations: `choices`, then copies with learning rates between and beyond theirs."""
+    """Extend `choices` to at most `number` configurations by learning rates between and beyond the given ones."""
     rates = sorted({float(each[RATE]) for each in choices if RATE in each})
     filled = list(choices)
     while len(filled) < number and rates and rates[0] > 0:

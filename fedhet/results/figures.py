@@ -94,7 +94,7 @@ def clients_figure(run: RunFiles) -> Figure | None:
 
 
 def loss_figure(run: RunFiles) -> Figure | None:
-    """Draw the training loss (with the method's additional terms) and the test loss by round; None without data."""
+    """Draw the training loss (with the method's additional terms) and the test loss by round, or return None."""
     figure, axes = new_figure(2.7)
     training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
     draw_line(axes, training, color=ORANGE, label="training")
@@ -117,7 +117,6 @@ class PlainFigure(Figure):
     """A figure for notebooks and pages, whose text is drawn literally: a `$` in a name does not start a formula."""
 
     def draw(self, renderer: Any) -> None:
-        """Draw the figure with matplotlib's `renderer`, without mathematical formulas."""
         for text in self.findobj(Text):
             text.set_parse_math(False)
         super().draw(renderer)
@@ -166,7 +165,7 @@ def to_svg(figure: Figure, name: str) -> str:
 
 
 def look(position: int) -> dict[str, Any]:
-    """Return colour and line style (arguments of `plot`) of the line with index `position`; the first 48 differ."""
+    """Return colour and line style (arguments of `plot`) of a line, given its index; the first 48 look different."""
     return {"color": PALETTE[position % len(PALETTE)], "linestyle": DASHES[position // len(PALETTE) % len(DASHES)]}
 
 

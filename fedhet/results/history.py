@@ -114,19 +114,19 @@ def learning_curve(
 
 
 def last_round(rows: Iterable[Row]) -> int:
-    """Return the number of the last round in `rows`, without the evaluation after it; 0 if there are no rounds."""
+    """Return the number of the last round in `rows`, or 0 without rounds; an evaluation at the end is not a round."""
     return max((row["round"] for row in rows if not row.get("final")), default=0)
 
 
 def scored_curve(
     rows: Sequence[Row], which: Which, measure: Literal["accuracy", "loss"] = "accuracy"
 ) -> list[tuple[int, float]]:
-    """Return the `learning_curve` on the clients' own test sets or, if it is empty, on the common test set."""
+    """Return the `learning_curve` on the clients' own test sets or, without one, on the common test set."""
     return learning_curve(rows, which, measure=measure) or learning_curve(rows, which, test="common", measure=measure)
 
 
 def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:
-    """Return the content of `summary.json`, given a run's history (`rows`), without engine, time and status."""
+    """Return the content of `summary.json`, except for engine, time and status, given a run's history (`rows`)."""
     scored = run.traits.scored
     labelled, public = sum(record.examples for record in run.state.clients.values()), run.state.public_size
     on: TestSet = "common" if config.test_on == "global" else "own"
@@ -196,17 +196,17 @@ class RunFiles:
 
     @property
     def personal(self) -> Which | None:
-        """Which networks are personal models: as clients `received` or `trained` them; None without a summary."""
+        """Whether personal models are the networks as clients `received` or `trained` them; None without a summary."""
         return self.summary.get("personal") if self.summary else None
 
     @property
     def scored(self) -> Which:
-        """The networks whose accuracy is the run's result: `personal` or, without a summary, `trained`."""
+        """Whether the run's result is the accuracy of networks as `received` or `trained` (also without a summary)."""
         return self.personal or "trained"
 
     @property
     def curve(self) -> list[tuple[int, float]]:
-        """Pairs (round, accuracy) of the networks in `scored`, whose accuracy is the run's result."""
+        """The accuracy that is the run's result (see `scored`) after each round, as pairs (round, accuracy)."""
         return scored_curve(self.rows, self.scored)
 
     @property
@@ -236,7 +236,7 @@ class RunFiles:
         return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
 
     def measured(self, test: TestSet) -> tuple[int, dict[str, str]]:
-        """Return the number of clients in the last evaluation on `test`, and why others failed, by client name."""
+        """Return the number of clients in the last evaluation on `test`, and other clients' errors by client name."""
         for row in reversed(self.rows):
             if last := (row if test == "own" else row.get(test) or {}).get(self.scored):
                 clients = int(last.get("clients", 0))

@@ -82,7 +82,7 @@ def flat(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Logger(Observer):
-    """Observer that calls `log(metrics, round)` after each round, and `end(completed)` at the end of the run."""
+    """Observer that calls `log(metrics, round)` after each round, and `end(completed)` after the run."""
 
     def __init__(self, log: Callable[[dict[str, float], int], object], end: Callable[[bool], object]) -> None:
         self._log, self._end = log, end
@@ -110,7 +110,7 @@ def _tensorboard(folder: Path, settings: Mapping[str, Value]) -> Logger:
 
 
 def _wandb(folder: Path, settings: Mapping[str, Value]) -> Logger:
-    """Return a logger that writes into `wandb/` in `folder`, the run directory; offline unless WANDB_MODE is set."""
+    """Return a Weights & Biases logger for a run directory (`folder`); it is offline unless WANDB_MODE is set."""
     import wandb
 
     place = {"project": "fedhet", "name": folder.name, "dir": str(folder)}
@@ -121,7 +121,7 @@ def _wandb(folder: Path, settings: Mapping[str, Value]) -> Logger:
 
 
 def _mlflow(folder: Path, settings: Mapping[str, Value]) -> Logger:
-    """Return a logger that writes into `mlflow.db` next to the run directory, unless MLFLOW_TRACKING_URI is set."""
+    """Return an MLflow logger that writes to `mlflow.db` beside the run directory, or to MLFLOW_TRACKING_URI if set."""
     import mlflow
 
     if "MLFLOW_TRACKING_URI" not in os.environ:
@@ -141,7 +141,7 @@ LOGGERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
 def loggers(names: Sequence[str], folder: Path, settings: Mapping[str, Value]) -> list[Observer]:
-    """Return the loggers with these names for a run; raises a `ConfigError` if one is missing or cannot start."""
+    """Return the loggers with these names for a run; raises a `ConfigError` if one is not installed or fails."""
     observers: list[Observer] = []
     for name in names:
         try:

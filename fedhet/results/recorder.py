@@ -1,4 +1,4 @@
-"""The run directory, written round by round so that a run that stops at any moment can be resumed."""
+"""The run directory, which is written round by round, so that an interrupted run can be resumed."""
 
 import dataclasses
 import hashlib
@@ -42,7 +42,7 @@ S = TypeVar("S", bound=State)
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
 EARLIER = "earlier"
-"""Folder in `checkpoint/` with the checkpoint before the last round of training, to add further rounds to a run."""
+"""Folder in `checkpoint/` with the checkpoint before the last round, from which a run continues if rounds are added."""
 PACKAGES = ("flwr", "torch", "numpy", "scipy")
 
 
@@ -50,7 +50,7 @@ class RunDirectory(Observer):
     """Observer that writes the files of a run into `folder`, which must be usable (see `check_folder`).
 
     `config` is the run's configuration, and `engine` says how clients run, such as `local`. With `resume`, the run in
-    the folder is continued. `supplied` describes the model and data that the user passed in Python, by argument, and
+    the folder is continued. `supplied` has descriptions of the user's model and data by argument, such as `model`, and
     `simulated` says whether clients run on this machine.
     """
 
@@ -77,7 +77,7 @@ class RunDirectory(Observer):
         log.info("results go to %s", folder)
 
     def _begin(self) -> None:
-        """Remove rounds after the checkpoint from the files, and write `config.toml`; later calls do nothing."""
+        """Remove rounds after the checkpoint from the files, and write `config.toml`; further calls have no effect."""
         if not self._unchanged:
             return
         self._unchanged = False
@@ -116,9 +116,9 @@ class RunDirectory(Observer):
         self._write_config()
 
     def resumed(self, fresh: S) -> S:
-        """Return the state after the last complete round, or the new state `fresh` if there is none.
+        """Return the state after the last complete round or, without one, the initial state `fresh`.
 
-        If clients keep their state in this run directory, `fresh.run` is set to an empty string.
+        If clients store their state in this run directory, `fresh.run` is set to an empty string (see `State.run`).
         """
         if self.simulated and self.config.state_dir == str(self.folder / "state"):
             fresh.run = ""
@@ -157,7 +157,6 @@ class RunDirectory(Observer):
         log.info("results are in %s", self.folder)
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
-        """Write the summary and the report of a failed run, unless resuming the run was refused."""
         if self._unchanged:
             return
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
@@ -195,7 +194,6 @@ class RunDirectory(Observer):
             write_arrays(self.folder / name / "global.safetensors", run.state.model)
 
     def _remove_models(self, round: int) -> None:
-        """Remove models that were saved after `round` or at the end of the run."""
         kept = {round_folder(number) for number in range(1, round + 1)}
         for path in (self.folder / "models").glob("*"):
             if path.is_file():
@@ -207,15 +205,15 @@ class RunDirectory(Observer):
         return [path for path in (self.folder / "checkpoint").glob("*.safetensors") if path.stem.isdecimal()]
 
     def _checkpoint(self) -> Path | None:
-        """Return the checkpoint to resume from, or None; keep the rows up to its round, which `_begin` writes."""
+        """Return the checkpoint to resume from, or None; read the history up to the checkpoint's round for `_begin`."""
         rounds, planned = self.config.rounds, toml.load(self.folder / "config.toml").get("rounds", 0)
         last = max(self._checkpoints(), key=lambda path: int(path.stem), default=None)
         if last and 0 < planned < rounds:
             schedule, method = self.config.lr_schedule, self.config.method_name
             if schedule != "constant" or traits(self.config).planned:
                 log.warning(
-                    "the rounds so far ran with rounds = %d, on which they depend (method = %s, lr-schedule = %s), so "
-                    "results differ from those of a run with rounds = %d from the start",
+                    "the rounds so far ran with rounds = %d, which changes their results (method = %s, lr-schedule = "
+                    "%s), so results differ from those of a run with rounds = %d from the start",
                     *(planned, method, schedule, rounds),
                 )
             # A run that gets more rounds continues before its last one, which some methods treat differently.
@@ -243,8 +241,8 @@ class RunDirectory(Observer):
             self._texts[name] = b"".join(lines[:number])
             if digests.get(name) != _digest(self._texts[name]).hexdigest():
                 raise FedhetError(
-                    f"{path} is damaged: up to round {complete} it differs from its digest in {last}; restore the "
-                    "folder from a copy, or start a new run"
+                    f"{path} is damaged: its lines up to round {complete} do not match the digest in {last}; restore "
+                    "the folder from a copy, or start a new run"
                 )
         return last
 
@@ -277,13 +275,13 @@ def recorded(
             yield directory, *logging_to
         except OSError as error:
             raise FedhetError(
-                f"the run in {folder} stopped, since {in_words(error)}; complete rounds are saved. Correct this, and "
+                f"the run in {folder} stopped, since {in_words(error)}; complete rounds are saved. Solve this, and "
                 f"continue with {resuming(folder, arguments.get('supplied', ()))}"
             ) from error
 
 
 def resuming(folder: Path, supplied: Collection[str]) -> str:
-    """Return the command that resumes a run: Python if the user `supplied` a model or data, else for a shell."""
+    """Return the command that resumes a run: a Python call if the user passed a model or data, else a shell command."""
     functions = "".join(f", {name}=..." for name in supplied)
     return f"fedhet.run(resume={str(folder)!r}{functions})" if supplied else f"fedhet run --resume {folder}"
 

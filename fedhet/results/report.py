@@ -276,7 +276,7 @@ def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
 
     runs = {printable(Path(folder).resolve().name): read_run(folder) for folder in folders}
     if len(runs) < len(folders):
-        raise FedhetError(f"{' '.join(map(str, folders))}: folders on one page need different names: rename some")
+        raise FedhetError(f"folders on one page need different names: rename some of {', '.join(map(str, folders))}")
     headings = ["run", "method", "personal", "global", "bytes", "time", "seed"]
     with showing(" ".join(map(str, folders))):
         overlay = runs_figure(runs)

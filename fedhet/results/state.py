@@ -14,7 +14,7 @@ from fedhet.messages import Arrays
 from fedhet.utils.files import plain_name, read_arrays, write_arrays
 
 ArraysBy = dict[str, Arrays]
-"""Dictionaries of arrays, such as each client's, by name."""
+"""Dictionaries of arrays (`Arrays`) by name, such as one for each client by client name."""
 
 
 @dataclass
@@ -22,7 +22,7 @@ class ClientRecord:
     """The values that the server keeps for a client; `architecture` is empty if it is not disclosed.
 
     `examples` is the number of training examples. `trained` is the last round of successful training, or -1.
-    `partition` has partition id and number of partitions. `node` is the Flower node id, unless clients are simulated.
+    `partition` has partition id and number of partitions. `node` is the Flower node id, or 0 for a simulated client.
     """
 
     examples: int
@@ -43,7 +43,7 @@ class State:
         run: random identifier of the run, under which clients store their state; empty if they store it in the run
             directory.
         public: digest of the public dataset, empty without one; `public_size` is its number of examples.
-        common: values that must be equal for all clients, by name.
+        common: values that must be equal for all clients, such as the task, by name.
         model: shared arrays by name; if whole networks are shared, the global model.
         stopped: the last round of training, if an observer set it to end training early; else 0.
     """
@@ -91,14 +91,14 @@ class State:
             for place in saved["arrays"]:  # in their order, which the file does not keep
                 name, member, key = place.split("/", 2)
                 if kinds.get(name) is None:
-                    raise FedhetError(f"the checkpoint has arrays {name!r} of another method: check the key method")
+                    raise FedhetError(f"the checkpoint has arrays {name!r} of another method: use the run's method")
                 groups = getattr(state, name)
                 group = groups.setdefault(member, {}) if kinds[name] == ArraysBy else groups
                 group[key] = arrays[place]
             state.round = saved["round"]
             for name in filter(None, (state.run, *saved["clients"])):  # folders and files are named after them
                 if not plain_name(name):
-                    raise FedhetError(f"the checkpoint has an invalid name of a run or client, {name!r}")
+                    raise FedhetError(f"the name {name!r} of a run or client in the checkpoint is invalid")
             for name, record in saved["clients"].items():
                 place = record.get("partition")
                 state.clients[name] = ClientRecord(**record | {"partition": tuple(place) if place else None})

@@ -104,7 +104,7 @@ def absence(run: RunFiles) -> str:
 def stage(run: RunFiles, which: str) -> str:
     """Return a note on whether the accuracy `which` was measured before or after the last aggregation.
 
-    `which` is `personal` or `global`. The note has the accuracy at the other time, too, if it is known and different.
+    `which` is `personal` or `global`. The note includes the accuracy at the other time if it is known and different.
     """
     received = run.personal == "received"
     other = run.accuracy("trained" if received else "received")
@@ -191,7 +191,6 @@ class ProgressLine(Observer):
         self._say(f"{run.method}: {rounds} in {time.monotonic() - self._started:.0f} s, {self._news}")
 
     def close(self) -> None:
-        """Remove the progress line."""
         if not self._live.disable:
             self._live.stop()
 

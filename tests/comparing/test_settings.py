@@ -64,7 +64,7 @@ class TestVariants:
     @pytest.mark.parametrize(
         ("texts", "reason"),
         [
-            (["fedavg", "fedavg=fedprox"], "several methods have the name fedavg: give one another name, NAME=METHOD"),
+            (["fedavg", "fedavg=fedprox"], "several methods have the name fedavg: rename all but one with NAME=METHOD"),
             (["a=fedavg,alpha=.1,rounds=3"], "a: set alpha for all methods at once"),
             (["a=fedavg,fedprox.mu=1"], r"a: fedprox\.mu is not a key of fedavg"),
             (["a=fedavgg"], "fedavgg"),

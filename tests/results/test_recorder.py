@@ -214,7 +214,7 @@ def test_damaged_runs_are_not_resumed(tmp_path, name, damage):
 def test_checkpoints_of_another_round(tmp_path):
     record(RunDirectory(tmp_path, CONFIG, "local"), 0, 1, 2)
     (tmp_path / "checkpoint" / "2.safetensors").rename(tmp_path / "checkpoint" / "1.safetensors")
-    with pytest.raises(FedhetError, match="is damaged: up to round 1 it differs from its digest in"):
+    with pytest.raises(FedhetError, match="is damaged: its lines up to round 1 do not match the digest in"):
         RunDirectory(tmp_path, CONFIG, "local", resume=True).resumed(State())
 
 
