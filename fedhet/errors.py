@@ -90,7 +90,7 @@ KINDS = {"str": "a text", "Mapping": "a dict", "int": "a whole number", "float":
 
 
 def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
-    """Check that each value of `name=(value, classes)` is None or of one of the classes; else raise a ConfigError."""
+    """Check that each value in `name=(value, classes)` is None or of one of the classes; else raise a ConfigError."""
     for name, (value, kinds) in arguments.items():
         if value is not None and not isinstance(value, kinds):
             words = " or ".join(KINDS.get(kind.__name__, f"a {kind.__name__}") for kind in kinds)

@@ -1,4 +1,4 @@
-"""Methods, models, data sets and partitions by name."""
+"""Public functions that look up methods, models, data sets and partitions by name."""
 
 from fedhet.data import names as datasets
 from fedhet.data import partitions as partitions

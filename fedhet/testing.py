@@ -132,7 +132,7 @@ class Case:
         return self.method.traits_of(configuration.resolve(settings, strict=False).options)
 
     def settings(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> dict[str, Value]:
-        """Return `COMMON` updated with the case's settings, `changes` and `keys` (`_` for `-`), without unused keys."""
+        """Return `COMMON` updated with the case's settings, `changes`, `keys` (`_` for `-`); omits ineffective keys."""
         traits = self.traits
         shared = traits.networks == "any" and traits.shares.averaged and traits.shares.keys != "nothing"
         chosen: dict[str, Value] = {

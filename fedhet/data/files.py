@@ -96,7 +96,7 @@ def _opened(file: Path, **options: str) -> Iterator[Any]:
         with _OPENERS[packed.suffix if packed != file else ""](packed, **options) as opened:
             yield opened
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{packed} is damaged ({error}): download it again") from error
+        raise DataError(f"the file {packed} is damaged ({error}): download it again") from error
 
 
 def read(file: Path) -> bytes:

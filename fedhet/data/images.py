@@ -93,7 +93,7 @@ def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
         if images.shape != (len(labels), 28, 28) or labels.ndim != 1:
             sizes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
             raise DataError(
-                f"{place}/{part}-*: images must be 28 x 28 with a label each, got shapes {sizes}: download them again"
+                f"in {place}, {part} images must be 28 x 28 with a label each, not {sizes}: download the files again"
             )
         check_labels(place / f"{part}-labels-idx1-ubyte", labels, 10)
         parts.append(Examples(images[:, None], labels.long()))

@@ -65,7 +65,7 @@ class Job:
         return parts
 
     def deal(self, counts: Iterable[Indices]) -> Dealt:
-        """Draw each client's examples, given their numbers (clients, classes), `counts`, for training and for test."""
+        """Draw each client's examples; `counts` are the numbers (clients, classes) of training and of test examples."""
         dealt = []
         for indices, labels, numbers in zip(self.examples, self.labels(), counts, strict=True):
             classes = [
@@ -97,10 +97,10 @@ def partition(
     """Assign the examples of a data set to clients by the partition `name`; no example belongs to two clients.
 
     `classes_per_client` is for the partition `classes`, and the concentration `alpha` for `dirichlet`. A client has at
-    most `samples_per_client` training examples (0: no limit), stratified by class. With this limit, the fraction of
-    test examples is `test_share` (0: keep all). `halved_clients` is the fraction of clients that lose half of their
-    training examples. `available` are the indices of the training examples to assign, by default all. Raises a
-    `DataError` if a client gets no training or test examples.
+    most `samples_per_client` training examples (0: no limit), stratified by class. With this limit, `test_share` is
+    the fraction of test examples among a client's examples (0: keep all test examples). `halved_clients` is the
+    fraction of clients that lose half of their training examples. `available` are the indices of the training examples
+    to assign, by default all. Raises a `DataError` if a client gets no training or test examples.
     """
     if name not in _PARTITIONS:
         raise DataError(nearest("partition", name, _PARTITIONS))
@@ -183,7 +183,7 @@ def by_classes(job: Job) -> Dealt:
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Split the `sizes[k]` examples of each class k evenly among the clients with `holds[:, k]`.
+    """Split the `sizes[k]` examples of each class k evenly among the clients for which `holds[client, k]` is True.
 
     Return their numbers (clients, classes). A remainder goes to clients with few examples; `rng` breaks ties.
     """

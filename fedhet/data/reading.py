@@ -145,8 +145,8 @@ def pair_of(row: Any) -> tuple[Any, Any]:
     inputs = ["input_ids"] if tokens else [name for name in others if name in INPUTS] or others
     if len(inputs) != 1 or len(labels) != 1:
         raise DataError(
-            f"the columns {', '.join(row)} must include one of inputs, such as {INPUTS[0]}, and one of labels, such as "
-            f"{LABELS[0]}: rename or remove columns, or give pairs (input, label)"
+            f"the columns {', '.join(row)} must include one for inputs, such as {INPUTS[0]}, and one for labels, such "
+            f"as {LABELS[0]}: rename or remove columns, or give pairs (input, label)"
         )
     return tokens or row[inputs[0]], row[labels[0]]
 
@@ -206,14 +206,14 @@ def _stacked(values: Sequence[Any]) -> Tensor:
     }
     if len(forms) > 1:
         one, other = sorted(forms)[:2]
-        raise DataError(f"rows have different shapes, such as {one} and {other}: make them equal, or pad in collate_fn")
+        raise DataError(f"rows differ in shape or type, such as {one} and {other}: convert or pad them in collate_fn")
     return torch.stack(inputs)
 
 
 def as_labels(value: Any) -> Tensor:
     """Convert labels to a tensor: (n,) or (n, labels) int64, (n, targets) float32, or (n, height, width) for pixels.
 
-    Labels of pixels keep their integer type; an axis of one channel is removed.
+    Labels of pixels keep their integer type; an axis with a single channel is removed.
     """
     if isinstance(value, list | tuple):
         value = [np.array(each) if hasattr(each, "getbands") else each for each in value]  # PIL images

@@ -47,7 +47,7 @@ D = TypeVar("D", DataSet, ClientData)
 
 
 def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str = "") -> D:
-    """Return a data set, or the data of the client `client`, with a new random division into training and test.
+    """Return a data set, or the data of the client `client`, divided anew into training and test examples by `seed`.
 
     The number of test examples is unchanged or, if `share` is not 0, this fraction of all examples. They are stratified
     by class, or all examples of some owners, such as patients. Raises a `DataError` if the data set fixes the test
@@ -78,7 +78,7 @@ def _size(labels: Tensor, share: float) -> int:
 
 
 def _drawn(labels: Tensor, size: int, rng: np.random.Generator, owners: Indices | None) -> tuple[Indices, Indices]:
-    """Draw about `size` examples, stratified or owner by owner; return sorted indices of the others and of these."""
+    """Draw about `size` examples, stratified or owner by owner; return sorted indices (others, drawn ones)."""
     if owners is None:
         drawn = np.isin(np.arange(len(labels)), proportional_sample(labels, size, rng))
     else:
@@ -91,8 +91,8 @@ def with_validation(
 ) -> ClientData:
     """Return a client's data with a fraction `share` of its training examples, at least one, held out for validation.
 
-    The draw depends on `seed` and the name `client`. With `owners` (n,), all examples of some owners are held out. Data
-    that have validation examples already, or a single example or owner, are returned unchanged.
+    The draw depends on `seed` and the name `client`. With `owners` (n,), the owner of each example, it consists of all
+    examples of some owners. Data with validation examples, or with a single example or owner, are returned unchanged.
     """
     if not share or len(data.train) < 2 or data.validation is not None:
         return data

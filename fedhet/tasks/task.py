@@ -14,7 +14,7 @@ from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import Metric
 
 LARGEST = 1e9
-"""Losses and weights above this value count as diverged. It is low enough that sums of squares stay finite."""
+"""Losses and weights above this value count as diverged, so that sums of squares stay finite."""
 
 
 def infer(outputs: Tensor, labels: Tensor) -> str:
@@ -236,7 +236,7 @@ class Task:
             )
         if not (torch.equal(value, again) and all(map(torch.equal, before, module.buffers()))):
             raise ConfigError(
-                f"the task's loss {name} changes its own state, which clients share: compute it from the batch alone"
+                f"the task's loss {name} keeps state, which clients would share: make it depend on its arguments only"
             )
 
 

@@ -51,7 +51,7 @@ def file_name(name: str) -> str:
 
 
 def check_links(folder: Path, root: Path | None = None) -> None:
-    """Check that no link in `folder` leads out of `root`, by default `folder` itself; raise a ConfigError otherwise.
+    """Check that no link in `folder` points outside `root`, by default `folder` itself; raise a ConfigError otherwise.
 
     Such links in a folder of unknown origin could make a run write or remove other files.
     """
@@ -141,7 +141,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def csv_lines(rows: Iterable[Iterable[object]]) -> str:
-    """Return rows as the text of a CSV file; None becomes an empty cell, and text like a formula is escaped."""
+    """Return rows as text in CSV format; None becomes an empty cell, and text that looks like a formula is escaped."""
     lines = io.StringIO()
     csv.writer(lines, lineterminator="\n").writerows(map(cell, row) for row in rows)
     return lines.getvalue()

@@ -88,7 +88,7 @@ def parts_of(inputs: Tensor, name: str = "inputs") -> dict[str, Tensor]:
 
 
 def from_parts(tensors: Mapping[str, Tensor], name: str = "inputs") -> Tensor:
-    """Return inputs, given their tensors by key as from `parts_of`; raises a KeyError if `tensors` has no such key."""
+    """Invert `parts_of`: return the inputs with the keys `name` or `name.PART` in `tensors`, else raise a KeyError."""
     parts = {key.removeprefix(f"{name}."): part for key, part in tensors.items() if key.startswith(f"{name}.")}
     return together(parts) if parts else tensors[name]
 

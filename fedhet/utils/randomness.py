@@ -59,8 +59,8 @@ def _seeded_default_rng(seed: Any = None) -> np.random.Generator:
 def seeded(seed: int, *purpose: object) -> Iterator[None]:
     """Context manager that seeds the global generators for one purpose (see `derive_seed`) and then restores them.
 
-    It also restores torch's gradient mode, which user code may change. Within the context, NumPy has another global
-    generator, since saving a state takes long, and `np.random.default_rng()` is seeded, too.
+    It also restores torch's gradient mode, which user code may change. Within the context, NumPy's global generator is
+    replaced, which is faster than saving its state, and `np.random.default_rng()` is seeded, too.
     """
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
     states = [generator.get_state() for generator in generators]

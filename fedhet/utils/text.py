@@ -32,7 +32,7 @@ def all_printable(value: Any) -> Any:
 
 
 def cell(value: object) -> object:
-    """Return a value for a CSV cell: invisible characters are escaped, and text like a formula gets an apostrophe."""
+    """Return a value for a CSV cell: invisible characters are escaped, and a formula gets a leading apostrophe."""
     if not isinstance(value, str):
         return value
     text = printable(value)

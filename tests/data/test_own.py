@@ -170,17 +170,17 @@ def test_random_transforms_stay_random():
     [
         (
             Rows(lambda i: ({"input_ids": [1] * (2 + i % 2), "mask": 1}, i)),
-            r".* shapes, such as inputs.input_ids \[2\], .* and inputs.input_ids \[3\], .*: make .* or pad",
+            r"rows differ .* inputs.input_ids \[2\], .* and inputs.input_ids \[3\], .*: convert or pad",
         ),
-        (Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)), "rows have different shapes, such as inputs "),
+        (Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)), "rows differ in shape or type, such as inputs "),
         (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "there are 2 inputs but 3 labels: give one label"),
         (
             Rows(lambda i: {"height": 1, "width": 2, "label": 3}),
-            "the columns height, width, label must include one of inputs",
+            "the columns height, width, label must include one for inputs",
         ),
         (
             Rows(lambda i: (picture(9, "F" if i else "L"), i)),
-            r"rows have different shapes, such as inputs \[1, 3, 4\] and inputs \[1, 3, 4\] of bytes",
+            r"rows differ in shape or type, such as inputs \[1, 3, 4\] and inputs \[1, 3, 4\] of bytes",
         ),
         (Rows(lambda i: (torch.ones(1), "cat")), "the labels cannot be converted .*str.*: number the classes from 0"),
         ((INPUTS, np.array(["a", "b", "a"])), "the labels cannot be converted .*str.*: number the classes from 0"),
@@ -400,9 +400,9 @@ def test_a_collate_function_that_drops_rows_is_refused():
         ((WHOLE, WHOLE, WHOLE), r"must return \(train, test\), or a mapping .* it returned an object of type tuple"),
         (
             (Rows(lambda i: {"image": 1.0, "pixel_values": 1.0, "y": 1}), WHOLE),
-            "the columns image, pixel_values, y must include one of inputs",
+            "the columns image, pixel_values, y must include one for inputs",
         ),
-        (({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE), "the columns x, label, labels must include one of"),
+        (({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE), "the columns x, label, labels must include one"),
         (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two rows, or inputs and labels"),
     ],
 )

@@ -165,8 +165,8 @@ def test_a_loss_is_in_training_mode_in_training_only():
     ("name", "loss", "said"),
     [
         ("regression", Own(scale=nn.Parameter(torch.ones(()))), "has parameters, which are not trained"),
-        ("regression", Own(calls=torch.zeros(())), "changes its own state, which"),
-        ("regression", lambda outputs, labels: next(CALLS) * outputs.mean(), "changes its own state, which"),
+        ("regression", Own(calls=torch.zeros(())), "keeps state, which clients would share"),
+        ("regression", lambda outputs, labels: next(CALLS) * outputs.mean(), "keeps state, which clients would share"),
         ("regression", lambda outputs, labels: outputs.detach().mean(), "returned a number without a gradient"),
         ("regression", lambda outputs, labels: outputs.mean() * math.nan, "returned nan before any training"),
         ("regression", lambda outputs, labels: 3.0, "returned a float: return a differentiable"),
