@@ -1,1 +1,1 @@
-"""The strategies of the methods: a class for each method that does more than average shared arrays."""
+"""Strategies of the methods, which are subclasses of `FederatedStrategy`."""

@@ -186,7 +186,7 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
 
 @dataclass
 class FedKDState(State):
-    """The state of FedKD: `holding` lists clients that receive the last `update` (a change) instead of all weights."""
+    """The state of FedKD: `holding` lists clients that receive `update`, the last change, not all weights."""
 
     update: Arrays = field(default_factory=dict)
     holding: list[str] = field(default_factory=list)
@@ -206,7 +206,7 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Replace the low-rank factors in a reply by the network; a client that has lost its state may send none."""
+        """Replace low-rank factors in a reply by the client's weights; a client that lost its state may send none."""
         if "update" in reply.arrays:
             spec, update = self.federation.specs[reply.client], reply.arrays["update"]
             reply.arrays["update"] = from_factors(update, self.state.model, spec, "the client's update")

@@ -46,7 +46,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         if self.options.rad_source == "train-union" and supplied:
             raise ConfigError(
                 "fedhenn.rad-source = 'train-union' takes the public examples from the training examples of all "
-                "clients, but a public dataset was passed, too: set fedhenn.rad-source = held-out, or leave public out"
+                "clients, but a public dataset was passed, too: set fedhenn.rad-source = held-out, or pass no public"
             )
 
     def public_dataset(self) -> PublicDataset | None:
@@ -104,7 +104,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
 
     @property
     def sent_name(self) -> str:
-        """Name of what clients send for alignment examples: `features`, `posteriors`, or empty for nothing."""
+        """Name of what clients send for alignment examples: `features`, `posteriors`, or empty if nothing."""
         return next((name for name in ("features", "posteriors") if name in self.traits.sends), "")
 
     def _asks_for_next_rad(self, round: int) -> bool:

@@ -92,7 +92,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return widths_of({name: shape for name, (shape, _) in self.federation.specs[client].items()}, self.groups)
 
     def fits(self, client: str) -> bool:
-        """Return whether a client can start from the global model: no layer of its network is wider."""
+        """Return whether a client can start from the global model: its network is at most as wide in all layers."""
         shapes = {name: array.shape for name, array in self.state.model.items()}
         return all(n <= size for n, size in zip(self.widths(client), widths_of(shapes, self.groups), strict=True))
 
@@ -112,8 +112,8 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     ) -> Arrays:
         """Return the average of the arrays that are not matched, such as the output layer.
 
-        `states` and `assignments` are in the order of `replies`: a client's arrays and, by index of the layer, its
-        units' indices in the global model. `sizes` has the global model's number of units in each layer.
+        `states` has each client's arrays, and `assignments` the global index of each unit, by index of the layer; both
+        are in the order of `replies`. `sizes` has the global model's number of units in each layer.
         """
         answers = replies.values()
         return average_rest(

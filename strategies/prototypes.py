@@ -149,7 +149,7 @@ class FD(ByClass[declared.FDOptions, FDState]):
 
 
 COPIES = 8
-"""Number of copies of its network for which the server needs memory: weights, gradients, optimizer, states."""
+"""The server needs memory for this number of copies of its network: weights, gradients, optimizer, states."""
 
 
 @dataclass
@@ -217,7 +217,7 @@ class FedGH(Learner[declared.LearnerOptions]):
 
 
 class Prototypes(nn.Module):
-    """A network of class prototypes: for vectors (n, width), it returns the negative distance to each (n, classes)."""
+    """A network of class prototypes: for vectors (n, width), it returns negative distances to them, (n, classes)."""
 
     def __init__(self, classes: int, width: int) -> None:
         super().__init__()

@@ -242,4 +242,4 @@ def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 def _check_size(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> None:
     if len(shape) > 32 or any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"{size} bytes do not fit an array {dtype}{list(shape[:32])}: make it by Array(values)")
+        raise ValueError(f"an array {dtype}{list(shape[:32])} cannot have {size} bytes: make it by Array(values)")

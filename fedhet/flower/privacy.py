@@ -86,8 +86,8 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
 def check_wrapper(name: str, method: str, traits: Traits, specs: Sequence[Spec], arrays: ArrayRecord) -> None:
     """Check that the wrapper `name` for differential privacy can process clients' arrays; else raise a ConfigError.
 
-    It compares the arrays of each reply by position with `arrays`, the strategy's initial arrays. `traits` are the
-    properties of the `method`; `specs` have shape and dtype of each client's shared arrays by name.
+    The wrapper compares the arrays of each reply by position with `arrays`, the strategy's initial arrays. `traits` are
+    the properties of the `method`; `specs` have shape and dtype of each client's shared arrays by name.
     """
     shared = list(specs[0])
     check_one_model(name, method, traits, specs)
@@ -106,7 +106,7 @@ class PrivacyLedger:
     A round is a Gaussian mechanism. Its noise multiplier is the standard deviation of the noise, divided by the
     greatest change that one client's update can make. Two runs are neighbours if all updates of one client are zero in
     one of them, so participation and numbers of examples count as public. `name` is the wrapper or mod that adds the
-    noise, `earlier` the ledger of the strategy's earlier runs; `whom` is a phrase that the note includes.
+    noise, `earlier` the ledger of the strategy's earlier runs; `whom` is added to the note in `spent`.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
-    """Build the model `name` for examples `inputs` (n, ...); if empty, the first model of `architectures`.
+    """Build the model `name` (or, if it is empty, the first of `architectures`) for examples `inputs` (n, ...).
 
     If `name` is empty and the first model cannot take vectors, an MLP is built for vectors of floats, and a `TokenBag`
     for integers. Raises a `ModelError` if the model cannot take `inputs`.

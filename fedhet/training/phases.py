@@ -64,7 +64,7 @@ class Optimisation:
         return replace(self, learning_rate=rate, schedule=None) if rate else self
 
     def build(self, parameters: Sequence[Tensor], *, stacked: bool = False) -> torch.optim.Optimizer:
-        """Return a new optimiser; if `stacked`, the first axis of `parameters` is that of several networks."""
+        """Return a new optimiser; if `stacked`, `parameters` are of several networks, stacked along the first axis."""
         groups: list[dict[str, object]] = [{"params": parameters}]
         if self.weight_decay:
             groups = [
@@ -309,7 +309,7 @@ class Trained:
         loss: mean loss of the steps, weighted by batch size, times the number of epochs; summed over phases.
         epochs: number of passes over the examples, a fraction for phases with a number of `steps`.
         recorded: by name, the sum (a scalar tensor) and number of steps of each scalar that loss terms record.
-        optimizer: the optimiser with its state.
+        optimizer: the last phase's optimiser with its state; None if several networks were trained together.
         work: numbers of gradient steps and of forward passes.
     """
 

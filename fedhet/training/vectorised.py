@@ -44,7 +44,7 @@ def _kind_of(model: nn.Module, examples: Examples, task: Task) -> tuple[Any, ...
 
 
 def _training_kind(work: Training) -> tuple[Any, ...] | None:
-    """Return a key that is equal for phases that can be trained together; None if this must be trained alone."""
+    """Return a key that is equal for phases that can be trained together; None if `work` must be trained alone."""
     phase, own = work.phase, work.phase.optimisation
     terms = [term for term in phase.terms if isinstance(term, Term) and term.weighted]
     alone = work.alone or work.privacy or phase.module or own.bf16 or own.schedule
@@ -55,7 +55,7 @@ def _training_kind(work: Training) -> tuple[Any, ...] | None:
 
 
 def _evaluation_kind(work: Evaluation) -> tuple[Any, ...] | None:
-    """Return a key that is equal for evaluations that can be computed together; None if this must run alone."""
+    """Return a key that is equal for evaluations that can be computed together; None if `work` must run alone."""
     count, prediction = len(work.examples), work.prediction
     if not prediction or not 0 < count <= MOST:
         return None
@@ -66,8 +66,8 @@ def _evaluation_kind(work: Evaluation) -> tuple[Any, ...] | None:
 def compute_in_batches(computations: Sequence[Computation]) -> None:
     """Train or evaluate networks of equal architectures and settings together; `result` then returns each result.
 
-    Each of `computations` is a `Training` or an `Evaluation`. Those that match no other, or whose joint
-    computation raises an exception, are computed alone when `result` is called.
+    Each of `computations` is a `Training` or an `Evaluation`. One that matches no other, or whose joint
+    computation raises an exception, is computed alone when `result` is called.
     """
     groups: dict[Any, list[Any]] = {}
     for each in computations if len(computations) > 1 else ():
