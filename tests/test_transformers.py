@@ -58,8 +58,8 @@ REFUSED = {
     ("llama", "fedharm"): "fedharm.blocks = .*LlamaForSequenceClassification has 0 stages",
     ("llama", "fedma"): "no rule for operator aten.pow .*input_layernorm' of LlamaForSequenceClassification",
     ("llama", "pfnm"): "no rule for operator aten.pow .*input_layernorm' of LlamaForSequenceClassification",
-    ("llama", "depthfl"): "LlamaForSequenceClassification can be divided after no module, but 2 blocks",
-    ("llama", "inclusivefl"): "LlamaForSequenceClassification can be divided after no module, but 2 blocks",
+    ("llama", "depthfl"): "LlamaForSequenceClassification has 0 modules that can end a block",
+    ("llama", "inclusivefl"): "LlamaForSequenceClassification has 0 modules that can end a block",
 }
 
 

@@ -59,31 +59,31 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def check(arrays: Arrays, expected: Spec, group: str) -> None:
-    """Check that arrays are finite and as `expected`; raise a WireError that begins with `group` otherwise."""
+    """Check that arrays are finite and as `expected`; raise a WireError that calls the arrays `group` otherwise."""
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
         raise WireError(
-            f"{group}: missing arrays {sorted(missing)[:3]}, unexpected arrays {sorted(extra)[:3]}; use the run's model"
+            f"error in {group}: missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}; use the run's model"
         )
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype != DTYPES[dtype]:
             actual = f"{array.dtype.name}{list(array.shape)}"
-            raise WireError(f"{group}: {name} is {actual}, not {dtype}{list(shape)}; use the run's model")
+            raise WireError(f"error in {group}: {name} is {actual}, not {dtype}{list(shape)}; use the run's model")
     check_finite(arrays, group)
 
 
 def check_finite(arrays: Arrays, group: str) -> None:
-    """Check that values are finite and at most 1e9; raise a WireError that begins with `group` otherwise."""
+    """Check that values are finite and at most 1e9; raise a WireError that calls the arrays `group` otherwise."""
     with np.errstate(over="ignore", invalid="ignore"):
         for name, array in arrays.items():
             # A small sum of squares means that all values are small; otherwise each value is checked.
             if array.dtype.kind == "f" and array.size and not float(np.vdot(array, array)) <= LARGEST:
                 largest = float(np.abs(array).max())
                 if not math.isfinite(largest):
-                    raise WireError(f"{group}: {name} has values that are not finite: lower learning-rate")
+                    raise WireError(f"error in {group}: {name} has values that are not finite; lower learning-rate")
                 if largest > LARGEST:
-                    raise WireError(f"{group}: {name} has values up to {largest:.1e}, too large: lower learning-rate")
+                    raise WireError(f"error in {group}: {name} has values up to {largest:.1e}; lower learning-rate")
 
 
 def bytes_of(spec: Spec) -> int:
@@ -97,7 +97,7 @@ def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
     for name, tensor in tensors.items():
         dtype = "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).removeprefix("torch.")
         if dtype not in DTYPES:
-            raise ModelError(f"{name} has dtype {dtype}, which cannot be shared: cast it to one of {', '.join(DTYPES)}")
+            raise ModelError(f"array {name} has dtype {dtype}, which cannot be sent: use one of {', '.join(DTYPES)}")
         spec[name] = (tuple(tensor.shape), dtype)
     return spec
 
@@ -115,7 +115,7 @@ def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
 
 
 def difference(spec: Spec, other: Spec) -> str:
-    """Return a phrase on the first array whose shape or dtype differs between two models, `spec` and `other`."""
+    """Describe, for a message, the first array whose shape or dtype differs between two models, `spec` and `other`."""
     for name in [*spec, *other]:
         if spec.get(name) != other.get(name):
             ours, theirs = (f"{s[name][1]}{list(s[name][0])}" if name in s else "missing" for s in (spec, other))
@@ -129,7 +129,7 @@ def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
         if name not in tensors or tuple(tensors[name].shape) != array.shape:
             expected = list(tensors[name].shape) if name in tensors else "no such tensor"
             raise ModelError(
-                f"{name} was received with shape {list(array.shape)}, but the model has {expected}: use the run's model"
+                f"array {name} was received with shape {list(array.shape)}, but the model has {expected}: use one model"
             )
     with torch.no_grad():
         for name, array in arrays.items():
@@ -170,8 +170,8 @@ def to_factors(after: Arrays, before: Arrays, energy: float) -> Arrays:
 def from_factors(packed: Arrays, before: Arrays, spec: Spec, group: str) -> Arrays:
     """Return the arrays `before` plus received differences (`packed`, the result of `to_factors`) after a check.
 
-    `spec` has the shapes and dtypes of the result. Raises a WireError, which begins with `group`, if a difference is
-    missing or has an invalid shape, dtype or value.
+    `spec` has the shapes and dtypes of the result. Raises a WireError, which calls the arrays `group`, if a difference
+    is missing or has an invalid shape, dtype or value.
     """
     expected: Spec = {}
     for name, (shape, dtype) in spec.items():
@@ -204,7 +204,7 @@ def add_factors(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
 
 Name = Annotated[str, "can be the name of a file"]
 Text = Annotated[str, "has several lines"]
-"""Type of fields with text of several lines; `Name` is for valid file names, and `str` for one line."""
+"""Type of a field that has several lines of text; a `Name` is a valid file name, and a `str` is one line."""
 
 LONGEST = 200
 """Largest number of characters in a received name or line of text."""
@@ -268,9 +268,9 @@ class Fields:
     ) -> Any:
         value = self._fields.get(key, default)
         if value is None:
-            raise WireError(f"{self._where} is damaged: {key} is missing; use the server's version of fedhet")
+            raise WireError(f"error in {self._where}: {key} is missing; use the server's version of fedhet")
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or not good(value):
-            raise WireError(f"{self._where} is damaged: {key} is {shortened(value)}, but must be {right}")
+            raise WireError(f"error in {self._where}: {key} is {shortened(value)}, but must be {right}")
         return value
 
 
@@ -283,7 +283,7 @@ READERS: dict[Any, str] = {
 
 @cache
 def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
-    """Return pairs of a field of `dataclass`, if it is text, a number or a boolean, and its key in messages."""
+    """Return the text, number and boolean fields of `dataclass`, each with its key in messages."""
     plain = [each for each in fields(dataclass) if each.type in READERS]
     return [(each, each.metadata.get("key", kebab(each.name))) for each in plain]
 

@@ -35,11 +35,11 @@ from fedhet.utils.machine import memory
 from fedhet.utils.statistics import Metric, Work
 
 HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
-"""Questions in query messages: for a client's report before the first round, for initial weights that all clients
-receive, and for the training of a client that joins after the last round."""
+"""What a query (see `Request.question`) asks for: a client's report before the first round, initial weights that all
+clients receive, or the training of a client that joins after the last round."""
 
 STARTS = ("received", "scratch")
-"""Initial weights from which a client that joins late is trained; `received-3` is its metric after 3 epochs."""
+"""Weights from which a late client is trained: received or random. `received-3` names its metric after 3 epochs."""
 
 WHOLE = "whole"
 """Name of the group of arrays with a whole network's initial weights, if clients train parts of one network."""
@@ -112,7 +112,7 @@ class Report:
         common: digest of the client's own common test set, if it is used; empty otherwise.
         normalised: whether its network has running statistics, as BatchNorm does.
         spec: names, shapes and dtypes of its network's shared arrays.
-        public, public_size: digest and number of examples of the client's own public dataset; empty without one.
+        public, public_size: digest and number of examples of the client's own public dataset; empty and 0 without one.
         device: description of the device on which it trains.
         note: a remark for the server's log, which may be shortened.
         outputs: number of values in a prediction.
@@ -188,9 +188,9 @@ def _spec(record: Mapping[str, Any]) -> Spec:
 
 
 def check_room(size: int, needed: str) -> None:
-    """Check that `size` bytes fit in a quarter of the memory; raise a WireError that begins with `needed` otherwise."""
+    """Check that `size` bytes fit in a quarter of the memory; raise a WireError with the purpose `needed` otherwise."""
     if size > (most := memory() / 4):
-        raise WireError(f"{needed} {size / 1e9:.3g} GB, but has {most / 1e9:.3g} GB per client: choose a smaller model")
+        raise WireError(f"too large a model: {needed} {size / 1e9:.3g} GB, but has {most / 1e9:.3g} GB per client")
 
 
 @dataclass
@@ -215,7 +215,7 @@ class Reply:
         work: numbers of steps and examples in its training.
         further: metrics that a user's own train function returns, by name (see `fedhet.wrap`).
         evaluated: metrics that a user's own evaluate function returns, by name.
-        given_weight: the weight from a user's own train function; 0 if it is the number of training examples.
+        given_weight: the weight that a user's own train function returns; 0 if `examples` is the weight.
     """
 
     examples: int = field(metadata={"key": "num-examples", "at_least": 1})
@@ -274,7 +274,7 @@ class Reply:
 
 
 READ = {key for dataclass in (Reply, Work) for _, key in named_fields(dataclass)}
-"""Names in a reply's metrics that are fields of `Reply` and `Work`, and so not those of a user's own metrics."""
+"""Keys of fields of `Reply` and `Work` in a reply's metrics; a user's own metrics with these names need a prefix."""
 
 
 def _own(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
@@ -301,7 +301,7 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
     ):
         raise WireError(
             f"the client's reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}, "
-            f"but must be equally long lists, values up to 1, weights from 0 to {MOST_WEIGHT:.0e}: check its metric"
+            f"but must be lists of one length, values up to 1, weights from 0 to {MOST_WEIGHT:.0e}: check its metric"
         )
     return Measured(Metric(tuple(values), tuple(weights)), numbers.number(f"{name}-loss"))
 

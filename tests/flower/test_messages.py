@@ -121,7 +121,7 @@ def test_counts_that_are_none_are_damaged(change):
     back = read_reply(message(record))
     assert (back.validation_examples, back.work) == (3, Work(4, 5, 60))
     record["metrics"] = MetricRecord({**record["metrics"], **change})
-    with pytest.raises(WireError, match=f"damaged: {next(iter(change))} is"):
+    with pytest.raises(WireError, match=f"reply: {next(iter(change))} is"):
         read_reply(message(record))
 
 

@@ -87,7 +87,7 @@ def test_wrong_outputs() -> None:
         ValueError, match="gradients of block '0' are not finite: training diverged, lower the learning-rate"
     ):
         describe(model, ["0"], torch.randn(3, 4), None, [2], identity)
-    with pytest.raises(ValueError, match=r"logits \(3, classes >= 2\), got \(3, 1\)"):
+    with pytest.raises(ValueError, match=r"logits \(3, classes >= 2\), not \(3, 1\)"):
         describe(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), ["0"], torch.randn(3, 4), None, [2], identity)
 
 

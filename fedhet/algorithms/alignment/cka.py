@@ -19,7 +19,7 @@ def check_features(x: Tensor, name: str = "features") -> Tensor:
     """Return features `x` (L, d); raise a ValueError, with `name`, unless they are floats with L >= 2 and d >= 1."""
     if x.ndim != 2 or not x.is_floating_point() or x.shape[0] < 2 or x.shape[1] < 1:
         raise ValueError(
-            f"{name} must be a floating tensor (examples >= 2, features >= 1), got {x.dtype} of shape {tuple(x.shape)}"
+            f"expected floating-point features (L >= 2, d >= 1), but {name!r} is {x.dtype} of shape {tuple(x.shape)}"
         )
     return x
 
@@ -29,7 +29,7 @@ def check_pair(x: Tensor, y: Tensor) -> None:
     check_features(x, "x")
     check_features(y, "y")
     if len(x) != len(y):
-        raise ValueError(f"x and y must be features of the same examples, got {len(x)} and {len(y)}: use one batch")
+        raise ValueError(f"got features of {len(x)} and {len(y)} examples: compute both from the same examples")
 
 
 def linear_cka(x: Tensor, y: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
     """
     check_pair(x, y)
     if x.shape[1] != y.shape[1]:
-        raise ValueError(f"the Procrustes distance needs equal widths, got {x.shape[1]} and {y.shape[1]}: use CKA")
+        raise ValueError(f"Procrustes needs features of equal width, got {x.shape[1]} and {y.shape[1]}: use CKA")
     tiny = torch.finfo(x.dtype).tiny
     x, y = (each / torch.linalg.vector_norm(each).clamp_min(tiny) for each in (centred(x), centred(y)))
     product = x.T @ y
@@ -117,7 +117,7 @@ def centred_unit(x: Tensor) -> Tensor:
 
 
 def _unit(deviation: Tensor, original: Tensor) -> Tensor:
-    """Return centred values `deviation` divided by their norm; zeros if `original`, not centred, is constant."""
+    """Return `deviation`, the centred `original`, divided by its norm, or zeros if `original` is constant."""
     with torch.no_grad():
         norm = torch.linalg.vector_norm(deviation)
         rounding = 8 * torch.finfo(deviation.dtype).eps * torch.linalg.vector_norm(original)
@@ -138,7 +138,7 @@ def self_inner(x: Tensor) -> Tensor:
 
 
 def ratio(cross: Tensor, x_self: Tensor, y_self: Tensor) -> Tensor:
-    """Return CKA, `cross / sqrt(x_self * y_self)`, from kernels' inner products with each other and themselves."""
+    """Return CKA, `cross / sqrt(x_self * y_self)`, from the inner product of two kernels and their squared norms."""
     least = torch.finfo(cross.dtype).eps
     return cross / (x_self.clamp_min(least).sqrt() * y_self.clamp_min(least).sqrt())
 
@@ -203,9 +203,9 @@ Kernel = Literal["linear", "rbf", "procrustes"]
 def distance_to(features: Tensor, target: Tensor, *, kind: tuple[Kernel, bool]) -> Tensor:
     """Return FedHeNN's distance, a scalar, between features `(b, d)` and the `target` `(b, r)` of the same b examples.
 
-    The target has r features of each example, such as the global model's or the result of `mean_target`. `kind` has the
-    kernel, and whether CKA is debiased, as for mini-batches. The distance is 1 - CKA (equation 6) with a `"linear"` or
-    `"rbf"` kernel or, for `"procrustes"`, the Procrustes distance.
+    The target has r features of each example, such as the global model's or the result of `mean_target`. `kind` is a
+    pair: the kernel, and whether to use debiased CKA, which suits mini-batches. The distance is 1 - CKA (equation 6)
+    for a `"linear"` or `"rbf"` kernel, and the Procrustes distance for `"procrustes"`.
     """
     (kernel, debiased), features = kind, features.to(target.dtype)  # Phi may be computed in another dtype
     if kernel == "procrustes":

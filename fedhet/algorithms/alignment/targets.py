@@ -12,8 +12,8 @@ the kernel Z Z^T. They need no common label space, because Z does not depend on 
 
 FedHARM (Kastellos et al., 2024) aligns descriptors of public images with their mean. The descriptor of image j consists
 of the k activations F_j^b of each block b with the largest |d p_c / d F_j^b|, where c is the image's class and p_c its
-predicted probability (equation 1). Here the log-odds of c are differentiated instead of p_c: the order is equal, and
-gradients do not vanish once the network fits the image.
+predicted probability (equation 1). Here the log-odds of c are differentiated instead of p_c: the order of activations
+is the same, and gradients do not vanish once the network fits the image.
 """
 
 import statistics
@@ -35,14 +35,14 @@ ERROR = 0.01
 """Largest error of a kernel matrix that `compress` may cause, relative to the kernel's Frobenius norm."""
 
 LARGEST = 1e6
-"""Largest absolute value of features: CKA squares their inner products in float32, which could overflow."""
+"""Largest accepted magnitude of features: CKA squares their inner products, which could overflow float32."""
 
 
 def check_finite_features(features: Tensor, name: str) -> None:
-    """Check that `features` (n, d) are at most `LARGEST`; raise a ModelError that calls them `name` otherwise."""
+    """Check that `features` (n, d), named `name` in errors, are at most `LARGEST`; raise a ModelError otherwise."""
     largest = float(check_features(features, name).abs().max())
     if not largest <= LARGEST:
-        raise ModelError(f"{name} must be at most {LARGEST:.0e}, got {largest:.1e}: lower the learning-rate")
+        raise ModelError(f"values of {name} must be at most {LARGEST:.0e}, got {largest:.1e}: lower the learning-rate")
 
 
 def compress(features: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tenso
     """Return Z `(L, k)`: the k leading left singular vectors of clients' class probabilities, with rows of length 1.
 
     `sent` has the probabilities `(L, C_i)` of each client for the same L examples; `count_clusters` chooses k with
-    random numbers from `generator`. A row of Z is zero if the example's probabilities equal the means over examples.
+    random numbers from `generator`. A row of Z is zero if all clients predict their mean probabilities for the example.
     """
     parts = [centred(posteriors.double()) * (1 / len(sent)) ** 0.5 for posteriors in sent]
     eigenvalues, vectors = spectrum(torch.cat(parts, 1))
@@ -114,9 +114,9 @@ def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tenso
 def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torch.Generator) -> int:
     """Return k, the number of leading singular vectors on which clients agree more than by chance.
 
-    `parts` are the clients' centred class probabilities `(L, C_i)`, and `eigenvalues` those of their kernel, largest
-    first. Parallel analysis (Horn, 1965) counts the eigenvalues that exceed the largest one after `generator` shuffled
-    the rows. k is at least the median number of classes, and at most half of the rank of the kernel.
+    `parts` are the clients' centred class probabilities `(L, C_i)`; `eigenvalues`, largest first, are those of P P^T,
+    where P concatenates them. Parallel analysis (Horn, 1965) counts the eigenvalues that exceed the largest eigenvalue
+    for rows that `generator` shuffled. k is at least the median number of classes, and at most half of P's rank.
     """
     rank = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
     if len(parts) == 1:
@@ -137,7 +137,7 @@ BATCH = 64
 
 
 def strongest(scores: Tensor, k: int) -> Tensor:
-    """Return the indices (n, k) of the k largest non-negative `scores` (n, m) in each row; ties go to the first."""
+    """Return the indices (n, k) of the k largest values in each row of `scores` (n, m) >= 0; ties go to the first."""
     ordered = scores.float().view(torch.int32).long() << 32  # the bits of non-negative floats are ordered as they are
     return (ordered - torch.arange(scores.shape[1], device=scores.device)).topk(k, 1).indices
 
@@ -150,12 +150,12 @@ def describe(
     slots: Sequence[int],
     transform: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return FedHARM's descriptors of n images, (n, k_b) for each block b, and the indices of their activations.
+    """Return FedHARM's descriptors of n images and the activations' positions: each a tensor (n, k_b) per block b.
 
-    `blocks` has the name of the last module of each block, and `slots` the number k_b of activations to select from
-    its output. Indices, in lists of tensors like the descriptors, are positions in the flattened output. `labels` (n,)
-    are by default the predicted classes; `transform` converts raw images `inputs` (n, ...) to the model's inputs. The
-    model is left in evaluation mode. Raises a ModelError unless it returns logits (n, C >= 2) with finite gradients.
+    `blocks` has the names of the blocks' last modules, and `slots` the numbers k_b of activations to select from their
+    outputs. Positions refer to the flattened outputs. `labels` (n,) are by default the predicted classes; `transform`
+    converts raw images `inputs` (n, ...) to the model's inputs. The model is left in evaluation mode. Raises a
+    ModelError unless the model returns logits (n, C >= 2) with finite gradients.
     """
     captures = [Output(model, name) for name in blocks]
     values: list[list[Tensor]] = [[] for _ in blocks]
@@ -169,7 +169,7 @@ def describe(
             logits = model(batch)
             if logits.ndim != 2 or logits.shape[1] < 2:
                 got = tuple(logits.shape)
-                raise ModelError(f"FedHARM needs logits ({len(batch)}, classes >= 2), got {got}: change the forward")
+                raise ModelError(f"the model's forward must return logits ({len(batch)}, classes >= 2), not {got}")
             classes = (logits.argmax(1) if labels is None else labels[rows])[:, None]
             others = logits.scatter(1, classes, -torch.inf).logsumexp(1)
             score = (logits.gather(1, classes)[:, 0] - others).sum()  # the log-odds log(p_c / (1 - p_c))
@@ -191,7 +191,7 @@ def _differentiable(inputs: Tensor) -> Tensor:
 
 
 def gathered(features: Tensor, places: Tensor) -> Tensor:
-    """Return the activations (n, k) at indices `places` (n, k) of a block's flattened output `features` (n, ...)."""
+    """Return the activations (n, k) at the positions `places` (n, k) of a block's flattened `features` (n, ...)."""
     return features.flatten(1).gather(1, places.long())
 
 
@@ -245,7 +245,7 @@ def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence
         most = slots[number] if kind == "cosine" else part.shape[1]
         if len(part) != images or part.shape[1] > most:
             size = f"{images} rows (public images) and at most {most} columns"
-            raise ValueError(f"array {number} must have {size}, got {tuple(part.shape)}: check the public dataset")
+            raise ValueError(f"array {number} must have {size}, not shape {tuple(part.shape)}: use one public dataset")
     if kind == "spectral":
         check_posteriors(parts[0])
 
@@ -262,7 +262,7 @@ EXPONENTS = (-163, 113)
 
 
 def pack(values: Tensor) -> Packed:
-    """Return a tensor as arrays to send: float16 `values` and a scalar int16 `exponent`, for values * 2^exponent."""
+    """Return a tensor, rounded to values * 2^exponent, as arrays: float16 `values` and a scalar int16 `exponent`."""
     array = values.detach().cpu().float().numpy()
     largest = float(np.abs(array).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest > 0 else 0  # which uses the range of float16 best
@@ -272,13 +272,13 @@ def pack(values: Tensor) -> Packed:
 def unpack(packed: Packed) -> Tensor:
     """Return the float32 tensor that `pack` packed; raise a ValueError or ModelError if the arrays are not valid."""
     if (dtypes := {name: array.dtype.name for name, array in packed.items()}) != DTYPES:
-        raise ValueError(f"a packed target must have the arrays {DTYPES}, got {str(dtypes)[:200]}: use pack")
+        raise ValueError(f"sent arrays must be {DTYPES}, not {str(dtypes)[:200]}: use the server's version of fedhet")
     values, exponent, (least, most) = packed["values"], packed["exponent"], EXPONENTS
     if exponent.shape != () or not least <= int(exponent) <= most:
-        raise ValueError(f"a packed target's exponent must be one number from {least} to {most}: use pack")
+        raise ValueError(f"a sent exponent must be a scalar from {least} to {most}: use the server's version of fedhet")
     with np.errstate(over="ignore"):  # infinities are refused below
         unpacked = torch.from_numpy(np.asarray(np.ldexp(values.astype(np.float32), int(exponent))))
-    check_finite_features(unpacked, "packed values")
+    check_finite_features(unpacked, "a sent tensor")
     return unpacked
 
 
@@ -288,11 +288,11 @@ def pack_all(parts: Sequence[Tensor]) -> Packed:
 
 
 def unpack_all(group: Packed, count: int) -> list[Tensor]:
-    """Return the `count` float32 tensors that `pack_all` packed in `group`; raise a ValueError if it is not valid."""
+    """Return the `count` tensors that `pack_all` packed in `group`; raise a ValueError or ModelError if invalid."""
     parts: dict[str, Packed] = {str(place): {} for place in range(count)}
     for name, array in group.items():
         place, _, key = name.partition("/")
         if place not in parts:
-            raise ValueError(f"keys of packed arrays start with 0/ to {count - 1}/, got {name[:50]!r}: use pack_all")
+            raise ValueError(f"expected arrays 0/... to {count - 1}/..., got {name[:50]!r}: use one version of fedhet")
         parts[place][key] = array
     return [unpack(part) for part in parts.values()]

@@ -1,6 +1,6 @@
 """The axes of arrays, described as sequences of segments.
 
-A segment is a range of consecutive indices of an axis, which belong to hidden units, or which no permutation moves.
+A segment is a range of consecutive indices of an axis. They belong to hidden units, or no permutation moves them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from math import lcm, prod
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node
 
 VALUE = "value"
-"""Role (name within its layer) of a parameter that is used outside any layer."""
+"""Role of a parameter that is used outside any layer; the role of a layer's parameter is its name, as ``weight``."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def moving(*axes: Axis) -> set[int]:
 
 
 def scaled(axis: Axis, block: int, of: int = 1) -> Axis:
-    """Return the axis after a reshape that turns every `of` consecutive entries into `block` entries."""
+    """Return the axis with `block` entries in place of every `of` consecutive entries, as after a reshape."""
     return tuple(
         Segment(None, segment.size // of * block)
         if segment.group is None
@@ -83,7 +83,7 @@ class Variables:
     A variable stands for consecutive hidden units along an axis of a tensor; ``Segment.group`` has its number.
     Operators of the `graph` add constraints: two variables are equal, several units act as one, a variable consists of
     others, or its units are never permuted. If a reshape divides an axis, its units are assumed to lie along the
-    largest possible new axis; `choices` maps names of reshape nodes to the rank of another axis in order of size.
+    largest possible new axis. `choices` can select a smaller one: 1 for the second largest, by name of the reshape.
     """
 
     def __init__(self, graph: ArchitectureGraph, choices: Mapping[str, int]) -> None:
@@ -103,7 +103,7 @@ class Variables:
         return (Segment(self._count, width),)
 
     def known(self, axis: Axis) -> Axis:
-        """Return the axis, a tuple of segments, with all constraints so far applied to its segments."""
+        """Return the axis with each variable replaced by the segments that all constraints so far make of it."""
         meaning = ((self.meaning.get(segment.group), segment) for segment in axis)
         return joined(*(scaled(self.known(found), each.block) if found else (each,) for found, each in meaning))
 
@@ -118,11 +118,11 @@ class Variables:
                 self.meaning[segment.group] = fixed(segment.width)
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Require that no units along these axes are permuted; if they are, `torn` returns the message `reason`."""
+        """Require that no units along these axes are permuted; `reason` is the error message for `torn` otherwise."""
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
-        """Require that units of two axes are permuted alike, and return the first; errors name operator `node`."""
+        """Require that units of two axes are permuted alike; return the first axis. Errors name the operator `node`."""
         try:
             self._unify(one, other)
         except _Misfit:
@@ -130,7 +130,7 @@ class Variables:
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """Return the axis, whose permutations must move `count` entries together; errors name operator `node`."""
+        """Require that every `count` entries of an axis move together; return the axis. Errors name operator `node`."""
         try:
             self._coarsen(axis, count)
         except _Misfit:
@@ -139,7 +139,7 @@ class Variables:
         return self.known(axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Return the axes after a reshape of `axis` to these `sizes`, with its constraints; errors name `node`."""
+        """Return the axes of these `sizes` into which the reshape `node` divides `axis`, and add its constraints."""
         if not self.moves(axis):
             return list(map(fixed, sizes))
         before, ways = self.meaning, []
@@ -159,14 +159,14 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Return one of `count` equal parts of an axis, permuted like all others, or None if it would split units."""
+        """Divide an axis into `count` equal parts, permuted alike; return one, or None if units would be split."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Require that dimension `axis` of a parameter has the segments `layout` (None: a new variable); return them.
+        """Require that dimension `axis` of a parameter has the segments `layout` (or a new variable); return them.
 
         `node` is the operator that uses the parameter, and `role` the parameter's name in its layer (``weight``). With
         `writes`, the layer's outputs lie along the dimension; otherwise, the layer sums over it.
@@ -185,15 +185,15 @@ class Variables:
         return layout
 
     def refuse_moving(self, node: Node, axes: Iterable[Axis]) -> None:
-        """Require that axes have no units to permute, as the order affects the operator `node`, such as a softmax."""
+        """Require that no units along these axes are permuted, as their order affects operator `node` (a softmax)."""
         self.refuse(axes, f"{node} works along hidden units, whose order or number changes its result: leave it out")
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return the axes that violate `refuse`, because their units may be permuted, and the error messages."""
+        """Return the axes passed to `refuse` whose units may still be permuted, each with its error message."""
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis)]
 
     def other_way(self, axis: Axis) -> str | None:
-        """Return the last reshape whose units could be along another axis, so that `axis` has none, else None."""
+        """Return the name of the last reshape that could put the units of `axis` along a smaller new axis, or None."""
         for node, part, ways in reversed(self.splits):
             if self.choices.get(node, 0) < ways - 1 and self.moves(axis) & self.moves(part):
                 return node

@@ -1,4 +1,4 @@
-"""Blocks of a network (consecutive layers), each named by the module that ends it, and networks with early exits."""
+"""Blocks of a network (consecutive layers), each named by its last module, and networks with early exits."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -19,30 +19,30 @@ from fedhet.models.copies import in_evaluation_mode
 
 
 def blocks(model: nn.Module, example: Tensor, *, chosen: str = "stages", count: int = 4) -> tuple[str, ...]:
-    """Return the names of the modules whose outputs end a network's blocks, from shallow to deep.
+    """Return the names of the last modules of `count` blocks of a network, from shallow to deep.
 
     `chosen` is `stages` for the last `count` of the network's `stages`, or a list of module names separated by commas.
-    Of several lists separated by semicolons, the first whose modules all exist is used. `example` is (n, channels,
-    height, width). Raises an UnsupportedArchitecture error if there are fewer stages, or modules are missing.
+    Of several lists separated by semicolons, the first whose modules all exist is used. `example` is a batch of inputs.
+    Raises an UnsupportedArchitecture error if there are fewer stages, or modules are missing.
     """
     if chosen != "stages":
         return _named(model, chosen, count)
     names = stages(model, example)
     if len(names) < count:
         raise UnsupportedArchitecture(
-            f"{type(model).__name__} has {len(names)} stages (layers of one spatial size) on an input of shape "
-            f"{tuple(example.shape[1:])}: {', '.join(names) or 'none'}; {count} blocks are needed: name the "
-            f"modules that end them, {count} names separated by commas, or set a larger input-size"
+            f"network {type(model).__name__} has {len(names)} stages (layers of one spatial size) on an input of shape "
+            f"{tuple(example.shape[1:])}: {', '.join(names) or 'none'}; {count} blocks are needed: set blocks to the "
+            f"names of {count} modules that end them, separated by commas, or set a larger input-size"
         )
     return tuple(names[-count:])
 
 
 def stages(model: nn.Module, example: Tensor) -> list[str]:
-    """Return the name of the module that ends each stage, from large to small spatial sizes.
+    """Return the name of the last module of each stage, from large to small spatial sizes.
 
     A stage has consecutive layers with outputs of one spatial size: the product of all axes but batch and features.
-    Later layers use no other output of the stage than the module's. Among several such modules, the last of the least
-    nested is returned; `nn.Sequential` and `nn.ModuleList` do not count as nesting. `example` is a batch of inputs.
+    All that later layers use of a stage is the output of its last module. Of several such modules, the least nested are
+    preferred, then the last; `nn.Sequential` and `nn.ModuleList` are not nesting. `example` is a batch of inputs.
     """
     graph, modules = architecture_graph(model, example), dict(model.named_modules())
     axes, trunk = features(graph), {place: name for place, _, name in _trunk(graph)}
@@ -74,15 +74,15 @@ def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
     for names in lists:
         if len(names) == count and all(name in have for name in names):
             return names
-    missing = "".join(f"; it has no module {name!r}" for name in lists[-1] if name not in have)
+    missing = "".join(f"; the network has no module {name!r}" for name in lists[-1] if name not in have)
     raise UnsupportedArchitecture(
-        f"{count} modules of {type(model).__name__} must be named to end its blocks, but the list is "
-        f"{', '.join(lists[-1])}{missing}: name some of {', '.join(have)}"
+        f"blocks must list the names of the {count} modules that end the blocks of {type(model).__name__}, but is "
+        f"{', '.join(lists[-1])}{missing}: choose from {', '.join(have)}"
     )
 
 
 def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -> tuple[str, ...]:
-    """Return the names of the modules that end the first `count - 1` of a network's blocks, from shallow to deep.
+    """Return the names of the last modules of the first `count - 1` of a network's blocks, from shallow to deep.
 
     `names` has these names, separated by commas (see `blocks`). If it is empty, blocks are the last `count` of the
     network's `stages` or, if there are fewer, have about equal numbers of layers. `example` is a batch of inputs.
@@ -99,11 +99,11 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
     total = sum(_is_layer(graph, node) for node in graph)
     places = {layers: name for _, layers, name in _trunk(graph) if layers < total}
     if len(places) < count - 1:
-        only = f"only after {', '.join(places.values())}" if places else "after no module"
         named = ", ".join([node.module for node in graph if _is_layer(graph, node)][:5])
         raise UnsupportedArchitecture(
-            f"{type(model).__name__} can be divided {only}, but {count} blocks are needed: set smaller depths, or name "
-            f"the modules that end them (its layers are {named}, ...)"
+            f"network {type(model).__name__} has {len(places)} modules that can end a block "
+            f"({', '.join(places.values()) or 'none'}), but needs {count - 1}: set smaller depths, or set blocks to "
+            f"names of modules (its first layers are {named})"
         )
     chosen = [0]
     for number in range(1, count):
@@ -116,14 +116,14 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
     """Return the number (from 1) of the first block that uses each array, by ``state_dict`` name.
 
-    `ends` are the names of the modules that end all blocks but the last. Raises an UnsupportedArchitecture error if
-    they do not run in this order.
+    `ends` are the names of the last modules of all blocks but the last. Raises an UnsupportedArchitecture error if
+    these modules do not run in this order.
     """
     inside = [[place for place, node in enumerate(graph) if f"{node.module}.".startswith(f"{end}.")] for end in ends]
     last = [places[-1] for places in inside if places]
     if len(last) < len(ends) or last != sorted(last):
         raise UnsupportedArchitecture(
-            f"{graph.model} does not run the modules {', '.join(ends)} in this order: name them in order of execution"
+            f"network {graph.model} does not run the modules {', '.join(ends)} in this order: reorder the list"
         )
     found: dict[str, int] = {}
     for number, node in enumerate(graph):
@@ -184,13 +184,13 @@ class _LastExit(Exception):
 
 
 class Exits(nn.Module):
-    """A network with an exit (a classifier) after each block; raises a ModelError if it has a module named `exits`.
+    """A network with an exit (a classifier) after each of its blocks.
 
     The last exit is the network's own head. Each earlier exit averages features over positions, and applies a linear
     layer (`exits.0`, `exits.1`, ...). The output is the last exit's logits in training mode, and the mean of all exits'
     logits in evaluation mode.
 
-    `network` is divided into `count` blocks by `block_ends`, which takes `names`; its modules and arrays keep their
+    `block_ends` divides `network` into `count` blocks that end with the modules `names`. Modules and arrays keep their
     names. The attribute `depth` is the number of blocks to use; arrays of later blocks may be missing.
     """
 
@@ -203,7 +203,7 @@ class Exits(nn.Module):
         super().__init__()
         if EXITS in network._modules:
             raise ModelError(
-                f"{type(network).__name__} has a module 'exits', a name that early exits need: rename this module"
+                f"network {type(network).__name__} has a module 'exits', the name of its early exits: rename the module"
             )
         # The network itself is not a submodule, so that its arrays keep their names.
         self.__dict__.update(network=network, count=count, names=names)
@@ -250,7 +250,7 @@ class Exits(nn.Module):
 def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     """Return one permutation group whose units are a network's blocks, so that depths can be handled like widths.
 
-    Width d of this group means the first d blocks of the network. The group's `rows` name the modules that end blocks,
+    Width d of this group means the first d blocks of the network. The group's `rows` name the last modules of blocks,
     and the feature axes of their outputs. `inputs` are examples (n, ...). Raises a ModelError or
     UnsupportedArchitecture error if the network cannot be divided into blocks, or cannot have exits.
     """
@@ -273,7 +273,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     slots = []
     for number, name in enumerate(ends):
         if [len(value) for value in values[name]] != [len(inputs)]:
-            raise ModelError(f"{name} cannot end a block: name a module that runs once and keeps the batch axis")
+            raise ModelError(f"module {name} cannot end a block: name one that runs once and keeps the batch axis")
         shape = values[name][0].shape
         slots.append(Slot(name, "output", axis := output_axis(graph, name, shape)))
         shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], shape[axis]
@@ -287,10 +287,10 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
 
 
 def tensor_of(value: object, name: str = "a block") -> Tensor:
-    """Return a module's output `value` (n, ..., d), or the first of a tuple; else raise a ModelError with `name`."""
+    """Return the features (n, ..., d) in the output `value` of module `name`; raise a ModelError if there are none."""
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
         raise ModelError(
-            f"{name} returns no features (n, ..., d), so no exit can follow it: name other modules to end blocks"
+            f"an exit needs features (n, ..., d), which {name} does not return: name other modules to end blocks"
         )
     return value

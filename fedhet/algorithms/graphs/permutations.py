@@ -1,8 +1,8 @@
 """Permutation groups: hidden units that can be permuted in all of a network's parameters at once.
 
-Each axis of each tensor in the graph is a sequence of segments (ranges of indices, see `axes`). Operators pass axes on
-and add constraints on their `Variables`: a residual addition makes two variables equal, GroupNorm merges several units
-into one, and the output has no units to permute. The remaining variables are the groups.
+Each axis of each tensor in the graph is a sequence of segments (ranges of indices, see `axes`). The rules of operators
+derive the axes of results and add constraints to `Variables`: a residual addition makes two variables equal, GroupNorm
+merges several units into one, and the output has no units to permute. Variables that remain are the groups.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,8 +33,8 @@ class PermutationGroup:
         width: number of units.
         rows: parameters, and their axes, by which FedMA matches units: weights whose inputs are in earlier groups,
             then biases and BatchNorm's scale and bias.
-        completes: other parameters and axes, without units of later groups: weights whose inputs are units of the group
-            (an LSTM's W_hh, a residual block's last layer), b_hh, and BatchNorm's statistics.
+        completes: other parameters and their axes that have units of this and earlier groups only: weights whose inputs
+            are units of the group (an LSTM's W_hh, a residual block's last layer), b_hh, and BatchNorm's statistics.
     """
 
     index: int
@@ -52,7 +52,7 @@ class PermutationGroups:
         axes: segments (see `axes.Segment`) of each axis of each array, by ``state_dict`` name.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
         tied: first name of each tied parameter, by its other names.
-        needs: for arrays that narrow networks lack, a group's index and the least width of the group with the array.
+        needs: for arrays that narrow networks lack, the index of a group and its least width with the array.
         kinds: kind of each array that is not trained (see `kinds_of`), by name.
     """
 
@@ -104,9 +104,9 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
         >>> groups.widths, groups.axes["2.weight"]
         ((8,), ((Segment(group=None, width=2, block=1),), (Segment(group=0, width=8, block=1),)))
 
-    Raises an UnsupportedArchitecture error if fedhet does not know an operator, or if its result depends on the order
-    of units. With `partly`, such units are left out of all groups instead; with `whole`, all units of modules that
-    reshape one axis into several, such as attention, are left out too.
+    Raises an UnsupportedArchitecture error if fedhet does not know an operator, or if the operator's result depends on
+    the order of units. With `partly`, units of such operators are left out of all groups instead. With `whole`, all
+    units of modules that reshape one axis into several, such as attention, are left out too.
     """
     if graph.unused:
         raise UnsupportedArchitecture(
@@ -150,7 +150,7 @@ def _axes(values: Iterable[Value | Several]) -> Iterator[Axis]:
 
 
 def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -> Value | Several:
-    """Return the axes of a node's result, given its `inputs`' axes, and add its constraints to `variables`."""
+    """Return the axes of the result of `node`, given the axes of its `inputs`; add its constraints to `variables`."""
     first = inputs[0] if inputs else ()
     if node.operator == "output":
         for axis in _axes(inputs[:1]):
@@ -169,8 +169,8 @@ def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -
     main = result.values[0] if isinstance(result, Several) else result
     if several or isinstance(main, Several) or tuple(map(entries, main)) != node.shape:
         raise UnsupportedArchitecture(
-            f"{node} returns shape {node.shape}, through which hidden units cannot be tracked: use another operator or "
-            "method, or only one of the operator's results (h_n[-1] of an LSTM)"
+            f"hidden units cannot be tracked through {node}, which returns shape {node.shape}: use another operator or "
+            "method, or only one of the operator's results, such as h_n[-1] of an LSTM"
         )
     return result
 

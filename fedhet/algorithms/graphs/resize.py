@@ -60,7 +60,7 @@ def resize(model: nn.Module, state: State) -> nn.Module:
 
 
 def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False) -> PermutationGroups:
-    """Return the permutation groups of a network, after a check that the network works with other widths; cached.
+    """Return the permutation groups of a network after a check that it works with other widths; results are cached.
 
     The check widens all groups, runs the network on `example`, and derives the groups of the wider network. It raises
     an UnsupportedArchitecture error if this fails. With `partly`, units that cannot be permuted are left out of all
@@ -79,7 +79,7 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
                 raise
         if partly and not groups:
             permutation_groups(graph)  # raises an error with the reason
-            raise UnsupportedArchitecture(f"{graph.model} has no hidden layer to make narrower: use another network")
+            raise UnsupportedArchitecture(f"network {graph.model} has no hidden layer to make narrower: use another")
         known[graph, partly] = groups
     return known[graph, partly]
 
@@ -98,7 +98,7 @@ def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **opti
         reason = str(error).partition("\n")[0]
     if reason:
         raise UnsupportedArchitecture(
-            f"{type(model).__name__} cannot have other widths: {reason}; its forward must take the sizes of hidden "
+            f"network {type(model).__name__} cannot have other widths: {reason}; its forward must take sizes of hidden "
             "layers from its tensors (x.flatten(1), x.unflatten(-1, (-1, head_size))), not from numbers or attributes "
             "(x.view(-1, 400)), else leave it out of methods that change widths"
         )
@@ -151,7 +151,7 @@ def _replaced(module: nn.Module, name: str) -> nn.Module:
             module.hidden_dim = token.shape[-1]  # type: ignore[assignment]  # of torchvision's VisionTransformer
         case _ if type(module).__module__.startswith("torch.nn."):
             raise UnsupportedArchitecture(
-                f"{name!r}, of type {type(module).__name__}, cannot change its width: use another type of layer"
+                f"layer {name!r}, of type {type(module).__name__}, cannot change its width: use another type of layer"
             )
     return module
 
@@ -278,7 +278,7 @@ class Submodel:
         return resize(model, self.state(model))
 
     def state(self, model: nn.Module, units: Mapping[int, NDArray[np.int64]] | None = None) -> Mapping[str, Tensor]:
-        """Return the submodel's part of the whole network's state dict, or that of other `units` (indices by group)."""
+        """Return the part of the state dict of `model`, the whole network, with these `units` (indices by group)."""
         units = units or self.units
         whole = model.state_dict()
         if self.width == 1:

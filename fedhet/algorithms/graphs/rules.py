@@ -303,7 +303,7 @@ def _matrices(variables: Variables, node: Node, *values: Value) -> Value:
 
 def _product(variables: Variables, node: Node, one: Value, other: Value) -> Value:
     if len(one) < 2 or len(other) < 2:
-        raise UnsupportedArchitecture(f"{node} multiplies a vector, not a matrix: add an axis (x.unsqueeze(-1))")
+        raise UnsupportedArchitecture(f"operator {node} multiplies a vector: make it a matrix (x.unsqueeze(-1))")
     if prod(map(entries, one[:-2])) > variables.batch:
         variables.refuse_moving(node, [*one[-2:], *other[-2:]])
     variables.read.append(variables.unify(one[-1], other[-2], node))
@@ -313,12 +313,12 @@ def _product(variables: Variables, node: Node, one: Value, other: Value) -> Valu
 @rule(*GATES)
 def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -> Several:
     if "batch_first" not in node.options:
-        raise UnsupportedArchitecture(f"{node} runs over packed sequences, which are not supported: use padded tensors")
+        raise UnsupportedArchitecture(f"packed sequences, which {node} takes, are not supported: use padded tensors")
     if "weight_hr_l0" in node.parameters:
-        raise UnsupportedArchitecture(f"{node} has projections, which are not supported: build it with proj_size=0")
+        raise UnsupportedArchitecture(f"projections, which {node} has, are not supported: build it with proj_size=0")
     if not all(variables.graph[name].operator.removeprefix("new_").startswith("zeros") for name in node.inputs[1:]):
         raise UnsupportedArchitecture(
-            f"{node} starts from a computed state, which is not supported: use the default, zeros"
+            f"a computed state, from which {node} starts, is not supported: use the default, zeros"
         )
     axis, hidden = value[-1], []
     for layer in range(node.options["num_layers"]):

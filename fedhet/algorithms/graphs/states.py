@@ -1,8 +1,8 @@
 """Operations on state dicts along permutation groups: reorder units, widen or narrow a network, and extract weights.
 
 An *assignment* of a group is an integer array (L,): unit l of the smaller network is unit ``assignment[l]`` of the
-wider one. Assignments and sizes are dicts by index of the group; other groups do not change. States hold arrays or
-tensors, and results arrays, which are copied only if they change.
+wider one. Assignments and sizes are dicts by index of the group; other groups do not change. States have arrays or
+tensors; results have arrays, which are copies only where values change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,8 +29,8 @@ def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
 def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) -> tuple[int, ...]:
     """Return the number of units of each permutation group in a network with arrays of these `shapes`.
 
-    A group without arrays in `shapes` has its width in `groups`; a group of blocks (see `groups_by_depth`) has the
-    largest width that `PermutationGroups.needs` requires. Raises a ValueError for arrays of another architecture.
+    A group without arrays in `shapes` keeps its width in `groups`. The width of a group of blocks (`groups_by_depth`)
+    is the least that `PermutationGroups.needs` allows. Raises a ValueError for arrays of another architecture.
     """
     known: dict[int, int] = {}
     for index, units in (groups.needs[name] for name in shapes if name in groups.needs):
@@ -102,10 +102,10 @@ def permute(state: State, groups: PermutationGroups, permutations: Assignments) 
 
 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
-    """Return the matrix (L, D) of the weights by which the L units of group `index` are matched (its ``rows``).
+    """Return the matrix (L, D) of the weights by which FedMA matches the L units of group `index` (its ``rows``).
 
-    Filters are flattened channel-major; the gates of an LSTM's W_ih, the channels of an attention head and those of a
-    convolution's group are concatenated.
+    A unit's row concatenates its weights: of all gates in an LSTM's W_ih, of all channels in an attention head, and of
+    all filters in a group of a convolution. Filters are flattened channel-major.
     """
     pieces = ((_front(state, slot)[places], len(places)) for slot, places in _row_places(state, groups, index))
     return np.hstack([piece.reshape(width, -1) for piece, width in pieces])

@@ -1,8 +1,8 @@
 """The layer types that a graph hypernetwork knows, and the initial values of its parameters.
 
 Initial values depend on name, shape and seed only, so the server draws them without building the hypernetwork. A head
-generates weights sum_l z_l D_l with a latent vector z of E[z^2] = 1. Their variance is that of the entries of D times
-the width of z, and is chosen so that their standard deviation is the result of `std_of`.
+generates weights sum_l z_l D_l from a latent vector z with E[z_l^2] = 1. The entries of D_l have the standard deviation
+std / (width of z)^.5, so that the standard deviation of the weights is std, the result of `std_of`.
 """
 
 from collections import Counter
@@ -24,15 +24,15 @@ Head = Literal["dense", "base-lowrank", "tiled"]
 Shape = tuple[int, ...]
 
 WIDTH, STEPS = 51, 6
-"""Width of a node's embedding h, and number of steps of message passing, as in the paper."""
+"""Width of a layer's embedding h, and number of steps of message passing."""
 
 RANK = 4
-"""Rank of a ``base-lowrank`` head, for each occurrence of its layer type in one network."""
+"""Rank of a ``base-lowrank`` head, divided by the largest number of layers of its type in one network."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """An array to generate: a vector with the initial value `start`, or weights with standard deviation `std`.
+    """An array to generate: a vector with initial value `start`, or weights with initial standard deviation `std`.
 
     `std` is None for vectors, and `scale` is the ratio of `std` to the result of `std_of`.
     """
@@ -45,7 +45,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerType:
-    """A layer type: its arrays (`slots`) by role, such as ``weight``, and how often it occurs in a network at most."""
+    """A layer type: its arrays (`slots`) by role, such as ``weight``, and the most such layers in one network."""
 
     slots: Mapping[str, Slot]
     occurrences: int = 1
@@ -89,10 +89,10 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 
 
 def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
-    """Return the ratio of an array's standard deviation in a new network (`own`) to `rule`, the result of `std_of`.
+    """Return the ratio of an array's standard deviation in a new network (in `own`) to `rule`, the result of `std_of`.
 
-    Ratios of about 1/3 to 1.5 (in a wider range if `shape` is small) become 1, because PyTorch's default, 0.41 of
-    Kaiming's, would let activations vanish.
+    Return 1 without `own`, or for a ratio of about 1/3 to 1.5 (a wider range for a small `shape`): PyTorch's default
+    initialisation, with a ratio of 0.41, would let activations vanish.
     """
     ratio, margin = (own.std / rule if own else 1.0), prod(shape) ** -0.5
     return 1.0 if (1 - margin) / 3 < ratio < 1.5 * (1 + margin) else ratio
@@ -112,7 +112,7 @@ def std_of(type: str, shape: Shape) -> float:
 # ---- initial values
 
 BASE = 4.0
-"""Factor of B in `BaseLowRank`, whose gradient steps then change weights as much as with `Dense` (BASE^2 = |z|^2)."""
+"""Factor of B in `BaseLowRank`: gradient steps then change weights as much as in `Dense`, as BASE^2 = |z|^2."""
 
 PARTS: dict[str, Callable[[str, Shape], float]] = {
     "base": lambda type, shape: std_of(type, shape) / BASE,  # (units, fan-in axes)
@@ -121,7 +121,7 @@ PARTS: dict[str, Callable[[str, Shape], float]] = {
     "basis": lambda type, shape: float((shape[0] * max(shape[1:])) ** -0.5),
     **dict.fromkeys(("bias", "change", "vector"), lambda type, shape: 0.0),
 }
-"""Function from layer type and shape to the initial standard deviation of a head's parameter, by its name."""
+"""Initial standard deviation of a head's parameter, as a function of layer type and shape, by the parameter's name."""
 
 
 def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tensor:

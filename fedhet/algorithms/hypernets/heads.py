@@ -114,7 +114,7 @@ class Vector(nn.Module):
 
 
 def head(layer: LayerType, slot: Slot, kind: Head) -> nn.Module:
-    """Return a head that generates the array `slot` of a layer type: a `Vector`, or weights by this `kind` of head."""
+    """Return a head that generates the array `slot` of a layer type: a `Vector` or, for weights, one of this `kind`."""
     if slot.std is None:
         return Vector(slot)
     if kind == "dense":
@@ -131,7 +131,7 @@ class Tiled:
 
     Attributes:
         nodes: index of the layer of each tile, (tiles,).
-        places: encoding of the position of each tile in its array, (tiles, PLACE).
+        places: sines and cosines that encode the position of each tile in its array, (tiles, PLACE).
         signs: 1 or -1 for each tile, so that tiles of one array, which resemble each other, do not add up.
         arrays: name, index of the layer, `Slot`, and number of tiles along each axis, for each array.
     """
@@ -145,8 +145,8 @@ class Tiled:
 def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]], device: torch.device) -> dict[str, Tiled]:
     """Divide the arrays of layers into tiles; return them by kind: `kernels` (filters), `matrices` and `vectors`.
 
-    `layers` has each layer's arrays: names and `Slot`s, by role. Filters of size 1 are matrices. Tensors are on
-    `device`.
+    `layers` has a pair for each layer: the names and the `Slot`s of its arrays, by role. 1x1 filters are matrices. The
+    tensors in the result are on `device`.
     """
     arrays: dict[str, list[tuple[str, int, Slot, tuple[int, ...]]]] = {"kernels": [], "matrices": [], "vectors": []}
     nodes, places, signs = ({kind: list[Any]() for kind in arrays} for _ in range(3))

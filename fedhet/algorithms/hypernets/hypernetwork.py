@@ -179,7 +179,7 @@ class GraphHypernetwork(nn.Module):
 class Written(nn.Module):
     """A network that runs with generated weights, so that training it trains the hypernetwork.
 
-    `reading` is from the hypernetwork's `read`; other arrays are those of `network`, whose parameters are trained too.
+    `reading` is the result of the hypernetwork's `read`. Other arrays, such as buffers, are those of `network`.
     """
 
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:

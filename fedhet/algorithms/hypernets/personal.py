@@ -29,7 +29,7 @@ VECTORS = 0.1
 """Scale s (see the equation above) of arrays with one axis, such as biases and scales of normalisation layers."""
 
 LEAST = 0.1
-"""Lower bound, relative to Kaiming's scale, of the magnitude that determines the scale s of a constant array."""
+"""Factor in the scale of an array with constant initial value c: s = VECTORS * max(|c|, LEAST * Kaiming's scale)."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def begin_of(name: str, shape: tuple[int, ...], own: Start | None = None) -> tup
     """Return (base, scale) of an array, which is generated as base + scale * the hypernetwork's output.
 
     By default, the base is 1 for weights of normalisation layers, else 0; the scale is Kaiming's sqrt(2 / fan-in) or,
-    for vectors, 0.1. If `own`, the array's mean and standard deviation in a new network, is given, they are adapted to
-    it: for a constant array, the base is the constant, and the scale a tenth of it, at least 0.01 of Kaiming's.
+    for vectors, 0.1. With `own`, the mean and standard deviation of the array in a new network, both are adapted to the
+    array: if it is constant, the base is the constant, and the scale a tenth of it, at least 0.01 of Kaiming's.
     """
     kaiming = math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else 1.0
     usual = float(len(shape) == 1 and name.endswith("weight")), kaiming if len(shape) > 1 else VECTORS

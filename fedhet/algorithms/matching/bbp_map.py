@@ -68,8 +68,8 @@ def match_layer(
 
     `weights` has an array (L_j, D) for each client; a row has a neuron's weights and its bias. The variances `sigma2`
     and `sigma0_2` are as in `LayerMatch`; a larger mass `gamma` of the beta process leads to more global rows. The
-    prior mean is a number or (D,) (FedMA: 0.1 in the bias column), and `average` is `map` for posterior means or
-    `mean`. Each of the `sweeps` matches every client again, in a random order drawn with `seed`. There are at most
+    prior mean is a number or (D,) (FedMA: 0.1 in the bias column), and `average` is `map` for posterior or `mean` for
+    plain means. Each of the `sweeps` matches every client again, in a random order drawn with `seed`. There are at most
     `max_rows` global rows, or as many as the widest client has. Raises a ValueError for invalid weights.
     """
     clients = _checked(weights)
@@ -106,8 +106,8 @@ def estimate_variances(
     v is the variance of all rows around the prior mean, and e the residual variance of merged rows. Merging two rows of
     correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2); sigma2 places this threshold halfway
     between the correlations of unrelated rows (0) and of the matches (1 - e / v). Starting with sigma2 = v,
-    `match_layer` with these arguments and estimation alternate until sigma2 converges. It is v without matches, or if e
-    > v / 2.
+    `match_layer`, which takes all arguments and `options`, and estimation alternate until sigma2 converges. Returns
+    sigma2 = v if the first estimation finds no matches, or if e > v / 2.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)
@@ -148,7 +148,7 @@ def _checked(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]
 
 
 class GlobalRows:
-    """The global rows of a layer, and for each client the indices of the global rows of its rows (`assignments`).
+    """The global rows of a layer, and for each client the global rows that its rows belong to (`assignments`).
 
     `g` (L, D) has the vectors g_i and `counts` (L,) the numbers n_i of this module's equations, where `prior` is mu.
     """
@@ -170,7 +170,7 @@ class GlobalRows:
         self.assignments: list[Ints] = [np.empty(0, dtype=np.intp) for _ in weights]
 
     def match(self, j: int) -> None:
-        """Remove client j's rows from the global rows, and assign them again so that the sum of values is maximal."""
+        """Remove client j's rows from the global rows, and assign them again to maximise the sum of values (above)."""
         rows, old = self.weights[j], self.assignments[j]
         self.g[old] -= rows[: len(old)]
         self.counts[old] -= 1

@@ -30,7 +30,7 @@ class Matching:
 
     Attributes:
         gamma: mass of the beta process; a larger mass leads to more global units.
-        average: `map` for posterior means or `mean`. Embeddings and recurrent layers always have plain means.
+        average: `map` for posterior or `mean` for plain means, which embeddings and recurrent layers always have.
         variances: `fixed` for variances of 1, or `estimated` for estimates per group.
         max_growth: largest global width of a group as a multiple of the widest client's; 0 for no limit.
     """
@@ -47,7 +47,7 @@ class Matching:
         prior: npt.NDArray[np.float64],
         random: np.random.RandomState,
     ) -> LayerMatch:
-        """Match a `group` by the clients' rows `matrices` (L_j, D) with mean `prior` (D,) and a `random` generator."""
+        """Match `group` by clients' rows `matrices` (L_j, D) with prior mean `prior` (D,); `random` orders clients."""
         limit = int(self.max_growth * max(map(len, matrices))) if self.max_growth else None
         options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "max_rows": limit}
         if self.variances == "estimated":
@@ -91,8 +91,8 @@ def match_group(
     """Match the units of the group `index` among clients by `how`, and average its parameters that are not matched.
 
     `states` has each client's arrays. For earlier groups, `assignments` has the global indices of each client's units,
-    and `sizes` the global widths. Averages are posterior (`map`) or plain means over clients that have a unit; for
-    recurrent weights, over all. `random` orders the clients.
+    and `sizes` the global widths. Posterior or plain means (`how.average`) are over the clients that have a unit, but
+    recurrent weights have plain means over all clients. `random` orders the clients.
     """
     matrices = [graphs.rows(state, groups, index) for state in states]
     match = how.match(matrices, groups[index], how.prior_mean(states, matrices, groups, index), random)
@@ -189,8 +189,8 @@ def average_rest(
 ) -> dict[str, Array]:
     """Return averages of the arrays that belong to no group, such as the output layer, in the global model's order.
 
-    `states` has each client's arrays with units in this order; `assignments` and `sizes` are as in `match_group`. With
-    `statistics`, BatchNorm's are averaged over clients that have the unit, weighted by their numbers of `examples`.
+    `states` has clients' arrays in this order; `assignments` and `sizes` are as in `match_group`. With `statistics`,
+    BatchNorm's statistics of a unit are averaged over the clients that have it, weighted by their `examples`.
     `class_counts`, examples by client and class (J, C), weight the rows of output layers (FedMA, section 3).
     """
     result: dict[str, Array] = {}
@@ -240,7 +240,7 @@ def _present(
 def due(groups: graphs.PermutationGroups, step: int, *, statistics: bool) -> tuple[str, ...]:
     """Return the names of the arrays that a client sends in a step of FedMA.
 
-    In step i, they belong to group i; in the last step, to no group (with BatchNorm's statistics if `statistics`).
+    In step i, these belong to group i; in the last step, to no group, with BatchNorm's statistics if `statistics`.
     """
     running = {name for name, kind in groups.kinds.items() if kind == "statistic"}
     settled = [
