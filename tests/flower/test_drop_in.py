@@ -587,7 +587,7 @@ def at_a_node_with_a_policy():
         (lambda: fedhet.FedAvg(0.5), r"pass settings by keyword, such as FedAvg\(fraction_train=0.5\)"),
         (
             lambda: fedhet.FedAvg(train_metrics_aggr_fn=len),
-            "train_metrics_aggr_fn: .* override aggregate_train in a sub",
+            "train_metrics_aggr_fn is not supported: .* override aggregate_train in a sub",
         ),
         (lambda: fedhet.FedAvg(min_train_nodes="3"), "min_train_nodes must be of type int, not '3'"),
         (lambda: fedhet.make_client_app(mods=fixedclipping_mod), "mods must be a list of Flower mods"),
