@@ -171,7 +171,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A pickler that copies cached functions of the user's script, since a child process does not import the script."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how to pickle `obj` (see `pickle`); a function with `functools.cache` loses its cached results."""
+        """Return how to pickle `obj` (see `pickle`); functions with `functools.cache` lose their cached results."""
         if type(obj) is type(_server) and obj.__module__ == "__main__":
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)

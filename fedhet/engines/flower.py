@@ -216,7 +216,7 @@ def _federation(config: Config) -> list[str]:
         )
     if cpus > cores() and "RAY_ADDRESS" not in os.environ:
         raise ConfigError(
-            f"a client needs {cpus} CPUs, but this machine has {cores()}: set client-resources or threads-per-client"
+            f"a client needs {cpus} CPUs, but this machine has {cores()}: lower client-resources or threads-per-client"
         )
     return [
         "--federation-config",

@@ -259,7 +259,7 @@ def run_locally(
 def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
     """Return the architecture of each client, and the largest number of clients to train as one batch on `device`.
 
-    The architecture is "" for a client to train without others; the list is empty if `client-batching` is off.
+    The architecture is "" for a client that is not batched; the list is empty if `client-batching` is off.
     """
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):

@@ -198,7 +198,7 @@ class WorkerGrid(LocalGrid):
         return lives
 
     def _next(self, child: Child) -> list[Message]:
-        """Wait for a batch of messages for the worker `child`, and return it; it is empty if the grid is closed."""
+        """Wait for a batch of messages for the worker `child` and return it; return [] if the grid is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._candidates())
             if self._closed:

@@ -61,7 +61,7 @@ class Aggregator:
         `groups` has each client's arrays by name, and `starts` its arrays before training (zeros by default). An update
         is the difference of these arrays, and its norm the root mean square of all floating-point entries, multiplied
         by factors in `scales` (by client and array; 1 by default). The norm is limited to `clip-norm` times the median
-        norm. If `clip-norm` is not set, norms that exceed `FURTHEST` and `FURTHEST_FROM_START` are set to the median.
+        norm. If `clip-norm` is not set, norms above `FURTHEST` and `FURTHEST_FROM_START` are reduced to the median.
         """
         bound = self.bound
         if not groups or (not bound and len(groups) < 3):
@@ -151,7 +151,7 @@ def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = {}) -> f
 
 
 def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
-    """Return by client the sum, over its arrays, of the distance to another client's closest array of that name."""
+    """Return, for each client, the sum of its arrays' distances to the closest array of that name at other clients."""
     total = dict.fromkeys(sent, 0.0)
     for client, arrays in sent.items():
         for name, array in arrays.items():

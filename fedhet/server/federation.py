@@ -169,7 +169,7 @@ class Federation:
                 round.fail(client, reason_of(client, error))
                 continue
             if reply.report.lost_state >= 0:
-                log.warning("client %s lost its state of round %s and has a new one", client, reply.report.lost_state)
+                log.warning("client %s lost its state of round %s; it starts anew", client, reply.report.lost_state)
                 round.lost.append(client)
             if reply.report.note:
                 notes.append((reply.report.note, client))

@@ -182,7 +182,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
             if self.run.round.number != server_round:
                 raise ConfigError(
                     f"configure_train of {type(self).__name__} must call super().configure_train(server_round, arrays, "
-                    f"config, grid) in every round, and did not in round {server_round}"
+                    f"config, grid) in every round, but did not in round {server_round}"
                 )
             valid = self.federation.receive(replies, self._check)
             self._trained = valid, self._aggregate(valid)

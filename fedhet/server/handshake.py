@@ -30,7 +30,7 @@ Claims = list[tuple[str, Hashable]]
 """Names and values of properties in which clients must agree, such as the task or shapes of shared arrays."""
 
 UNSEEN = 2**26
-"""Size of a network's arrays in bytes above which a client must send them, before the server builds copies."""
+"""Size of a network's arrays in bytes above which the client must send them before the server builds copies."""
 
 
 class Handshake:
@@ -68,7 +68,7 @@ class Handshake:
             )
 
     def _check_settings(self) -> None:
-        """Apply `train_config`; raise a ConfigError if keys that the user set have no effect on admitted clients."""
+        """Apply keys in `train_config`; raise a ConfigError if a key that the user set has no effect on the clients."""
         known = [reply.report for reply in self.federation.known.values()]
         if not all(report.wrapped for report in known):
             self.run.apply_train_config()
@@ -173,7 +173,7 @@ class Handshake:
             check(sent.arrays.get("model", {}), spec, "the client's network")
             self.run.round.up[reply.client] += sent.payload.nbytes
             return
-        raise FedhetError("the server needs the client's network to admit it, but did not receive it: see its log")
+        raise FedhetError("the server did not receive the client's network, which it needs: see the client's log")
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
         run, report, claimed = self.run, reply.report, reply.client

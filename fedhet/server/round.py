@@ -230,7 +230,7 @@ class Hooks(Generic[P, S]):
             self._fetch_first_arrays()
 
     def _fetch_first_arrays(self) -> None:
-        """Request the initial weights that the shared model lacks from two clients, and from a third if these differ.
+        """Request the initial weights that the shared model lacks from two clients, and from a third if they disagree.
 
         The weights of the client that is most similar to another are used. With a robust aggregation rule or
         `clip-norm`, all clients are asked, and Krum selects one.
@@ -306,7 +306,7 @@ class Hooks(Generic[P, S]):
                 self.state.clients[client].trained = round.number
                 self.state.clients[client].examples = trained[client].examples
         elif round.training:
-            log.warning("round %d is not aggregated: too few valid replies (%d)", round.number, len(trained))
+            log.warning("round %d is not aggregated: too few valid replies (%d), see below", round.number, len(trained))
             if round.number == 1 and not trained:
                 raise FedhetError(f"no client gave a valid reply in the first round; correct this:\n{round.reasons()}")
         self.state.round = round.number

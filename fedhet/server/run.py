@@ -33,7 +33,7 @@ GIVE_MODELS = "give the server the clients' models: make_server_app(model=...), 
 
 @dataclass
 class Round:
-    """The state of the current round.
+    """The state of round `number`, the current round.
 
     Attributes:
         closing, final: whether this is the closing round (`closing-epochs`), or the evaluation after the last round.

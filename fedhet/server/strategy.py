@@ -206,8 +206,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
         present = self.federation.nodes
         if len(present) < least:
             raise FedhetError(
-                f"only {len(present)} clients can take part, but {least} are needed; start more or lower min-clients:\n"
-                f"{self.run.round.reasons('no more nodes came')}"
+                f"only {len(present)} clients can take part, but {least} are needed; start more clients or lower "
+                f"min-clients:\n{self.run.round.reasons('no more nodes came')}"
             )
         gone = [client for client in self.state.clients if client not in present]
         if gone and self.federation.simulated:

@@ -149,7 +149,7 @@ def described(description: str, spec: Spec, *, complete: bool = False) -> Permut
         widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
         for few, most in zip(widths, groups.widths, strict=True):
             if few > most:
-                raise ValueError(f"a layer with {few} units has only {most} in the whole network: reduce its width")
+                raise ValueError(f"a layer has {few} units, but only {most} in the whole network: reduce its width")
         shapes = groups.shapes(widths)
         for name, (shape, _) in spec.items():
             if shapes[name] != shape:
