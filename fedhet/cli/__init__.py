@@ -272,7 +272,7 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
 
 
 def _quietly(name: str = "fedhet.engines.running") -> Any:
-    """Import and return the module `name`, and limit Flower's logger to warnings, since the import sets its level."""
+    """Import and return the module `name`, which sets the level of Flower's logger; limit the logger to warnings."""
     module = import_module(name)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     return module

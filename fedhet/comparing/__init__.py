@@ -104,7 +104,7 @@ def compare(
         jobs: number of simultaneous runs, each in a process with one thread; by default one per CPU core or, on a GPU,
             one per 4 GiB of its memory.
         baseline: the variant from which differences are computed; by default the first.
-        tuning: settings to try for each method before the runs, measured on validation examples.
+        tuning: configurations to try before the runs, to choose each method's settings by validation accuracy.
         console: rich console for progress and tables; by default standard output.
     """
     check_list("methods", methods, str, "['fedhenn', 'local']")

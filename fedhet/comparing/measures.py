@@ -169,7 +169,7 @@ def is_local(config: Config) -> bool:
 
 
 def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
-    """Return the result of each variant in `runs`, in their order, without the runs whose names are in `failed`."""
+    """Read the runs whose names are not in `failed`, and return each variant's result in the order of `runs`."""
     planned = grouped((run.variant, run) for run in runs)
     files = {run.name: read_run(run.folder) for each in planned.values() for run in each if run.name not in failed}
     local = next((variant for variant, (first, *_) in planned.items() if is_local(first.settings)), None)
@@ -183,7 +183,7 @@ def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantR
 
 
 def accuracies(files: RunFiles) -> dict[str, float]:
-    """Return the accuracy in each client's last evaluation in a run, by client name."""
+    """Return each client's accuracy in its last evaluation of a run, by client name."""
     rows = final_clients(files.clients)
     return {row.client: row.accuracy for row in rows if row.accuracy is not None and math.isfinite(row.accuracy)}
 

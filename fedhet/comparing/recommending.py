@@ -121,7 +121,7 @@ def recommend(
 
 
 def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
-    """Return the number in a text such as `30m`, times the factor of its unit in `units`; errors name `name`."""
+    """Return the number in a text such as `30m` times the factor of its unit; errors quote `name` and `example`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)", str(given).strip())
     factors = {unit.lower(): factor for unit, factor in units.items()} | {"": 1}
     if not match or match[2].lower() not in factors or not float(match[1]):
@@ -206,7 +206,7 @@ class _Search:
         self.execute.tell(f"the budget is enough for {_training(*enough)} (configured: {_training(*parts[0])})")
 
     def try_out(self, max_bytes: float) -> None:
-        """Measure the methods' validation accuracies in a part of the budget; exclude methods above `max_bytes`."""
+        """Measure validation accuracies in a part of the budget; exclude methods that exceed `max_bytes` in a round."""
         runs = dict[str, PlannedRun]()
         for name in self.choices:
             try:
@@ -272,7 +272,7 @@ class _Search:
         return runs, failed
 
     def conclude(self, runs: Sequence[PlannedRun], failed: Mapping[str, str]) -> Recommendation:
-        """Recommend a method, given the comparison's runs and why some failed, by name; print and write all results."""
+        """Recommend a method, given the comparison's runs and the errors of failed ones by name; write all results."""
         results = measure(runs, failed)
         ranked = sorted((each for each in results if each.outcomes), key=lambda each: -(each.mean(SCORE) or 0.0))
         controls = [each for each in ranked if each.variant in CONTROLS]

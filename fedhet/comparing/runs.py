@@ -41,7 +41,7 @@ WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
 
 
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
-    """Raise a FedhetError if the folder of a run has a run with other settings, or data or models do not exist."""
+    """Raise a FedhetError if a run's folder has a run with other settings, or if data or models do not exist."""
     runs = list(runs)
     conflicts = grouped((problem, str(run.folder)) for run in runs if (problem := _conflict(run, functions)))
     if conflicts:

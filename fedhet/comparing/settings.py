@@ -71,7 +71,7 @@ def _variant(text: str) -> Variant:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A planned run of a method; `equalised` is True if all clients get one architecture because it requires this."""
+    """A planned run of a method; `equalised` is True if all clients get one architecture, as the method requires."""
 
     variant: str
     seed: int
@@ -190,7 +190,7 @@ def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Val
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
-    """Yield each remark on keys with its variants' names; for keys set by the user (`by_hand`), without advice."""
+    """Yield remarks on keys with the names of the variants concerned; keys set by hand (`by_hand`) get no advice."""
     remarks = grouped(
         (why.partition(": ")[0] if key in by_hand else why, name)
         for name, config in completed.items()
@@ -207,7 +207,7 @@ def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
 
 
 def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a method's preset for the same data, such as `fml/digits` for `fedhenn/digits`, or {}."""
+    """Return a method's preset that corresponds to the one in `base`, as `fml/digits` to `fedhenn/digits`, or {}."""
     name = str(base.get("preset", "")).rpartition("/")[2]
     own = name if name == OWN else f"{method.family}/{name}"
     return _preset({**base, "preset": own}, method) if own in (OWN, *configuration.presets()) else {}
@@ -257,7 +257,7 @@ def distinct(values: Iterable[Any]) -> list[Any]:
 def _without_effect(
     variants: Sequence[Variant], chosen: Mapping[str, Any], completed: Mapping[str, Config]
 ) -> Iterator[str]:
-    """Yield an error message for each key without effect, set for a variant or, in `chosen`, for all methods."""
+    """Yield an error message for each key without effect that is set for a variant or, in `chosen`, for all."""
     remarks = {name: dict(config.remarks) for name, config in completed.items()}
     for variant in variants:
         yield from (f"{variant.name}: {why}" for key, why in remarks[variant.name].items() if key in variant.settings)

@@ -181,7 +181,7 @@ def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
 
 
 def comparison_figure(results: Sequence[VariantResult]) -> Figure:
-    """Draw the mean personal accuracy over seeds of each method by round, with a band of one standard deviation."""
+    """Draw each method's personal accuracy by round: the mean over seeds, with a band of one standard deviation."""
     figure, axes = new_figure(3.2)
     results = [result for result in results if result.outcomes]
     for position, result in enumerate(results):

@@ -106,7 +106,7 @@ def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
 def tune(
     tuning: Tuning, shared: SharedSettings, *, reported: Sequence[int], out: Path, execute: Execution
 ) -> list[Search]:
-    """Choose each method's settings by trial runs in `out/tuning`, and list all of them in `out/tuning.csv`.
+    """Choose each method's settings by trial runs in `out/tuning`, and write a table of the trials to `out/tuning.csv`.
 
     Returns a result for each method. `shared` has the comparison's settings and `reported` its seeds, which tuning must
     not use. Raises a ConfigError if settings cannot be tuned, and a FedhetError if no configuration completed.

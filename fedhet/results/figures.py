@@ -94,7 +94,7 @@ def clients_figure(run: RunFiles) -> Figure | None:
 
 
 def loss_figure(run: RunFiles) -> Figure | None:
-    """Draw the training loss (with the method's additional terms) and the test loss by round, or return None."""
+    """Draw training loss (with the method's additional terms) and test loss by round; return None without data."""
     figure, axes = new_figure(2.7)
     training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
     draw_line(axes, training, color=ORANGE, label="training")

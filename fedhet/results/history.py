@@ -121,7 +121,7 @@ def last_round(rows: Iterable[Row]) -> int:
 def scored_curve(
     rows: Sequence[Row], which: Which, measure: Literal["accuracy", "loss"] = "accuracy"
 ) -> list[tuple[int, float]]:
-    """Return the `learning_curve` on the clients' own test sets or, without one, on the common test set."""
+    """Return the `learning_curve` on the clients' own test sets or, if it is empty, on the common test set."""
     return learning_curve(rows, which, measure=measure) or learning_curve(rows, which, test="common", measure=measure)
 
 
@@ -201,7 +201,7 @@ class RunFiles:
 
     @property
     def scored(self) -> Which:
-        """Whether the run's result is the accuracy of networks as `received` or `trained` (also without a summary)."""
+        """Whether the run's result is the accuracy of `received` or `trained` networks; `trained` without a summary."""
         return self.personal or "trained"
 
     @property

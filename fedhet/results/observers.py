@@ -82,7 +82,7 @@ def flat(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Logger(Observer):
-    """Observer that calls `log(metrics, round)` after each round, and `end(completed)` after the run."""
+    """Observer that calls `log(metrics, round)` after each round, then `end(True)`, or `end(False)` after a failure."""
 
     def __init__(self, log: Callable[[dict[str, float], int], object], end: Callable[[bool], object]) -> None:
         self._log, self._end = log, end
@@ -141,7 +141,7 @@ LOGGERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
 def loggers(names: Sequence[str], folder: Path, settings: Mapping[str, Value]) -> list[Observer]:
-    """Return the loggers with these names for a run; raises a `ConfigError` if one is not installed or fails."""
+    """Return the loggers with these names for a run; raises a `ConfigError` if one is missing or cannot start."""
     observers: list[Observer] = []
     for name in names:
         try:

@@ -212,8 +212,8 @@ class RunDirectory(Observer):
             schedule, method = self.config.lr_schedule, self.config.method_name
             if schedule != "constant" or traits(self.config).planned:
                 log.warning(
-                    "the rounds so far ran with rounds = %d, which changes their results (method = %s, lr-schedule = "
-                    "%s), so results differ from those of a run with rounds = %d from the start",
+                    "the rounds so far ran with rounds = %d, and their results depend on it (method = %s, lr-schedule "
+                    "= %s), so they differ from those of a run with rounds = %d from the start",
                     *(planned, method, schedule, rounds),
                 )
             # A run that gets more rounds continues before its last one, which some methods treat differently.
@@ -275,8 +275,8 @@ def recorded(
             yield directory, *logging_to
         except OSError as error:
             raise FedhetError(
-                f"the run in {folder} stopped, since {in_words(error)}; complete rounds are saved. Solve this, and "
-                f"continue with {resuming(folder, arguments.get('supplied', ()))}"
+                f"the run in {folder} stopped, since {in_words(error)}; complete rounds are saved. Solve the problem, "
+                f"and continue with {resuming(folder, arguments.get('supplied', ()))}"
             ) from error
 
 
