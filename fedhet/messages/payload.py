@@ -59,7 +59,7 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def check(arrays: Arrays, expected: Spec, group: str) -> None:
-    """Check that arrays are finite and as `expected`; raise a WireError that calls the arrays `group` otherwise."""
+    """Raise a WireError about the arrays, called `group`, unless they are finite, with shapes and dtypes `expected`."""
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
         raise WireError(
@@ -74,7 +74,7 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
 
 
 def check_finite(arrays: Arrays, group: str) -> None:
-    """Check that values are finite and at most 1e9; raise a WireError that calls the arrays `group` otherwise."""
+    """Raise a WireError about the arrays, called `group`, unless their values are finite and at most 1e9."""
     with np.errstate(over="ignore", invalid="ignore"):
         for name, array in arrays.items():
             # A small sum of squares means that all values are small; otherwise each value is checked.

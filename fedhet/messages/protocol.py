@@ -39,7 +39,7 @@ HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
 clients receive, or the training of a client that joins after the last round."""
 
 STARTS = ("received", "scratch")
-"""Weights from which a late client is trained: received or random. `received-3` names its metric after 3 epochs."""
+"""Initial weights of a client that joins late: received or random. `received-3` is its metric after 3 epochs."""
 
 WHOLE = "whole"
 """Name of the group of arrays with a whole network's initial weights, if clients train parts of one network."""
@@ -188,9 +188,9 @@ def _spec(record: Mapping[str, Any]) -> Spec:
 
 
 def check_room(size: int, needed: str) -> None:
-    """Check that `size` bytes fit in a quarter of the memory; raise a WireError with the purpose `needed` otherwise."""
+    """Check that `size` bytes fit in a quarter of the memory; raise a WireError with the text `needed` otherwise."""
     if size > (most := memory() / 4):
-        raise WireError(f"too large a model: {needed} {size / 1e9:.3g} GB, but has {most / 1e9:.3g} GB per client")
+        raise WireError(f"use a smaller model: {needed} {size / 1e9:.3g} GB, but has {most / 1e9:.3g} GB per client")
 
 
 @dataclass

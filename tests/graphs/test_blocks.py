@@ -75,5 +75,5 @@ def test_named_blocks() -> None:
     assert blocks(model, images, chosen="body.3,body.5", count=2) == ("body.3", "body.5")
     with pytest.raises(UnsupportedArchitecture, match=r"no module 'layer1'.*choose from body, body\.0"):
         blocks(model, images, chosen="layer1,layer2,layer3,layer4")
-    with pytest.raises(UnsupportedArchitecture, match=r"the 4 modules that .* but is body\.3, body\.5"):
+    with pytest.raises(UnsupportedArchitecture, match=r"name the 4 modules that .* but is body\.3, body\.5"):
         blocks(model, images, chosen="body.3,body.5")

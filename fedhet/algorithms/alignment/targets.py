@@ -116,7 +116,7 @@ def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torc
 
     `parts` are the clients' centred class probabilities `(L, C_i)`; `eigenvalues`, largest first, are those of P P^T,
     where P concatenates them. Parallel analysis (Horn, 1965) counts the eigenvalues that exceed the largest eigenvalue
-    for rows that `generator` shuffled. k is at least the median number of classes, and at most half of P's rank.
+    after `generator` shuffles clients' rows. k is at least the median number of classes, and at most half of P's rank.
     """
     rank = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
     if len(parts) == 1:
@@ -150,12 +150,12 @@ def describe(
     slots: Sequence[int],
     transform: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return FedHARM's descriptors of n images and the activations' positions: each a tensor (n, k_b) per block b.
+    """Return FedHARM's descriptors of n images, and their activations' positions, both (n, k_b) for each block b.
 
     `blocks` has the names of the blocks' last modules, and `slots` the numbers k_b of activations to select from their
-    outputs. Positions refer to the flattened outputs. `labels` (n,) are by default the predicted classes; `transform`
-    converts raw images `inputs` (n, ...) to the model's inputs. The model is left in evaluation mode. Raises a
-    ModelError unless the model returns logits (n, C >= 2) with finite gradients.
+    outputs. Positions refer to the flattened outputs. `labels` (n,) are the images' classes, or None to use predicted
+    ones; `transform` converts raw images `inputs` (n, ...) to the model's inputs. The model is left in evaluation mode.
+    Raises a ModelError unless the model returns logits (n, C >= 2) with finite gradients.
     """
     captures = [Output(model, name) for name in blocks]
     values: list[list[Tensor]] = [[] for _ in blocks]
@@ -245,7 +245,7 @@ def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence
         most = slots[number] if kind == "cosine" else part.shape[1]
         if len(part) != images or part.shape[1] > most:
             size = f"{images} rows (public images) and at most {most} columns"
-            raise ValueError(f"array {number} must have {size}, not shape {tuple(part.shape)}: use one public dataset")
+            raise ValueError(f"array {number} of a reply must have {size}, not {tuple(part.shape)}: check public data")
     if kind == "spectral":
         check_posteriors(parts[0])
 
@@ -293,6 +293,6 @@ def unpack_all(group: Packed, count: int) -> list[Tensor]:
     for name, array in group.items():
         place, _, key = name.partition("/")
         if place not in parts:
-            raise ValueError(f"expected arrays 0/... to {count - 1}/..., got {name[:50]!r}: use one version of fedhet")
+            raise ValueError(f"arrays must be named 0/... to {count - 1}/..., not {name[:50]!r}: name them by pack_all")
         parts[place][key] = array
     return [unpack(part) for part in parts.values()]

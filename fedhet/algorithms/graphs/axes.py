@@ -11,7 +11,7 @@ from math import lcm, prod
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node
 
 VALUE = "value"
-"""Role of a parameter that is used outside any layer; the role of a layer's parameter is its name, as ``weight``."""
+"""Role of a parameter that is used outside any layer; a layer's parameter has its name, such as ``weight``."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Variables:
     A variable stands for consecutive hidden units along an axis of a tensor; ``Segment.group`` has its number.
     Operators of the `graph` add constraints: two variables are equal, several units act as one, a variable consists of
     others, or its units are never permuted. If a reshape divides an axis, its units are assumed to lie along the
-    largest possible new axis. `choices` can select a smaller one: 1 for the second largest, by name of the reshape.
+    largest possible new axis. `choices` selects a smaller one, by name of the reshape node: 1 for the second largest.
     """
 
     def __init__(self, graph: ArchitectureGraph, choices: Mapping[str, int]) -> None:
@@ -103,7 +103,7 @@ class Variables:
         return (Segment(self._count, width),)
 
     def known(self, axis: Axis) -> Axis:
-        """Return the axis with each variable replaced by the segments that all constraints so far make of it."""
+        """Return the axis after applying the constraints so far, which can replace a variable by several segments."""
         meaning = ((self.meaning.get(segment.group), segment) for segment in axis)
         return joined(*(scaled(self.known(found), each.block) if found else (each,) for found, each in meaning))
 
@@ -118,7 +118,7 @@ class Variables:
                 self.meaning[segment.group] = fixed(segment.width)
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Require that no units along these axes are permuted; `reason` is the error message for `torn` otherwise."""
+        """Require that no units along these axes are permuted; `torn` returns the message `reason` if they can be."""
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
@@ -130,7 +130,7 @@ class Variables:
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """Require that every `count` entries of an axis move together; return the axis. Errors name operator `node`."""
+        """Require that every `count` entries of an axis are permuted together; return it. Errors name `node`."""
         try:
             self._coarsen(axis, count)
         except _Misfit:
@@ -139,7 +139,7 @@ class Variables:
         return self.known(axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Return the axes of these `sizes` into which the reshape `node` divides `axis`, and add its constraints."""
+        """Return the axes of these `sizes` into which the reshape `node` divides `axis`; add the constraints."""
         if not self.moves(axis):
             return list(map(fixed, sizes))
         before, ways = self.meaning, []
@@ -166,7 +166,7 @@ class Variables:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Require that dimension `axis` of a parameter has the segments `layout` (or a new variable); return them.
+        """Require that dimension `axis` of a parameter has the segments `layout` (None: a new variable); return these.
 
         `node` is the operator that uses the parameter, and `role` the parameter's name in its layer (``weight``). With
         `writes`, the layer's outputs lie along the dimension; otherwise, the layer sums over it.

@@ -42,7 +42,7 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
     A stage has consecutive layers with outputs of one spatial size: the product of all axes but batch and features.
     All that later layers use of a stage is the output of its last module. Of several such modules, the least nested are
-    preferred, then the last; `nn.Sequential` and `nn.ModuleList` are not nesting. `example` is a batch of inputs.
+    preferred, then the last; `nn.Sequential` and `nn.ModuleList` do not nest. `example` is a batch of inputs.
     """
     graph, modules = architecture_graph(model, example), dict(model.named_modules())
     axes, trunk = features(graph), {place: name for place, _, name in _trunk(graph)}
@@ -76,7 +76,7 @@ def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
             return names
     missing = "".join(f"; the network has no module {name!r}" for name in lists[-1] if name not in have)
     raise UnsupportedArchitecture(
-        f"blocks must list the names of the {count} modules that end the blocks of {type(model).__name__}, but is "
+        f"the key blocks must name the {count} modules that end the blocks of {type(model).__name__}, but is "
         f"{', '.join(lists[-1])}{missing}: choose from {', '.join(have)}"
     )
 
@@ -123,7 +123,7 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
     last = [places[-1] for places in inside if places]
     if len(last) < len(ends) or last != sorted(last):
         raise UnsupportedArchitecture(
-            f"network {graph.model} does not run the modules {', '.join(ends)} in this order: reorder the list"
+            f"network {graph.model} does not run the modules {', '.join(ends)} in this order: reorder blocks"
         )
     found: dict[str, int] = {}
     for number, node in enumerate(graph):
@@ -190,7 +190,7 @@ class Exits(nn.Module):
     layer (`exits.0`, `exits.1`, ...). The output is the last exit's logits in training mode, and the mean of all exits'
     logits in evaluation mode.
 
-    `block_ends` divides `network` into `count` blocks that end with the modules `names`. Modules and arrays keep their
+    `network` is divided into `count` blocks by `block_ends`, to which `names` is passed. Modules and arrays keep their
     names. The attribute `depth` is the number of blocks to use; arrays of later blocks may be missing.
     """
 

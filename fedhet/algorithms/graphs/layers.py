@@ -150,7 +150,7 @@ def features(graph: ArchitectureGraph) -> dict[str, int]:
 
 
 def _moved(node: Node, shape: tuple[int, ...], axis: int) -> int | None:
-    """Return the axis of a node's result with the features that its input of this `shape` has along `axis`, or None."""
+    """Return the axis of a node's result that corresponds to `axis` of its input, which has this `shape`, or None."""
     if node.operator in ("expand", "stack"):
         return None  # equal entries, or an axis in between
     if node.operator in ("transpose", "permute", "t"):

@@ -29,8 +29,8 @@ def resize(model: nn.Module, state: State) -> nn.Module:
     """Return a copy of a network with the arrays in `state` only; their shapes determine the sizes of its layers.
 
     Recurrent layers with different widths become a ``StackedRecurrent``, and ``nn.MultiheadAttention`` of another width
-    a ``HeadAttention``; a user's own modules keep their attributes. Raises an UnsupportedArchitecture error for a layer
-    whose size attributes are unknown.
+    a ``HeadAttention``; attributes of a user's own modules do not change. Raises an UnsupportedArchitecture error for a
+    layer whose size attributes are unknown.
     """
     result, lacking = copied(model), model.state_dict().keys() - state.keys()
     # By storage of the replaced tensor, to keep ties; the tensor is kept so that its storage is not reused.
@@ -278,7 +278,7 @@ class Submodel:
         return resize(model, self.state(model))
 
     def state(self, model: nn.Module, units: Mapping[int, NDArray[np.int64]] | None = None) -> Mapping[str, Tensor]:
-        """Return the part of the state dict of `model`, the whole network, with these `units` (indices by group)."""
+        """Return the part of `model`'s state dict with these `units` (indices by group), by default the submodel's."""
         units = units or self.units
         whole = model.state_dict()
         if self.width == 1:

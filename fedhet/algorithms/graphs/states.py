@@ -83,10 +83,10 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
 
 
 def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple[NDArray[np.intp] | None, ...]]:
-    """Return the indices along each axis of each array that belong to `units` (indices by group); None for all indices.
+    """Return the entries of each array that a network with only `units` (indices by group) has: indices for each axis.
 
-    The result is a tuple for each array, by name, without the arrays that have no units of these groups. The tuple is
-    empty for arrays that do not exist in a network with only these units.
+    The result has a tuple by name of the array, with None for an axis whose entries are all kept. Arrays that are kept
+    whole are left out, and the tuple is empty for arrays that the network does not have.
     """
     found = {name: tuple(_entries(axis, units) for axis in axes) for name, axes in groups.axes.items()}
     units_of = {group: np.asarray(each).size for group, each in units.items()}

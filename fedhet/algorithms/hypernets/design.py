@@ -45,7 +45,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerType:
-    """A layer type: its arrays (`slots`) by role, such as ``weight``, and the most such layers in one network."""
+    """A layer type: its arrays (`slots`) by role, such as ``weight``, and its largest number of layers in a network."""
 
     slots: Mapping[str, Slot]
     occurrences: int = 1

@@ -131,7 +131,7 @@ class Tiled:
 
     Attributes:
         nodes: index of the layer of each tile, (tiles,).
-        places: sines and cosines that encode the position of each tile in its array, (tiles, PLACE).
+        places: sines and cosines that encode the position of each tile in its array, (tiles, n).
         signs: 1 or -1 for each tile, so that tiles of one array, which resemble each other, do not add up.
         arrays: name, index of the layer, `Slot`, and number of tiles along each axis, for each array.
     """

@@ -34,7 +34,7 @@ LEAST = 0.1
 
 @dataclass(frozen=True)
 class PersonalHypernetwork:
-    """pFedHN's hypernetwork; the first `write` for a client or an architecture adds its parameters to `tensors`.
+    """pFedHN's hypernetwork; `write` adds the parameters for new clients and new architectures to `tensors`.
 
     `tensors` has the parameters by name, and `seed` determines their initial values. Clients' embeddings have the width
     `embedding`, the MLP has `layers` hidden layers of width `hidden`, and `chunk` weights are generated at once.

@@ -106,8 +106,8 @@ def estimate_variances(
     v is the variance of all rows around the prior mean, and e the residual variance of merged rows. Merging two rows of
     correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2); sigma2 places this threshold halfway
     between the correlations of unrelated rows (0) and of the matches (1 - e / v). Starting with sigma2 = v,
-    `match_layer`, which takes all arguments and `options`, and estimation alternate until sigma2 converges. Returns
-    sigma2 = v if the first estimation finds no matches, or if e > v / 2.
+    `match_layer`, which takes these arguments and `options`, and estimation alternate until sigma2 converges. Returns
+    sigma2 = v if there are no matches at first, or if e > v / 2.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)
@@ -170,7 +170,7 @@ class GlobalRows:
         self.assignments: list[Ints] = [np.empty(0, dtype=np.intp) for _ in weights]
 
     def match(self, j: int) -> None:
-        """Remove client j's rows from the global rows, and assign them again to maximise the sum of values (above)."""
+        """Remove client j's rows from the global rows, and assign them again at the least total cost (`costs`)."""
         rows, old = self.weights[j], self.assignments[j]
         self.g[old] -= rows[: len(old)]
         self.counts[old] -= 1

@@ -88,7 +88,7 @@ def match_group(
     how: Matching,
     random: np.random.RandomState,
 ) -> GroupMatch:
-    """Match the units of the group `index` among clients by `how`, and average its parameters that are not matched.
+    """Match the units of group `index` among clients by the rule `how`; average its parameters that are not matched.
 
     `states` has each client's arrays. For earlier groups, `assignments` has the global indices of each client's units,
     and `sizes` the global widths. Posterior or plain means (`how.average`) are over the clients that have a unit, but
@@ -124,7 +124,7 @@ def match_group(
 def match_networks(
     states: Sequence[State], groups: graphs.PermutationGroups, how: Matching, random: np.random.RandomState
 ) -> tuple[list[GroupMatch], list[dict[str, Array]]]:
-    """Match whole networks by `how` without training in between (PFNM: Yurochkin et al., ICML 2019).
+    """Match whole networks by the rule `how` without training in between (PFNM: Yurochkin et al., ICML 2019).
 
     Return the match of each group, and the clients' states with units in the global order, and zeros for missing units.
     """
@@ -190,7 +190,7 @@ def average_rest(
     """Return averages of the arrays that belong to no group, such as the output layer, in the global model's order.
 
     `states` has clients' arrays in this order; `assignments` and `sizes` are as in `match_group`. With `statistics`,
-    BatchNorm's statistics of a unit are averaged over the clients that have it, weighted by their `examples`.
+    BatchNorm's statistics of a unit are averaged over the clients that have it, weighted by numbers of `examples`.
     `class_counts`, examples by client and class (J, C), weight the rows of output layers (FedMA, section 3).
     """
     result: dict[str, Array] = {}
