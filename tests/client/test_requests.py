@@ -59,7 +59,7 @@ def grid(tiny):
 )
 def test_invalid_settings_and_requests(settings, request_text, grid):
     reason = refusal(grid, settings, request_text)
-    assert reason.startswith(("error in the request: ", "the request ") if request_text else "the request's settings ")
+    assert ("the request" if request_text else "the request's settings") in reason
     assert "reply" not in reason
     assert request_text or len(reason) < 200
 
