@@ -137,7 +137,7 @@ BATCH = 64
 
 
 def strongest(scores: Tensor, k: int) -> Tensor:
-    """Return the indices (n, k) of the k largest values in each row of `scores` (n, m) >= 0; ties go to the first."""
+    """Return the indices (n, k) of the k largest `scores` (n, m), all >= 0, in each row; ties go to the first."""
     ordered = scores.float().view(torch.int32).long() << 32  # the bits of non-negative floats are ordered as they are
     return (ordered - torch.arange(scores.shape[1], device=scores.device)).topk(k, 1).indices
 

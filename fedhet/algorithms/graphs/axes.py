@@ -11,7 +11,7 @@ from math import lcm, prod
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node
 
 VALUE = "value"
-"""Role of a parameter that is used outside any layer; a layer's parameter has its name, such as ``weight``."""
+"""Role of a parameter that is used outside any layer; other roles are names within a layer, as ``weight``."""
 
 
 @dataclass(frozen=True)

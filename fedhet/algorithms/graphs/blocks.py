@@ -42,7 +42,7 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
     A stage has consecutive layers with outputs of one spatial size: the product of all axes but batch and features.
     All that later layers use of a stage is the output of its last module. Of several such modules, the least nested are
-    preferred, then the last; `nn.Sequential` and `nn.ModuleList` do not nest. `example` is a batch of inputs.
+    preferred, then the last; `nn.Sequential` and `nn.ModuleList` do not count. `example` is a batch of inputs.
     """
     graph, modules = architecture_graph(model, example), dict(model.named_modules())
     axes, trunk = features(graph), {place: name for place, _, name in _trunk(graph)}
