@@ -73,7 +73,9 @@ class Child:
         except Exception as error:  # whatever it was, nothing more can be read from the process
             self.process.join(1.0)
             self.end()
-            raise ChildError(f"the process ended with exit code {self.process.exitcode}: see its output") from error
+            ended = f"the process {self.process.name!r} ended with exit code {self.process.exitcode}"
+            why = "(-9: killed, often for lack of memory); its messages on the terminal or in a log file may say why"
+            raise ChildError(f"{ended} {why}") from error
 
     def end(self) -> None:
         """Kill the process and close the connection to it."""

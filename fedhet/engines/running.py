@@ -263,7 +263,10 @@ def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
     """
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
-        raise ConfigError(f"client-batching must be auto, off, or a number of at least 2, not {chosen!r}")
+        raise ConfigError(
+            "client-batching must be off (clients are trained one by one) or the largest number of clients to train as "
+            f"one batch, at least 2 (auto: up to {BATCH}), not {chosen!r}"
+        )
     if chosen == "off":
         return (), 1
     names: Sequence[str] = client_setup.architectures(config, config.clients)

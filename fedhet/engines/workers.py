@@ -209,7 +209,7 @@ class WorkerGrid(LocalGrid):
             return batch
 
     def _candidates(self) -> list[str]:
-        """Return the ids of awaited messages or, if there are none, of all messages unless many replies are unread."""
+        """Return the ids of stored messages that a worker may handle next, [] if too many replies are unread."""
         room = 2 * self._number - len(self._done) - len(self._under_way)  # replies that wait may be large
         return [key for key in self._wanted if key in self._waiting] or (list(self._waiting) if room > 0 else [])
 

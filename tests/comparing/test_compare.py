@@ -61,7 +61,7 @@ def test_failed_runs_are_named(comparison):
     assert "local-seed1: 3 of 10 clients replied, 5 are needed</pre>" in comparison.done._repr_html_()
     for page in ("comparison.md", "comparison.html"):
         assert "fedavg-seed1: client 3: its model has no head" in (comparison.folder / page).read_text()
-    assert "fedhenn-seed0: the process ended with exit code 137" in message
+    assert "fedhenn-seed0: the process 'fedhet run' ended with exit code 137" in message
     assert "fedavg-seed1: client 3: its model has no head" in message
     assert "local-seed0: ZeroDivisionError: no clients in round 4" in message
     assert "local-seed1: 3 of 10 clients replied, 5 are needed" in message

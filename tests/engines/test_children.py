@@ -100,7 +100,7 @@ def test_a_job_whose_process_dies_fails_alone(tmp_path):
     jobs = [Job(name, call, tmp_path / name) for name, call in (("dies", _die), ("lives", os.getpid))]
     ended = dict(run_jobs(jobs, 2))
     assert ended["lives"] is None
-    assert "the process ended with exit code -9" in ended["dies"]
+    assert "the process 'fedhet run' ended with exit code -9" in ended["dies"]
 
 
 def _check_default_dtype() -> None:

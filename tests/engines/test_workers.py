@@ -116,7 +116,7 @@ def app_that(does: Callable[[], None], *clients: int) -> Any:
 @pytest.mark.parametrize(
     ("does", "reason", "waits"),
     [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "the process ended with exit code -9", {"timeout": 300}),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "'fedhet worker' ended with exit code -9", {"timeout": 300}),
         pytest.param(lambda: time.sleep(120), "no reply within", {}, marks=pytest.mark.slow),
     ],
     ids=["dies", "hangs"],
