@@ -213,18 +213,18 @@ def of_method(method: str, rounds: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("method", BARE)
-def test_two_workers_take_less_time_than_a_bare_loop_on_one_core(
+def test_two_workers_with_batches_take_less_time_than_a_bare_loop_on_one_core(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WorkerGrid, "patience", 0)
-    own = of_method(method, rounds=16)
+    own = of_method(method, rounds=16) | {"client-batching": "10"}
     with one_thread():
         observer = Interleaved(BARE[method](own))
         run_locally(configuration.resolve({**own, "workers": 2}), tmp_path / "run", observers=[observer])
     ours, theirs = statistics.median(observer.ours[2:]), statistics.median(observer.theirs[2:])
     ratio = ours / theirs
-    print(f"\n{method}: two workers {ours:.3f} s a round, bare loop {theirs:.3f} s, ratio {ratio:.3f} (<= .9)")
-    assert ratio <= 0.9
+    print(f"\n{method}: two workers {ours:.3f} s a round, bare loop {theirs:.3f} s, ratio {ratio:.3f} (<= .75)")
+    assert ratio <= 0.75
 
 
 class Clock(Observer):
@@ -253,8 +253,8 @@ def test_two_workers_halve_a_round(method: str, tmp_path: Path, monkeypatch: pyt
                 run_locally(config, tmp_path / f"{number}-{turn}", observers=[clock])
                 seconds[number] += clock.seconds[2:]
     one, two = (statistics.median(seconds[number]) for number in (1, 2))
-    print(f"\n{method}: one process {one:.3f} s a round, two workers {two:.3f} s, ratio {two / one:.3f} (<= .6)")
-    assert two / one <= 0.6
+    print(f"\n{method}: one process {one:.3f} s a round, two workers {two:.3f} s, ratio {two / one:.3f} (<= .7)")
+    assert two / one <= 0.7
 
 
 def test_two_workers_beside_flowers_ray_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
