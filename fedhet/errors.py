@@ -13,7 +13,6 @@ _ROOT = Path(__file__).parents[1]
 _OURS = [_ROOT / each for each in ("fedhet", "client_apps", "strategies")]
 _LIBRARIES = [Path(sysconfig.get_path(each)) for each in ("stdlib", "purelib", "platlib")]
 
-
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 200
 shown = _repr.repr

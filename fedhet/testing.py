@@ -6,7 +6,7 @@ from fedhet.testing import MethodContract
 
 class TestMine(MethodContract):
     method = "mine"  # a registered name, "package.module:name", or a Method
-    settings = {"mine.weight": 0.5}  # keys that it needs in addition to `COMMON`
+    settings = {"mine.weight": 0.5}  # in addition to the tests' settings (`COMMON`)
 ```
 
 Runs take place in this process, on the data set `digits`.
@@ -52,7 +52,7 @@ COMMON: dict[str, Value] = {
     "report": False,
     "client-batching": "off",  # as in a run with an app of its own, such as `Tampering`
 }
-"""Settings by key for all runs, each of which takes a fraction of a second."""
+"""Values of configuration keys for all test runs, each of which takes a fraction of a second."""
 
 # Settings with which a method is expected to learn.
 LEARNS = {"rounds": 4, "local-epochs": 3, "samples-per-client": 0, "momentum": 0.9, "learning-rate": 0.05}
@@ -105,7 +105,8 @@ class Tampering(ClientApp):
 class Case:
     """A method to test: its name or reference (`package.module:name`), settings, and the clients' architectures.
 
-    `own` has pairs (key, value). Without `architectures`, networks differ as much as the method allows.
+    `own` has the settings as pairs (key, value). `architectures` are names separated by commas, such as `mlp-20,cnn`;
+    if empty, networks differ as much as the method allows.
     """
 
     reference: str
@@ -132,7 +133,10 @@ class Case:
         return self.method.traits_of(configuration.resolve(settings, strict=False).options)
 
     def settings(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> dict[str, Value]:
-        """Return `COMMON` updated with the case's settings, `changes`, `keys` (`_` for `-`); omits ineffective keys."""
+        """Return the values of a run's keys: those of `COMMON`, of the case (`own`), `changes`, and `keys`.
+
+        Later ones take precedence; `keys` are written with `_` for `-`. Keys without an effect are left out.
+        """
         traits = self.traits
         shared = traits.networks == "any" and traits.shares.averaged and traits.shares.keys != "nothing"
         chosen: dict[str, Value] = {
@@ -175,7 +179,10 @@ class Run:
 
     @property
     def checkpoint(self) -> dict[str, Any]:
-        """The arrays and values of the last checkpoint by file name, without the digests of other files."""
+        """The last checkpoint: for each file, a dict by name of arrays, as (dtype, shape, bytes), and of texts.
+
+        Its hashes of `history.jsonl` and `clients.csv` are left out, since the former contains durations.
+        """
         contents: dict[str, Any] = {}
         for path in (self.folder / "checkpoint").glob("*.safetensors"):
             arrays, values = read_arrays(path)
@@ -243,8 +250,8 @@ class MethodContract:
 
     Attributes:
         method: a registered name, `"package.module:name"`, or a Method.
-        settings: keys that the method needs in addition to `COMMON`.
-        architectures: the clients' architectures; by default, they differ as much as the method allows.
+        settings: configuration keys and values that the method needs, in addition to the tests' settings (`COMMON`).
+        architectures: names, separated by commas, such as `"mlp-20,cnn"`; if empty, as different as the method allows.
     """
 
     method: ClassVar[str | Method]
@@ -312,7 +319,7 @@ class MethodContract:
 
 
 def resume(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resume the run of `case` in `folder` as in a new process, where a method given by reference is not registered."""
+    """Resume the run of `case` in `folder` as in a new process: `monkeypatch` unregisters a `package.module:name`."""
     by_reference = ":" in case.reference
     if by_reference:
         monkeypatch.setattr(registry, "_registered", {})

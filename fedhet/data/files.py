@@ -76,7 +76,10 @@ def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset:
 def _download(dataset: str) -> None:
     cache = cache_folder()
     if not _downloads.get():
-        raise DataError(f"{dataset} is not in {cache}, and nodes do not download: set data or data-path to its folder")
+        raise DataError(
+            f"{dataset} is not in {cache}, and nodes do not download data sets: set data in the node config, or in the "
+            f"run config of a simulation, to a folder with the files of {dataset}"
+        )
     try:
         import torchvision  # imported late because it fails if its build does not match torch's
 
@@ -84,7 +87,8 @@ def _download(dataset: str) -> None:
     except (OSError, RuntimeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise DataError(
-            f"{dataset} is not in {cache} and cannot be downloaded ({reason}): set data (--data DIR) to its folder"
+            f"{dataset} is not in {cache} and cannot be downloaded ({reason}): set data (--data DIR) to a folder "
+            "with its files"
         ) from error
 
 
@@ -133,7 +137,8 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise DataError(f"the pickle contains {module}.{name}, but only arrays may be loaded")
+            # `read_cifar` adds the name of the file and the remedy.
+            raise DataError(f"it contains the object {module}.{name}, but may contain only NumPy arrays")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 

@@ -220,14 +220,11 @@ def _as_augment(augment: Any) -> Augment | None:
 
 
 def open_parameters(function: Callable[..., Any]) -> tuple[list[Parameter], list[Parameter]]:
-    """Return two lists: parameters of a function that no `functools.partial` sets, and the required ones among them.
-
-    Both lists are empty for built-in functions, whose parameters are unknown.
-    """
+    """Return two lists: parameters of a function that no `functools.partial` sets, and the required ones among them."""
     try:
         parameters = signature(function).parameters.values()
     except (TypeError, ValueError):
-        return [], []
+        return [], []  # the parameters of some built-in functions are unknown
     known = function.keywords if isinstance(function, partial) else {}
     taken = [parameter for parameter in parameters if parameter.name not in known]
     variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)

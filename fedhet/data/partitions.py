@@ -1,7 +1,4 @@
-"""Partitions: functions that assign the examples of a data set to clients.
-
-Training and test examples are assigned in the same way, so both have the same distribution at a client.
-"""
+"""Partitions: functions that assign a data set's training and test examples to clients, both in the same way."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -32,9 +29,10 @@ Dealt = list[list[Indices]]
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The input of a partition function: the settings of `partition` and a random generator.
+    """The input of a partition function: a data set, arguments of `partition`, and a random generator.
 
-    `examples` are the indices of the training and of the test examples to assign.
+    `examples` are the indices of the training and test examples to assign to `clients` clients. `classes_per_client` is
+    for the partition `classes`, the concentration `alpha` for `dirichlet`.
     """
 
     dataset: DataSet
@@ -56,7 +54,7 @@ class Job:
         return [np.bincount(labels, minlength=self.dataset.classes) for labels in self.labels()]
 
     def by_owner(self, owners: Owners) -> list[dict[int, Indices]]:
-        """Return two dicts, for training and test, which map each owner's number to the indices of its examples."""
+        """Return two dicts (training, test) from each owner's number (a patient's or user's) to its example indices."""
         parts = []
         for indices, owner in zip(self.examples, owners, strict=True):
             numbers, starts = np.unique(np.sort(owner[indices]), return_index=True)

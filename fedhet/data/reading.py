@@ -64,10 +64,8 @@ class LazyInputs:
 
 
 def spans(count: int, size: int) -> list[slice]:
-    """Return slices of `size` rows each that cover `count` rows; a single last row belongs to the slice before it.
-
-    A single row is avoided, since BatchNorm without running statistics cannot normalise it.
-    """
+    """Return slices of `size` rows each that cover `count` rows; a single last row belongs to the slice before it."""
+    # A single row is avoided, since BatchNorm without running statistics cannot normalise it.
     starts = [start for start in range(0, count, size) if start == 0 or count - start > 1]
     return [slice(start, end) for start, end in pairwise([*starts, count])]
 

@@ -17,8 +17,8 @@ from fedhet.utils.randomness import numpy_generator
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     """Draw `size` training examples for a public dataset; return their indices and the remaining indices.
 
-    The draw is stratified by class. If examples have owners, such as patients, it proceeds owner by owner, and the
-    remaining examples have other owners. Raises a `DataError` if no example remains for the clients.
+    The draw is stratified by class. If examples have owners, such as patients, it takes the examples of random owners,
+    and the remaining indices are of other owners only. Raises a `DataError` if no example remains for the clients.
     """
     n = len(dataset.train)
     if not 0 <= size < n:
@@ -50,8 +50,8 @@ def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str =
     """Return a data set, or the data of the client `client`, divided anew into training and test examples by `seed`.
 
     The number of test examples is unchanged or, if `share` is not 0, this fraction of all examples. They are stratified
-    by class, or all examples of some owners, such as patients. Raises a `DataError` if the data set fixes the test
-    examples of each owner, or if training and test inputs are not in memory or differ in shape or dtype.
+    by class or, if the data set has owners such as patients, all examples of random owners. Raises a `DataError` if the
+    data set fixes each owner's test examples, or if inputs are not in memory or differ in shape or dtype.
     """
     if not len(data.test):
         return data
@@ -78,7 +78,10 @@ def _size(labels: Tensor, share: float) -> int:
 
 
 def _drawn(labels: Tensor, size: int, rng: np.random.Generator, owners: Indices | None) -> tuple[Indices, Indices]:
-    """Draw about `size` examples, stratified or owner by owner; return sorted indices (others, drawn ones)."""
+    """Draw `size` examples, stratified by label; return the sorted indices of the others and of the drawn ones.
+
+    If `owners` has the owner of each example, all examples of random owners are drawn, until there are at least `size`.
+    """
     if owners is None:
         drawn = np.isin(np.arange(len(labels)), proportional_sample(labels, size, rng))
     else:

@@ -31,8 +31,8 @@ class Outputs:
     Attributes:
         name: name of the task, such as `classification`.
         metric: `accuracy`, `auc`, `iou` or `r2`.
-        places: whether an example has one prediction, or one for each token or pixel.
-        meaning: whether outputs are scores of exclusive classes, scores of several labels, or numbers.
+        places: what has a prediction: each example (`one`), each of its `tokens`, or each of its `pixels`.
+        meaning: what outputs are: scores of exclusive `classes`, scores of several `labels`, or `numbers`.
     """
 
     name: ClassVar[str] = "classification"
@@ -45,11 +45,11 @@ class Outputs:
         return outputs
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Return labels in the form that methods use, such as int64 classes; labels that do not fit stay unchanged."""
+        """Return labels converted to the task's shape and dtype, or unchanged if unsuitable, as `problem` reports."""
         return labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:
-        """Return how many values the metric has: one, one for each of `classes`, or one for each column of `labels`."""
+        """Return how many values the metric has: 1, or one for each of `classes` or for each column of `labels`."""
         return 1
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,13 +65,13 @@ class Outputs:
         return F.cross_entropy(self.scores(outputs), labels, reduction="none")
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of a batch's losses, the number of predictions, and tensors for `measure`."""
+        """Return the sum of a batch's losses, the number of predictions, and the tensors that `measure` needs."""
         scores = self.scores(outputs)
         loss = F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum")
         return loss, labels.numel(), ((scores.argmax(-1) == labels).sum(),)
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Return the metric of `count` predictions; `columns[i]` has the i-th tensor of `evaluate` for each batch."""
+        """Return the metric of `count` predictions from `columns[i]`, each batch's i-th tensor from `evaluate`."""
         return Metric((int(torch.stack(columns[0]).sum()) / count if count else math.nan,), (count,))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
@@ -119,7 +119,10 @@ class NextCharacter(Outputs):
 
 
 class TokenClassification(Outputs):
-    """Classification of each token: logits (n, tokens, classes), labels (n, tokens); the label -100 is ignored."""
+    """Classification of each token: logits (n, tokens, classes), labels (n, tokens); the label -100 is ignored.
+
+    `places` says what has a prediction: each example (`one`), each token or, in `Segmentation`, each pixel.
+    """
 
     name = "token-classification"
     places: ClassVar[Literal["one", "tokens", "pixels"]] = "tokens"

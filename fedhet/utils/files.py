@@ -51,10 +51,8 @@ def file_name(name: str) -> str:
 
 
 def check_links(folder: Path, root: Path | None = None) -> None:
-    """Check that no link in `folder` points outside `root`, by default `folder` itself; raise a ConfigError otherwise.
-
-    Such links in a folder of unknown origin could make a run write or remove other files.
-    """
+    """Check that no link in `folder` points outside `root`, by default `folder`; raise a ConfigError otherwise."""
+    # Such links in a folder of unknown origin could make a run write or remove other files.
     root = (root or folder).resolve()
     below = (Path(place, name) for place, *names in os.walk(folder) for name in (*names[0], *names[1]))
     for path in chain([folder], below):
@@ -213,10 +211,13 @@ def round_folder(round: int) -> str:
 
 
 def state_home() -> Path:
-    """Return the folder in which clients without a `state-dir` store their state, with a folder for each run."""
+    """Return the folder for the state of clients that do not set the key `state-dir`, with a subfolder for each run."""
     return Path.home() / ".fedhet" / "state"
 
 
 def state_folder(state_dir: str | Path, run: str) -> Path:
-    """Return the folder for clients' state: `state_dir` or `~/.fedhet/state`, or its subfolder `run` (if not empty)."""
+    """Return the folder for clients' state: `state_dir`, or `~/.fedhet/state` if that is empty.
+
+    If `run`, the identifier of a run, is not empty, return the subfolder of that name instead.
+    """
     return Path(state_dir or state_home()) / (file_name(run) if run else "")

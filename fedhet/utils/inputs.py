@@ -94,6 +94,6 @@ def from_parts(tensors: Mapping[str, Tensor], name: str = "inputs") -> Tensor:
 
 
 def for_each(inputs: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return inputs with the function `change` applied to each of their tensors."""
+    """Return `inputs` changed by `change`, which is applied to each tensor if they are several in an `Inputs`."""
     parts = inputs.parts if isinstance(inputs, Inputs) else None
     return change(inputs) if parts is None else together({name: change(part) for name, part in parts.items()})

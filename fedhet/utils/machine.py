@@ -142,10 +142,7 @@ def describe(device: "torch.device") -> str:
 
 @cache
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory instead of returning it to the system after every step.
-
-    Allocating a convolution's activations in each step can otherwise take half of the step's time.
-    """
+    """Make glibc keep freed memory, since allocating it again can take half of the time of a training step."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
         library.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD of glibc's malloc.h

@@ -17,10 +17,7 @@ from torch.utils.data import dataset as datasets
 
 
 def derive_seed(seed: int, *purpose: object) -> int:
-    """Derive a 63-bit seed from a run's seed for one purpose, such as `("batches", client, round)`.
-
-    The result is the same on every machine, in every process and with every version of Python.
-    """
+    """Derive a 63-bit seed, equal on any machine, from a run's for a purpose, such as `("batches", client, round)`."""
     text = "\x1f".join([str(seed), *(str(part) for part in purpose)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -36,10 +33,8 @@ def numpy_generator(seed: int, *purpose: object) -> np.random.Generator:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators of torch, NumPy and Python, from which user code may draw.
-
-    `torch.manual_seed` is avoided, since it formats a stack trace at every call if CUDA is not initialised.
-    """
+    """Seed the global generators of torch, NumPy and Python, from which user code may draw."""
+    # `torch.manual_seed` formats a stack trace at every call if CUDA is not initialised.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)

@@ -29,10 +29,7 @@ class Metric:
 
     @staticmethod
     def total(metrics: Iterable["Metric"]) -> "Metric":
-        """Return the metric of several clients: for each label, the weighted mean and the total weight.
-
-        Raises a `ValueError` if numbers of labels differ.
-        """
+        """Return each label's weighted mean and total weight; raises a `ValueError` if the numbers of labels differ."""
         values, weights = [], []
         pairs = (zip(each.values, each.weights, strict=True) for each in metrics)
         for label in map(list, zip(*pairs, strict=True)):
@@ -78,7 +75,7 @@ class Work:
 
 
 def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the last error of each client that failed and never trained, given the lines of `history.jsonl`."""
+    """Return, by client, the last error of clients that never trained; `rows` are the lines of `history.jsonl`."""
     rows = list(rows)
     took_part = {client for row in rows for client in row["participants"]}
     failures = [failure for row in rows for failure in row["failures"] if failure.get("client") not in took_part]
@@ -128,10 +125,10 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def client_order(client: str) -> tuple[bool, int, str]:
-    """Return a sort key for client names: numbers come first, by value, then other names."""
+    """Return a key for sorting names of clients: numbers first, by value, then other names alphabetically."""
     return (False, int(client), client) if client.isdecimal() else (True, 0, client)
 
 
 def in_order(clients: Iterable[str]) -> list[str]:
-    """Return clients sorted by `client_order`."""
+    """Return the names of clients in order: numbers first, by value, then other names alphabetically."""
     return sorted(clients, key=client_order)

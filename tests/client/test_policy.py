@@ -345,7 +345,7 @@ def test_no_downloads_at_nodes(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
     reply = asked(LocalGrid(make_client_app(), 2), "query", {"method": "local", "dataset": "mnist"}, "handshake")
     assert "the reason is in its node's log" in str(reply.content["report"]["refusal"])
-    with datasets.files.nothing_downloaded(), pytest.raises(DataError, match="nodes do not download: set data"):
+    with datasets.files.nothing_downloaded(), pytest.raises(DataError, match="nodes do not download data sets"):
         datasets.load("mnist")
     assert not cache_folder().exists()
 
