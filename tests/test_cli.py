@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 import fedhet
 from fedhet import cli, data, models
+from fedhet.cli import arguments
 from fedhet.config import configuration
 from fedhet.engines.running import RunResult
 from fedhet.errors import FedhetError
@@ -110,9 +111,9 @@ class TestBadInput:
             (["--set", "out=one", "--out", "other"], "--out other and --set out set the same key"),
             (["fedavg", "--set", "preset=fedprox/digits"], "fedavg is a preset, and --set preset names another"),
             (["--set", "resume=true"], "--set resume is not possible: use --resume DIR"),
-            (["--out", ""], "this is not the name of a file or folder"),
-            (["--data", ""], "this is not the name of a file or folder"),
-            (["--resume", ""], "this is not the name of a file or folder"),
+            (["--out", ""], "'' is not the name of a file or folder"),
+            (["--data", ""], "'' is not the name of a file or folder"),
+            (["--resume", ""], "'' is not the name of a file or folder"),
             (["--set", f"alpha={10**400}"], "must be a number"),
             (["--set", f"method=0x{'f' * 5000}"], "unknown method '0xfff"),
             (["--set", f"seed={'9' * 5000}"], "must be a whole number"),
@@ -166,8 +167,9 @@ class TestBadInput:
 
     def test_of_other_commands(self) -> None:
         for command in (["report", ""], ["report", "one", "two", "--out", ""], ["clean", "--state-dir", ""]):
-            assert "this is not the name of a file or folder" in refused(*command)
-        assert "this is not the name of a file or folder" in refused("compare", "local", "--out", "")
+            assert "'' is not the name of a file or folder" in refused(*command)
+        assert "'' is not the name of a file or folder" in refused("compare", "local", "--out", "")
+        assert ", ".join(sorted(arguments._KINDS.split(", "))) in refused("recommend", "--allow", "nothing")
         assert "rounds is set twice" in refused("compare", "a=local,rounds=1,rounds=2")
         assert "is given twice" in refused("compare", "local", "--tune", "alpha=.1", "--tune", "alpha=.2")
         assert "no such folder" in refused("report", "nothing")

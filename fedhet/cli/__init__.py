@@ -120,9 +120,7 @@ def compare(
 def recommend(
     config: arguments.Source = None,
     settings: arguments.Settings = None,
-    allow: Annotated[
-        str | None, typer.Option(metavar="KINDS", help="Kinds of values that clients may send; by default all.")
-    ] = None,
+    allow: arguments.Kinds = None,
     max_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Maximum size of a client's messages in a round, such as 500KB.")
     ] = None,
@@ -132,7 +130,7 @@ def recommend(
     jobs: arguments.Jobs = None,
     data: arguments.Data = None,
 ) -> None:
-    """Find the methods that can train these clients, and compare them. If interrupted, the same command continues."""
+    """Find the methods that can train CONFIG's clients, and compare these. If stopped, the same command continues."""
     with _errors(stopped=GOES_ON):
         chosen = configuration.named(config) | _settings_of(settings, data=data)
         names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -272,7 +270,7 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
 
 
 def _quietly(name: str = "fedhet.engines.running") -> Any:
-    """Import and return the module `name`, which sets the level of Flower's logger; limit the logger to warnings."""
+    """Import and return the module `name`; limit Flower's logger to warnings after that, since the import resets it."""
     module = import_module(name)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     return module

@@ -15,7 +15,7 @@ from fedhet.methods import registry
 def path_of(name: str | Path) -> Path:
     """Convert an argument to a path; raises a `typer.BadParameter` if it cannot be one, such as an empty text."""
     if not str(name) or "\0" in str(name):
-        raise typer.BadParameter("this is not the name of a file or folder: give a name, or leave the option out")
+        raise typer.BadParameter(f"{name!r} is not the name of a file or folder: give a name, or leave the option out")
     return Path(name).expanduser()
 
 
@@ -55,6 +55,8 @@ Data = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder with the data set's files.", parser=lambda name: path_of(name).resolve()),
 ]
+_KINDS = "weights, statistics, features, posteriors, prototypes, descriptors, hypernetwork, metrics"
+Kinds = Annotated[str | None, typer.Option(metavar="KINDS", help=f"What clients may send: {_KINDS}; by default all.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit in memory.")]
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories.", parser=path_of)]
 Tune = Annotated[

@@ -30,10 +30,10 @@ MEASURES = (*ACCURACIES, *GAINS, *EXAMPLES, *WORK, *COSTS)
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean difference between two methods over the seeds that both ran with; `seeds` is the number of these seeds.
+    """The mean difference in a measure, such as accuracy, between two methods: the first minus the second.
 
-    `low` and `high` are the ends of the confidence interval (Student's t, level `CONFIDENCE`), and `p` is the p-value
-    of a paired t-test. All three are None with fewer than `FEWEST` seeds.
+    The mean is over the seeds that both ran with; `seeds` is their number. `low` and `high` are the ends of the 95%
+    confidence interval (Student's t), and `p` is the p-value of a paired t-test; all None with fewer than three seeds.
     """
 
     mean: float
@@ -97,8 +97,7 @@ class RunOutcome:
 class VariantResult:
     """The completed runs (`outcomes`) of a variant, which is a method with its own settings, and statistics over seeds.
 
-    `seeds_wanted` is the number of planned runs. `equalised` is True if all clients got one architecture because the
-    method requires this.
+    `seeds_wanted` is the number of planned runs. `equalised`: the method required one architecture for all clients.
     """
 
     variant: str
@@ -113,7 +112,7 @@ class VariantResult:
 
     @property
     def models(self) -> str:
-        """The architecture of the clients' models, the number of different ones, or `-` without a completed run."""
+        """The clients' architecture, `3 models` if there are three different ones, or `-` without a completed run."""
         return self.outcomes[0].models if self.outcomes else "-"
 
     def mean(self, measure: str) -> float | None:

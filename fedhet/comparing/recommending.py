@@ -44,10 +44,10 @@ _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended method (`method`), its settings, and the comparison from which it was chosen.
+    """The recommended `method`, and the comparison from which it was chosen. `folder` has all runs and files.
 
-    `beats_alone` is True if the method is federated and significantly better than local training. `settings` is the
-    content of `recommended.toml`, and `refused` maps each method that was left out to the reason.
+    `beats_alone`: whether the method is federated and significantly better than local training; `verdict` says it in a
+    sentence. `settings` is the content of `recommended.toml`, and `refused` maps each method left out to the reason.
     """
 
     folder: Path
@@ -136,12 +136,12 @@ def _tell(reasons: Mapping[str, str], what: str, execute: Execution) -> None:
 
 @dataclass
 class _Search:
-    """The search for the best method.
+    """The search for the best method: trials on validation examples, then a comparison on test examples.
 
     `choices` has the settings to change for each method that can train the clients, and `refused` the reason why each
-    other method is left out. `latest` is the time (`time.monotonic()`) at which even runs that the verdict requires are
-    stopped. `shorter` has reduced numbers of rounds and epochs if the budget requires this, and `accuracies` has the
-    methods' validation accuracies.
+    other method is left out. Runs stop at the deadline of `execute`, and runs with the first `FEWEST` seeds of the
+    comparison, which every recommendation needs, at the later time `latest` (seconds, as `time.monotonic()`). `shorter`
+    has fewer rounds and epochs if the budget requires this, and `accuracies` validation accuracies by method.
     """
 
     shared: SharedSettings
@@ -170,8 +170,7 @@ class _Search:
     def shorten(self, began: float, budget: float) -> None:
         """Measure the time of a round of `local`; choose fewer rounds and epochs if the budget requires this.
 
-        Both arguments are in seconds; `began` is from `time.monotonic()`. Raises a FedhetError if the budget is too
-        short for two rounds of `local` and another method.
+        `began` (as `time.monotonic()`) and `budget` are in seconds. Raises a FedhetError if not even two rounds fit.
         """
         whole, start = self.shared.settings("local", SEED), time.monotonic()
         rounds, epochs, closing = whole.rounds, whole.local_epochs, whole.closing_epochs
@@ -203,7 +202,7 @@ class _Search:
         self.shorter = {} if enough == parts[0] else {"rounds": enough[0], "local-epochs": enough[1]}
         if min(epochs, closing) > enough[1]:
             self.shorter = {**self.shorter, "closing-epochs": enough[1]}
-        self.execute.tell(f"the budget is enough for {_training(*enough)} (configured: {_training(*parts[0])})")
+        self.execute.tell(f"the time budget allows {_training(*enough)} per run (configured: {_training(*parts[0])})")
 
     def try_out(self, max_bytes: float) -> None:
         """Measure validation accuracies in a part of the budget; exclude methods that exceed `max_bytes` in a round."""
@@ -254,7 +253,7 @@ class _Search:
             self.shorter = {**self.shorter, "rounds": max(min(whole, 2), int(whole * available / spent))}
         settings = self.plan(best[0], SEED).settings
         words = _training(settings.rounds, settings.local_epochs)
-        self.execute.tell(f"methods to compare on test examples, in runs with {words}: {', '.join(best[:fit])}")
+        self.execute.tell(f"comparing the best methods with {words} per run on test examples: {', '.join(best[:fit])}")
         runs, failed = list[PlannedRun](), dict[str, str]()
         for number, seed in enumerate(seeds):
             planned = [self.plan(name, seed) for name in best[:fit]]
@@ -286,7 +285,7 @@ class _Search:
             verdict += f" Training without exchange, too, but not compared (validation): {', '.join(absent)}."
         if self.shorter:
             words = _training(runs[0].settings.rounds, runs[0].settings.local_epochs)
-            verdict += f" The budget was enough for {words} only: a larger one can give another verdict."
+            verdict += f" The time budget was enough for {words} only: a larger one can give another verdict."
         done, refused = Comparison(self.out, results, alone, failed), self.refused
         left = Section("Methods left out", [[["method", "reason"], *map(list, refused.items())]])
         more, notes = [Section("Trials", [self.standing()]), left], notes_below(results, alone, self.shared.notes)

@@ -34,10 +34,8 @@ from fedhet.utils.machine import device_of, runs_at_once
 from fedhet.utils.statistics import grouped
 from fedhet.utils.text import printable
 
-WIDEST = 1000
-"""The width, in characters, of tables that are printed to a file."""
-WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
-"""Patterns of the names of folders that a comparison or a recommendation creates."""
+WIDEST = 1000  # width, in characters, of tables that are printed to a file
+WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")  # patterns of the folders that a comparison creates
 
 
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen

@@ -21,14 +21,12 @@ Choice = dict[str, Value]
 """Settings to try together: values of one or several configuration keys, by key."""
 PLACES = frozenset(keys_about("place"))
 """Keys that say where and how a run is carried out, such as `out` and `workers`, and do not change the results."""
-SET_HERE = PLACES - {"report"} | {"seed"}
-"""Keys that `compare` sets itself for each run."""
+SET_HERE = PLACES - {"report"} | {"seed"}  # keys that a comparison sets itself for each run
 FILES = frozenset(keys_that("path")).intersection(keys_that("resumable")) - PLACES
 """Keys for the paths of data sets, which may have other values when a comparison is resumed."""
 SAME_FOR_ALL = PLACES | {"method", "seed", "preset", *keys_about("data", "output")}
 """Keys that have the same value in all variants, so that a variant cannot set them."""
-OPTIMISER = keys_about("optimiser")
-"""Keys of the optimiser. A method whose clients do not train networks has its own values for them."""
+OPTIMISER = keys_about("optimiser")  # equal for all methods, except if clients do not train their networks
 EQUAL_MODEL = "cnn"
 """The model that all clients get if a method requires equal architectures and the settings have different ones."""
 
@@ -123,11 +121,10 @@ def shared_settings(
     functions: UserFunctions = UserFunctions(),  # noqa: B008 - it is frozen
     strict: bool = True,
 ) -> SharedSettings:
-    """Return the settings that all variants of a comparison share, and the own settings of each variant.
+    """Return the settings that all variants (methods with settings) of a comparison share, and those of each variant.
 
     `seeds` are the seeds of all runs, `config` has the user's settings by key or in nested tables, and `functions` the
-    user's models and data. Raises a FedhetError if settings are invalid and, with `strict`, if a key that the user set
-    has no effect for any variant.
+    user's models and data. Raises a FedhetError if settings are invalid or, with `strict`, without effect in all runs.
     """
     flat = toml.chosen(config)
     base = {key: value for key, value in flat.items() if key not in SET_HERE | {"method"}}
@@ -176,10 +173,10 @@ def shared_settings(
 
 
 def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """Return the settings that all methods share. Each value is from the first method in which the key has an effect.
+    """Return the settings that all variants share: each key's value for the first variant in which it has an effect.
 
-    Both arguments have settings by method name, without the variants' own ones. Keys of the optimiser have their values
-    in `alike`, and all other keys those in `adapted`, whose settings are adapted to the user's models and data.
+    `alike` has each variant's configuration without the settings of this variant only, and `adapted` the same settings,
+    by key, adapted to the user's models and data. Values are from `adapted`; keys of the optimiser are from `alike`.
     """
 
     def first(key: str) -> str:
@@ -190,7 +187,10 @@ def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Val
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
-    """Yield remarks on keys with the names of the variants concerned; keys set by hand (`by_hand`) get no advice."""
+    """Yield remarks on keys that have no effect or got other values, with the names of the variants concerned.
+
+    `completed` has the configurations by variant. For keys in `by_hand`, which the user set, remarks have no advice.
+    """
     remarks = grouped(
         (why.partition(": ")[0] if key in by_hand else why, name)
         for name, config in completed.items()
@@ -207,7 +207,7 @@ def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
 
 
 def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's preset that corresponds to the one in `base`, as `fml/digits` to `fedhenn/digits`, or {}."""
+    """Return the settings in the method's preset `METHOD/NAME`, or {} without one; `base["preset"]` is `OTHER/NAME`."""
     name = str(base.get("preset", "")).rpartition("/")[2]
     own = name if name == OWN else f"{method.family}/{name}"
     return _preset({**base, "preset": own}, method) if own in (OWN, *configuration.presets()) else {}
@@ -257,7 +257,10 @@ def distinct(values: Iterable[Any]) -> list[Any]:
 def _without_effect(
     variants: Sequence[Variant], chosen: Mapping[str, Any], completed: Mapping[str, Config]
 ) -> Iterator[str]:
-    """Yield an error message for each key without effect that is set for a variant or, in `chosen`, for all."""
+    """Yield an error message for each key without effect, if the user set it for a variant or, in `chosen`, for all.
+
+    `completed` has each variant's configuration, whose remarks say which keys have no effect, by the variant's name.
+    """
     remarks = {name: dict(config.remarks) for name, config in completed.items()}
     for variant in variants:
         yield from (f"{variant.name}: {why}" for key, why in remarks[variant.name].items() if key in variant.settings)

@@ -130,7 +130,10 @@ def _shown(results: Sequence[VariantResult]) -> list[str]:
 def notes_below(
     results: Sequence[VariantResult], baseline: VariantResult, settings: Sequence[str] = (), tuned: Sequence[str] = ()
 ) -> list[str]:
-    """Return notes on how values were measured, the remarks `settings`, and a note on the choices of tuned methods."""
+    """Return the notes below a comparison's tables: how values were measured, warnings of runs, and given remarks.
+
+    `settings` has remarks on settings, and `tuned` a description of each tuned method's chosen settings.
+    """
     outcomes = [each for result in results for each in result.outcomes]
     metrics = sorted({each.files.metric for each in outcomes}) or ["accuracy"]
     common = {each.run.settings.test_on for each in outcomes} == {"global"}

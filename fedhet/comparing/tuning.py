@@ -60,7 +60,7 @@ class Trial:
 
 @dataclass
 class Search:
-    """A variant's tuning; `grid` is the size of its grid, and `idle` has the reason for each key without effect."""
+    """A variant's tuning; `grid` is the number of configurations in its grid, `idle` says why keys have no effect."""
 
     variant: str
     grid: int
@@ -153,7 +153,10 @@ def trial_run(
     seed: int,
     settings: Mapping[str, Value] | None = None,
 ) -> PlannedRun:
-    """Plan a variant's run in a subfolder of `folder`, changed by `choice` and `settings` (default: `held_out`)."""
+    """Plan a variant's run with the changed settings `choice`, in a subfolder of `folder` that is named after them.
+
+    `settings` are further changes; by default, they hold out a part of the training examples for validation.
+    """
     words = [variant, *(f"{key}={value}".replace("/", "_") for key, value in choice.items()), f"seed={seed}"]
     return shared.plan(variant, seed, folder / ",".join(words), choice | dict(settings or held_out(shared)))
 
@@ -175,7 +178,7 @@ def held_out(shared: SharedSettings) -> dict[str, Value]:
 
 
 def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]) -> None:
-    """Check `tuning` against the comparison's settings and `reported` seeds; raise a `ConfigError` if invalid."""
+    """Raise a `ConfigError` if `tuning` contradicts the comparison's settings or has some of its seeds (`reported`)."""
     problems = []
     if not tuning.seeds:
         problems.append("tuning needs at least one seed that is not a seed of the comparison: set its seeds")

@@ -148,10 +148,7 @@ def save_png(figure: Figure, path: Path) -> None:
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """Return a figure as a transparent SVG element, whose text and grid have the colours of the page.
-
-    Every id in the SVG begins with `name`, so that ids are unique within a page.
-    """
+    """Return a figure as a transparent SVG element with the colours of the page; every id in it begins with `name`."""
     name = re.sub(r"[^\w-]", "_", name)
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):

@@ -99,8 +99,8 @@ def learning_curve(
     """Return pairs (round, value) with the accuracy or loss (`measure`) after each round, from rows of `history.jsonl`.
 
     `which` selects the networks as clients `received` them from the server, or as they `trained` them. `test` selects
-    the clients' `own` test sets, the `common` one, or `validation` examples. `statistic` is a statistic over clients,
-    such as `mean`; it is ignored for one global model on the common test set.
+    the clients' `own` test sets, the `common` one, or `validation` examples. `statistic` is `weighted` (the mean over
+    clients, by examples), `mean`, `std`, `min` or `max`; it is ignored for one global model on the common test set.
     """
     curve: dict[int, float] = {}
     for row in rows:
@@ -121,7 +121,10 @@ def last_round(rows: Iterable[Row]) -> int:
 def scored_curve(
     rows: Sequence[Row], which: Which, measure: Literal["accuracy", "loss"] = "accuracy"
 ) -> list[tuple[int, float]]:
-    """Return the `learning_curve` on the clients' own test sets or, if it is empty, on the common test set."""
+    """Return pairs (round, weighted mean `measure`) on clients' own test sets or, if there are none, the common one.
+
+    `which` selects the networks as clients `received` them from the server, or as they `trained` them.
+    """
     return learning_curve(rows, which, measure=measure) or learning_curve(rows, which, test="common", measure=measure)
 
 
@@ -196,12 +199,12 @@ class RunFiles:
 
     @property
     def personal(self) -> Which | None:
-        """Whether personal models are the networks as clients `received` or `trained` them; None without a summary."""
+        """Whether personal models are networks as clients `received` or `trained` them; None without `summary.json`."""
         return self.summary.get("personal") if self.summary else None
 
     @property
     def scored(self) -> Which:
-        """Whether the run's result is the accuracy of `received` or `trained` networks; `trained` without a summary."""
+        """Which networks' accuracy is the run's result: as clients `received` or (also if unknown) `trained` them."""
         return self.personal or "trained"
 
     @property
@@ -211,7 +214,7 @@ class RunFiles:
 
     @property
     def has_global(self) -> bool:
-        """Whether the method has a global model; True if there is no summary yet."""
+        """Whether the method has a global model; True without `summary.json`."""
         return self.summary is None or self.summary.get("global_accuracy") is not None
 
     @property
@@ -221,10 +224,11 @@ class RunFiles:
         return ["personal"] * personal + ["global"] * self.has_global
 
     def accuracy(self, which: str, statistic: str = "weighted") -> float | None:
-        """Return an accuracy of the summary, or None if it was not measured.
+        """Return an accuracy at the end of the run, or None if it was not measured.
 
-        `which` is `personal`, `global`, `received` or `trained`; `statistic` is `weighted` (by numbers of examples),
-        `mean`, `std`, `min` or `max` over clients.
+        `which` is `personal` (personal models), `global` (the global model), `validation` (personal models, validation
+        examples), `received` or `trained` (networks as clients received them from the server, or trained them).
+        `statistic` over clients is `weighted` (the mean weighted by examples), `mean`, `std`, `min` or `max`.
         """
         return ((self.summary or {}).get(f"{which}_accuracy") or {}).get(statistic)
 

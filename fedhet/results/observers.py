@@ -82,7 +82,7 @@ def flat(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Logger(Observer):
-    """Observer that calls `log(metrics, round)` after each round, then `end(True)`, or `end(False)` after a failure."""
+    """Observer that calls the function `log(numbers by name, round)` after each round, and `end(completed)` last."""
 
     def __init__(self, log: Callable[[dict[str, float], int], object], end: Callable[[bool], object]) -> None:
         self._log, self._end = log, end
@@ -110,7 +110,6 @@ def _tensorboard(folder: Path, settings: Mapping[str, Value]) -> Logger:
 
 
 def _wandb(folder: Path, settings: Mapping[str, Value]) -> Logger:
-    """Return a Weights & Biases logger for a run directory (`folder`); it is offline unless WANDB_MODE is set."""
     import wandb
 
     place = {"project": "fedhet", "name": folder.name, "dir": str(folder)}
@@ -121,7 +120,6 @@ def _wandb(folder: Path, settings: Mapping[str, Value]) -> Logger:
 
 
 def _mlflow(folder: Path, settings: Mapping[str, Value]) -> Logger:
-    """Return an MLflow logger that writes to `mlflow.db` beside the run directory, or to MLFLOW_TRACKING_URI if set."""
     import mlflow
 
     if "MLFLOW_TRACKING_URI" not in os.environ:
@@ -141,7 +139,7 @@ LOGGERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
 def loggers(names: Sequence[str], folder: Path, settings: Mapping[str, Value]) -> list[Observer]:
-    """Return the loggers with these names for a run; raises a `ConfigError` if one is missing or cannot start."""
+    """Return the named loggers for the run in `folder` with configuration `settings`; failures raise a ConfigError."""
     observers: list[Observer] = []
     for name in names:
         try:

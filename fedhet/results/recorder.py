@@ -41,8 +41,7 @@ from fedhet.utils.text import __version__, log
 S = TypeVar("S", bound=State)
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
-EARLIER = "earlier"
-"""Folder in `checkpoint/` with the checkpoint before the last round, from which a run continues if rounds are added."""
+EARLIER = "earlier"  # in `checkpoint/`: folder of the checkpoint before the last round, to resume from for more rounds
 PACKAGES = ("flwr", "torch", "numpy", "scipy")
 
 
@@ -118,7 +117,7 @@ class RunDirectory(Observer):
     def resumed(self, fresh: S) -> S:
         """Return the state after the last complete round or, without one, the initial state `fresh`.
 
-        If clients store their state in this run directory, `fresh.run` is set to an empty string (see `State.run`).
+        `fresh.run`, the identifier under which clients store their state, is emptied if they store it in this folder.
         """
         if self.simulated and self.config.state_dir == str(self.folder / "state"):
             fresh.run = ""
@@ -281,7 +280,7 @@ def recorded(
 
 
 def resuming(folder: Path, supplied: Collection[str]) -> str:
-    """Return the command that resumes a run: a Python call if the user passed a model or data, else a shell command."""
+    """Return the command to resume a run: a Python call if the user passed arguments (`supplied`), else for a shell."""
     functions = "".join(f", {name}=..." for name in supplied)
     return f"fedhet.run(resume={str(folder)!r}{functions})" if supplied else f"fedhet run --resume {folder}"
 

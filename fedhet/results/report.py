@@ -155,10 +155,7 @@ _CAPTIONS = {
 
 
 def write_report(folder: Path | str) -> Path:
-    """Write `report.html` and `figures/*.png` into the directory of a run, finished or not; return the page's path.
-
-    Raises a `FedhetError` if a file is damaged.
-    """
+    """Write `report.html` and `figures/*.png` of a run; return the page's path. A damaged file raises a FedhetError."""
     from fedhet.results.figures import run_figures, save_png
 
     run = read_run(folder)

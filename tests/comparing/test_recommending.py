@@ -156,7 +156,7 @@ def test_a_short_budget_is_enough_for_fewer_rounds(made, monkeypatch, budget, fe
     with pytest.raises(FedhetError, match="or at least --budget 2m for 2 rounds of 1 epoch"):
         made.go("20s")
     done = made.go(budget)
-    assert f"the budget is enough for {fewer} (configured: 3 rounds of 5 epochs)" in made.printed
+    assert f"the time budget allows {fewer} per run (configured: 3 rounds of 5 epochs)" in made.printed
     assert f"enough for {fewer} only: a larger one" in done.verdict
     config = configuration.resolve(done.settings)
     assert (config.rounds, config.local_epochs) == (3, 5)
