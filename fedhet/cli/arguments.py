@@ -56,7 +56,7 @@ Data = Annotated[
     typer.Option(metavar="DIR", help="Folder with the data set's files.", parser=lambda name: path_of(name).resolve()),
 ]
 _KINDS = "weights, statistics, features, posteriors, prototypes, descriptors, hypernetwork, metrics"
-Kinds = Annotated[str | None, typer.Option(metavar="KINDS", help=f"What clients may send: {_KINDS}; by default all.")]
+Kinds = Annotated[str | None, typer.Option(metavar="KIND,...", help=f"What clients may send: {_KINDS}; default: all.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit in memory.")]
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories.", parser=path_of)]
 Tune = Annotated[
