@@ -77,7 +77,7 @@ def transform_of(dataset: DataSet | None, dtype: torch.dtype | None) -> Callable
 
 
 def architecture_of(client: ClientInfo) -> str:
-    """Return a client's architecture: from the node config or, by default, the keys `architectures` and `assign`."""
+    """Return a client's architecture: the node config's or, by default, one that the key `assign` gives it."""
     if chosen := client.node_config.get("architecture"):
         return models.expand(str(chosen))[0]
     number, clients = _place(client)
@@ -87,7 +87,8 @@ def architecture_of(client: ClientInfo) -> str:
 def width_of(client: ClientInfo) -> float:
     """Return the width, depth or rank of a client's submodel, as a fraction of the whole network's.
 
-    The node config sets it (such as `width = 0.5`) or, by default, the method's key (such as `widths`) and `assign`.
+    The size is the entry `width`, `depth` or `rank` of the node config or, by default, one of those that the method's
+    key `widths`, `depths` or `ranks` lists: the key `assign` says if clients get them in turn, in blocks or at random.
     """
     options = client.config.options
     if (width := options.width_at(client.node_config)) is not None:
@@ -97,7 +98,7 @@ def width_of(client: ClientInfo) -> float:
 
 
 def architectures(config: Config, clients: int) -> tuple[str, ...]:
-    """Return the architecture of each of the `clients` clients, determined by the keys `architectures` and `assign`."""
+    """Return one of the configured `architectures` per client: in turn, in blocks or at random (the key `assign`)."""
     return models.deal(config.architectures, config.assign, clients, config.seed)
 
 

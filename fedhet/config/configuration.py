@@ -35,8 +35,7 @@ OWN_SGD: Mapping[str, Value] = {"optimizer": "sgd", "learning-rate": 0.05, "mome
 EXTRA = "extra-keys"
 """Key of Flower's run config whose value, TOML text, sets keys that the app's pyproject.toml does not declare."""
 
-KeyRow = tuple[str, Value, str, str]
-"""A configuration key, its default, its accepted values in words, and its description."""
+KeyRow = tuple[str, Value, str, str]  # a configuration key, its default, its accepted values and its description
 
 
 def resolve(
@@ -183,8 +182,9 @@ def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
 def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings that `config` names: a TOML file, preset or method; raises a ConfigError if it is unknown.
 
-    A method selects the preset `NAME/digits`, or `own` if the user passes `model` and `data` (names in `supplied`).
-    If `config` is None, `method` or else the default preset is used. For a file, `method` replaces the file's method.
+    A method's preset is `NAME/digits`, or `own` (defaults for a user's models and data) if the user passes both in
+    Python: `supplied` has the names of such arguments, here `model` and `data`. If `config` is None, the preset is that
+    of `method`, a method's name, or `fedhenn/digits`. If it is a file, `method` replaces the method in the file.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):
@@ -236,8 +236,9 @@ def from_file(
 ) -> dict[str, Any]:
     """Return the settings in a configuration file; `method`, unless None, replaces the method in the file.
 
-    The method in a file that a run wrote is not imported, since its code may not be trusted: raises a ConfigError if it
-    is unknown. `of_run` states that a run wrote the file. `supplied` has the names of arguments passed in Python.
+    If a run wrote the file (which `of_run` states), its method is not imported, since the code may not be trusted:
+    raises a ConfigError if the method is unknown. Raises a ConfigError as well if the run used an argument, such as
+    `model`, that the user does not pass in Python again; `supplied` has the names of those that the user passes.
     """
     settings = read(path, supplied)
     if of_run or (path.parent / "history.jsonl").exists() or "ran" in toml.load(path):
@@ -252,7 +253,7 @@ def from_file(
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
-    """Yield `method`'s keys or, if None, all keys; `outside` includes those of methods that are not part of fedhet."""
+    """Yield the keys that only `method` has or, if None, all keys, of methods outside fedhet only if `outside`."""
     names = ["", *(registry.methods() if outside else registry.own_methods())]
     for name in names if method is None else [registry.method(method).family]:
         try:

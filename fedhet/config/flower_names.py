@@ -48,7 +48,7 @@ class FlowerOptions:
     def __post_init__(self) -> None:
         for each in fields(self):
             if not isinstance(value := getattr(self, each.name), each.type):  # type: ignore[arg-type]
-                raise ConfigError(f"{each.name} must be of type {each.type.__name__}, not {value!r}")  # type: ignore[union-attr]
+                raise ConfigError(f"{each.name} = {value!r}: must be of type {each.type.__name__}")  # type: ignore[union-attr]
 
     @property
     def least(self) -> int:

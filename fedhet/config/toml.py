@@ -15,8 +15,7 @@ from fedhet.methods.keys import Value, fits, kebab
 NOTED = ("versions", "ran", "own")
 """Tables that a run adds to its config.toml: versions of packages, its machine and command, and user functions."""
 
-DEEPEST = 16
-"""Maximum depth of nested tables in a file."""
+DEEPEST = 16  # maximum depth of nested tables in a file
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -68,7 +67,7 @@ def chosen(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(table: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
-    """Flatten nested tables: `{"fedhenn": {"eta0": 1}}` becomes `{"fedhenn.eta0": 1}`. `depth`: level of `table`."""
+    """Flatten nested tables: `{"a": {"b": 1}}` becomes `{"a.b": 1}`. Recursive calls set `depth`, its level."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if not isinstance(key, str):

@@ -96,9 +96,9 @@ class UserFunctions:
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def replacing(self, config: Config) -> frozenset[OwnPart]:
-        """Return what the user passes in Python in place of configuration keys (see `OwnPart`).
+        """Return what the user passes in Python in place of keys: `model`, `data`, `loader` and `augmentation`.
 
-        `loader` is included only if the user also set `batch-size`, and `augmentation` only if the user set `augment`.
+        `loader` (a DataLoader) is included only if the user set `batch-size`, `augmentation` only with `augment`.
         """
         own: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
@@ -159,10 +159,11 @@ def _first(config: Config) -> ClientInfo:
 
 
 class Function:
-    """A function of a client that calls a user's function and checks the result.
+    """A callable that takes a client, calls a user's function with it, and checks and converts the result.
 
     Before each call, the random generators that the user's function refers to and, for data and settings, the global
-    ones are seeded, so that all processes split data equally. Raises a ConfigError if no argument can be the client.
+    ones are seeded, so that all processes split data equally. Raises a ConfigError if it is unclear which
+    parameter of `given` takes the client.
 
     Args:
         argument: the argument of `fedhet.run` by which the user passed `given`: `model`, `data` or `client_settings`.
@@ -223,7 +224,7 @@ def _as_settings(client: str, value: Any) -> dict[str, Any]:
 
 
 def origin(function: Callable[..., Any] | None) -> str:
-    """Return the end of an error message: ` (model = NAME)` for a `Function`, otherwise an empty string."""
+    """Return the end of a message: ` (model = NAME)` if `function` calls a user's function, named NAME; else ""."""
     return f" ({function.argument} = {described(function.given)})" if isinstance(function, Function) else ""
 
 
@@ -235,7 +236,10 @@ def described(function: Any) -> str:
 
 
 def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
-    """Return a function that calls `function` with a client or its `partition_id`; `argument` names it in errors."""
+    """Return a function of a client that calls `function` with those of `client`, `partition_id` etc. that it takes.
+
+    If its only required parameter has another name, it gets the client. `argument`, such as `model`, is for errors.
+    """
     taken, needed = open_parameters(function)
     named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
     wanted, is_class = named & _FACTS.keys(), isinstance(function, type)

@@ -70,7 +70,7 @@ class Reason(NamedTuple):
 
 
 def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset()) -> dict[str, Reason]:
-    """Return the keys without effect with their reasons; `own` has what the user passes in Python (see `SUPPLIED`)."""
+    """Return the keys without effect with reasons; `own` has what the user passes in Python, such as `model`."""
     from fedhet import data  # which imports torch
 
     own = own | {"data", "model"} if config.dataset == OWN else own
@@ -99,7 +99,7 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
 
 
 def is_complete(chosen: Collection[str]) -> bool:
-    """Return whether `chosen` has every common key, as the file config.toml of a run does."""
+    """Return whether `chosen` has all the keys that every method has, as the config.toml that a run writes does."""
     written = {key for key, spec in fields_of(Config).items() if default_of(spec) != ""}
     return written - {"clients", "resume"} <= {*chosen}
 
@@ -115,9 +115,9 @@ def effective(
 ) -> Config:
     """Return `config` with keys without effect reset, and with `dataset = own` if the user passes models and data.
 
-    If the user set such a key (in `chosen`), raises a ConfigError or, if not `strict`, adds a remark. It is no error if
-    the cause is a key in `over`, which the user sets in addition to a file. `own` has what the user passes in Python
-    (see `SUPPLIED`), and `traits` are those of the method.
+    If the user set such a key (in `chosen`), raises a ConfigError or, if not `strict`, adds the reason to `remarks` of
+    the result. It is no error if a file sets the key and it has no effect because of a key in `over`, which the user
+    sets in addition. `own` has what the user passes in Python, such as `model`; `traits` are those of the method.
     """
     specs, flat, found = config.specs(), config.flat(), ineffective(config, traits, own)
     reset = {key: OWN if key == "dataset" else default_of(specs[key]) for key in found}

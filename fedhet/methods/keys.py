@@ -10,7 +10,6 @@ from typing import Any, Literal
 from fedhet.errors import ConfigError, shown
 
 Value = bool | int | float | str
-
 About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
 OwnPart = Literal["data", "model", "loader", "augmentation"]

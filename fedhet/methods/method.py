@@ -10,8 +10,7 @@ from fedhet.methods.options import AGGREGATIONS, Value
 from fedhet.methods.sharing import NOTHING, Sharing
 
 METRICS, STRUCTURE = "metrics", "structure"
-"""Kinds of values that clients can send with any method: metrics, unless the node's policy withholds them, and facts
-about the client's network, such as widths."""
+"""Kinds of values that any method can make clients send: metrics, and facts about a network, such as widths."""
 
 ABSENT = "clients took no part"
 """Text in the warning about clients that trained in no round, by which the warning is found in a log."""
@@ -29,7 +28,7 @@ class Traits:
     """The properties of a method that the server and the clients need to know.
 
     Attributes:
-        networks: how networks may differ: not at all (`"equal"`), in their `"widths"`, or in any way (`"any"`).
+        networks: how networks may differ: not at all (`"equal"`), in layers' `"widths"`, or in any way (`"any"`).
         shares: which arrays of a client's network are shared, and how.
         keeps: what a client keeps between rounds: its whole `"model"`, the unshared `"rest"` of it, or `"nothing"`.
         scored: which network is evaluated for the method's results: the one that clients `"received"`, or the one that
@@ -43,8 +42,10 @@ class Traits:
         other_arrays: how the server aggregates arrays other than weights: by their `"mean"`; by an average of
             `"entries"`, to which the key `aggregation` applies; by another function of `"whole"` arrays, whose norm
             `clip-norm` can limit; or `""` if there are no such arrays or neither key applies to them.
-        sends: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays and of each value that a
-            client sends. Shared arrays are the group `model`, by default of kind `weights`.
+        sends: the kind of each value and group of arrays that a client sends, by name: `STRUCTURE` (facts about a
+            network) or a kind that a node may refuse to send: `METRICS`, weights, statistics, features, posteriors,
+            prototypes, descriptors or hypernetwork (see `fedhet.client.policy.KINDS`). Shared arrays are the group
+            `model`, by default of kind `weights`.
         sums_examples: clients send means over training examples, or numbers of them, as values of a kind such as
             `posteriors`, so that nodes with differentially private training (`dp-noise`) must refuse the method.
         planned: what happens in a round depends on the total number of rounds.
@@ -95,7 +96,7 @@ class Traits:
 
     @property
     def alike(self) -> Literal["equal", "widths", "parts", "any"]:
-        """How clients' networks may differ: as in `networks`, or `"parts"` if they are parts of one network."""
+        """How networks differ: not (`"equal"`), in layers' `"widths"`, in `"any"` way, or as `"parts"` of one."""
         return "parts" if self.shares.units else self.networks
 
     @property
@@ -125,16 +126,16 @@ class Method:
 
     Attributes:
         name: the name in configurations, and the prefix of its own keys.
-        traits: the traits, or a function that returns them for the method's own keys.
-        Options: frozen dataclass of the method's own keys, with the paper's values.
+        traits: the method's properties, or a function that returns them for an instance of `Options`.
+        Options: frozen dataclass of the keys that only this method has, with the paper's values.
         server, client: `"package.module:Class"` for the server and for clients. By default the class with the method's
             name in `strategies/` or `client_apps/` or, without one, `fedhet.server.FederatedStrategy`, which averages
             shared arrays, and `fedhet.client.ClientSide`, which trains on the client's examples.
-        common: the paper's values of common keys.
-        own: values of keys for a user's own models and data, which replace those in `OWN_SETTINGS`.
+        common: the paper's values of keys that all methods have, such as `rounds`.
+        own: values of keys for a user's own models and data, in place of those that fedhet uses for most methods.
         trains: what clients train, such as a hypernetwork, if it is not their network. In a comparison such a method
             has its own optimizer and learning rate.
-        family: the prefix of the method's keys: its name, or that of the method that it is a `variant` of.
+        family: the prefix of the method's keys: its name or, for a copy that `variant` made, the original's.
     """
 
     name: str
@@ -152,7 +153,7 @@ class Method:
             object.__setattr__(self, "family", self.name)
 
     def variant(self, name: str, **changes: Any) -> "Method":
-        """Return a method with the same keys and other attributes (`changes`); `server` and `client` may be classes."""
+        """Return a copy named `name`, with the same keys and new attributes: `changes`, with classes or their names."""
         for side in {"server", "client"} & changes.keys():
             if isinstance(each := changes[side], type):
                 changes[side] = f"{each.__module__}:{each.__qualname__}"

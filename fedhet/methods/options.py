@@ -1,4 +1,4 @@
-"""The configuration: common keys are the fields of `Config`, and a method's own keys the fields of its `Options`."""
+"""The configuration: keys that all methods have are the fields of `Config`, a method's own those of its `Options`."""
 
 import dataclasses
 import json
@@ -33,12 +33,14 @@ _place = partial(option, about="place", resumable=True)
 
 @dataclass(frozen=True)
 class Options:
-    """Base class of a method's own keys: fields made with `option`, with the paper's values as defaults."""
+    """Base class of the keys that only one method has: fields made with `option`, by default with the paper's values.
+
+    Of the keys that all methods have (fields of `Config`), `without` lists those that have no effect with this method.
+    `uses` lists keys that have an effect where they usually have none: with its traits or a user's own data or models.
+    """
 
     uses: ClassVar[Collection[str]] = ()
-    """Common keys that have an effect even if the method's traits or a user's own data or models exclude them."""
     without: ClassVar[Collection[str]] = ()
-    """Common keys (fields of `Config`) that have no effect with the method."""
 
     @property
     def changes_heads(self) -> bool:
@@ -55,7 +57,7 @@ class Options:
         return {}
 
     def check(self, config: "Config") -> None:
-        """Check the method's keys together with the common ones; raises a ConfigError if they contradict each other."""
+        """Check the method's keys (these fields) against all keys (`config`); raises a ConfigError on a conflict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +219,7 @@ class Config:
     remarks: tuple[tuple[str, str], ...] = ()
 
     def specs(self) -> dict[str, dataclasses.Field[Any]]:
-        """Return the dataclass field of each key, common or the method's own, by key such as `fedhenn.eta0`."""
+        """Return the dataclass field of each configuration key, by key such as `rounds` or `fedhenn.eta0`."""
         of_method = {f"{self.family}.{key}": f for key, f in fields_of(self.options.__class__).items()}
         return {**fields_of(Config), **of_method}
 
@@ -268,11 +270,11 @@ def listed(value: str) -> list[str]:
 
 @cache
 def keys_about(*about: About) -> tuple[str, ...]:
-    """Return the common keys with one of the subjects `about`, such as `data` (see `option`)."""
+    """Return the keys, among those that all methods have, that are about one of the given subjects, such as `data`."""
     return tuple(key for key, field in fields_of(Config).items() if field.metadata["about"] in about)
 
 
 @cache
 def keys_that(may: Literal["at_node", "resumable", "path"]) -> tuple[str, ...]:
-    """Return the common keys that a node may set (`at_node`), that a resumed run may change, or that are paths."""
+    """Return the keys of all methods that a node may set (`at_node`), a resumed run may change, or that are paths."""
     return tuple(key for key, field in fields_of(Config).items() if field.metadata[may])

@@ -21,7 +21,6 @@ from fedhet.methods.method import Method, Traits
 if TYPE_CHECKING:
     from fedhet.methods.options import Config
 
-
 GROUP = "fedhet.methods"
 
 SIDES = {
@@ -57,7 +56,7 @@ def methods() -> list[str]:
 
 
 def register(method: Method) -> None:
-    """Register a method for this process, in place of one of the same name; raises a ConfigError if it is installed."""
+    """Register or replace a method in this process; raises a ConfigError if fedhet or a package has one of its name."""
     if not isinstance(method, Method):
         raise ConfigError(f"register got a {type(method).__name__}: pass an instance of fedhet.methods.method.Method")
     if method.name in installed_methods():

@@ -1,7 +1,6 @@
-"""Sharing maps: which arrays of a client's network are shared, and under which keys.
+"""Which arrays of a client's network are shared, and under which keys (`Sharing`).
 
-The server averages the arrays of each shared key over the clients that have it. FedAvg, FedRep, LG-FedAvg, averages
-within architectures and averages by layer differ only in this map.
+The server averages arrays with the same key. FedAvg, FedRep, LG-FedAvg and averages by layer differ only in the keys.
 """
 
 from collections import Counter
@@ -19,7 +18,7 @@ if TYPE_CHECKING:  # methods name their map, and are listed without torch
 
 @dataclass(frozen=True, eq=False)
 class NetworkDescription:
-    """The input of a sharing map: a client's network, the name of the module that is its head, and its architecture."""
+    """A client's network, its head's name and its architecture, by which a function (`Keys`) selects shared arrays."""
 
     model: "nn.Module"
     head: str
@@ -34,7 +33,8 @@ class NetworkDescription:
 
 
 Keys = Callable[[NetworkDescription], Callable[[str], str | None]]
-"""A function of a network that returns a function from an array's name to its shared key; None if not shared."""
+"""A function that takes a network's description and returns a function from the name of an array in its state dict to
+the key under which the array is shared, or None if it is not. Arrays of different clients with one key correspond."""
 
 Units = Callable[[int, int, int], Sequence[int]]
 """A function that returns the indices of a client's units in a hidden layer of the whole network, given the numbers of
@@ -43,11 +43,12 @@ the client's units and of all units in the layer, and the round (from 0)."""
 
 @dataclass(frozen=True)
 class Sharing:
-    """A map from arrays of a client's network to shared keys, and how the server uses their values.
+    """Which arrays of the clients' networks are shared, and how the server uses them.
 
     Attributes:
-        keys: the map from arrays to shared keys; `"everything"` shares all arrays under their names, `"nothing"` shares
-            none. Only a method that shares everything has a global model.
+        keys: the function that gives a key to each shared array (see `Keys`); arrays of different clients with one key
+            correspond. `"everything"` shares all arrays, with their names as keys, `"nothing"` shares none. Only a
+            method that shares everything has a global model.
         averaged: whether the server averages the arrays of each key, which must then have the same shape for all
             clients; otherwise, the method's server class uses them.
         statistics: whether running statistics are sent `"always"`, or only with `batch-norm = aggregate`.
@@ -61,7 +62,7 @@ class Sharing:
     units: Units | None = None
 
     def names(self, network: NetworkDescription, arrays: Iterable[str], *, statistics: bool) -> dict[str, str]:
-        """Map `arrays` (names in a state dict) to their shared keys; arrays that are not shared are left out.
+        """Map `arrays` (names in a state dict) to the keys under which they are shared, if they are.
 
         `statistics` says whether running statistics are aggregated in this run.
         """
@@ -96,7 +97,7 @@ def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Ten
 
 
 def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a function from arrays' names to shared keys. The n-th layers with equal descriptions share keys."""
+    """Return a function from arrays' names to keys, equal for networks' n-th layers of one class, shape and options."""
     counts: Counter[str] = Counter()
     keys: dict[str, str] = {}
     before = ""
@@ -111,7 +112,7 @@ def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a function from arrays' names to shared keys. Layers share keys if all layers up to them are equal."""
+    """Return a function from arrays' names to keys, equal for networks' layers if all layers up to them are equal."""
     keys: dict[str, str] = {}
     kinds = ""
     for number, (kind, arrays) in enumerate(layers(network), 1):

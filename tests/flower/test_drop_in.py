@@ -589,7 +589,7 @@ def at_a_node_with_a_policy():
             lambda: fedhet.FedAvg(train_metrics_aggr_fn=len),
             "train_metrics_aggr_fn is not supported: .* override aggregate_train in a sub",
         ),
-        (lambda: fedhet.FedAvg(min_train_nodes="3"), "min_train_nodes must be of type int, not '3'"),
+        (lambda: fedhet.FedAvg(min_train_nodes="3"), "min_train_nodes = '3': must be of type int"),
         (lambda: fedhet.make_client_app(mods=fixedclipping_mod), "mods must be a list of Flower mods"),
         (lambda: fedhet.make_client_app(mods=[secaggplus_mod]), "secaggplus_mod needs the workflow of Flower's older"),
         (lambda: wrapped(mods=[secaggplus_mod]), "secaggplus_mod needs the workflow of Flower's older"),

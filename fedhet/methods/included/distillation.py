@@ -12,8 +12,6 @@ from fedhet.methods.options import Options, option
 
 @dataclass(frozen=True)
 class AuxiliaryOptions(Options):
-    """Configuration keys of methods whose clients also train and share an auxiliary network (`shared_model`)."""
-
     uses = ("architectures",)  # of the auxiliary network
     shared_model: str = option("", "shared network; empty: the first of architectures, mlp-20 for tabular data")
 
@@ -28,8 +26,7 @@ _auxiliary = Traits(keeps="model", scored="trained", common_init=True, sends={"m
 
 fml = Method("fml", _auxiliary, FMLOptions)
 
-FIRST, LAST = 0.95, 0.98
-"""Fractions of the sum of an update's squared singular values that FedKD keeps at the start and in the last round."""
+FIRST, LAST = 0.95, 0.98  # the fractions that `energy` returns at the start and in the last round
 
 
 def energy(round: int, rounds: int) -> float:
@@ -76,11 +73,10 @@ flha_distillation = Method(
 
 
 class ScoresOptions(Options):
-    """Base class of the keys of methods that train on class scores of public examples, in batches of `public_batch`."""
+    """Keys of methods that train on scores of public examples: at most `subset` a round, `public_batch` in a batch."""
 
     public_batch: int
     subset: ClassVar[int] = 5000
-    """Maximum number of public examples whose scores are exchanged in a round."""
 
 
 @dataclass(frozen=True)

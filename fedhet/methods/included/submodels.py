@@ -15,21 +15,20 @@ from fedhet.methods.sharing import FIRST_UNITS, ROLLING_UNITS, TRAINED
 A, B = "lora_a", "lora_b"
 """Suffixes of the names of a low-rank adapter's two matrices, of shapes (rank, in) and (out, rank)."""
 
-LARGEST_COUNT = 2**16
-"""The largest depth (number of blocks) or rank that can be configured."""
+LARGEST_COUNT = 2**16  # the largest depth (number of blocks) or rank that can be configured
 
 
 class SubmodelOptions(Options):
     """Base class of the keys of methods whose clients have submodels, of different sizes, of one network.
 
-    `size_name` is `width` (fraction of each hidden layer's units), or `depth` or `rank` in subclasses. The key with the
-    plural name, such as `widths`, lists the sizes to assign to clients.
+    `size_name` says what a size is: a `width` (fraction of each hidden layer's units), a `depth` (number of the
+    network's first blocks) or a `rank` (of low-rank adapters). `counted` is True for depths and ranks, which are whole
+    numbers; the whole network then has the largest. The key with the plural name, such as `widths`, lists the sizes.
     """
 
     uses = ("assign",)
     size_name: ClassVar[str] = "width"
     counted: ClassVar[bool] = False
-    """Whether sizes are whole numbers (depths, ranks) instead of fractions; the whole network then has the largest."""
 
     @cached_property
     def all_sizes(self) -> tuple[float, ...]:
@@ -82,8 +81,6 @@ class SubmodelOptions(Options):
 
 @dataclass(frozen=True)
 class SizedOptions(SubmodelOptions):
-    """Configuration key of methods whose clients have submodels of different widths."""
-
     widths: str = option(
         "1,0.5,0.25,0.125,0.0625",
         "fractions of each hidden layer's units per client, assigned as `assign` says; a node may set its own as width",
@@ -129,7 +126,7 @@ class DepthOptions(SubmodelOptions):
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return the default of `blocks` with a reason, if it is set: a preset's value is for the preset's network."""
+        """Return `blocks` with the value "" and a reason (a preset names modules of its network); {} if it is ""."""
         return {"blocks": ("", "since a preset's are modules of its own network")} if self.blocks else {}
 
 
