@@ -93,7 +93,7 @@ class Scores(FederatedStrategy[Q, T]):
         return torch.stack([unpack(reply.arrays["scores"]) for reply in replies.values()]).double().mean(0).float()
 
     def teach(self, round: int, scores: Tensor) -> None:
-        """Store the `scores` (n, C) that clients learn in round `round + 1`, of that round's n public examples."""
+        """Store class scores (n, C) of the n public examples of round `round + 1`, in which clients learn them."""
         self.state.mean, self.state.mean_round = pack(scores), round + 1
 
 
@@ -122,7 +122,7 @@ class FedDFState(ScoresState):
 
 
 class FedDF(Scores[declared.FedDFOptions, FedDFState]):
-    """FedDF: the global model learns the mean of the clients' logits; with the key `teach`, clients learn from it."""
+    """FedDF: the global model learns the mean of clients' logits; if `teach = true`, clients then learn its logits."""
 
     method = declared.feddf
     state_class = FedDFState
@@ -186,7 +186,7 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
 
 @dataclass
 class FedKDState(State):
-    """The state of FedKD: `holding` lists clients that receive `update`, the last change, not all weights."""
+    """The state of FedKD: `update` is the last change of the shared network; clients in `holding` lack only this."""
 
     update: Arrays = field(default_factory=dict)
     holding: list[str] = field(default_factory=list)
@@ -206,12 +206,12 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Replace low-rank factors in a reply by the client's weights; a client that lost its state may send none."""
+        """Replace the factors of a client's change by its weights; only a client that lost its state may send none."""
         if "update" in reply.arrays:
             spec, update = self.federation.specs[reply.client], reply.arrays["update"]
             reply.arrays["update"] = from_factors(update, self.state.model, spec, "the client's update")
         elif reply.client not in self.state.holding or reply.report.lost_state < 0:
-            raise WireError("the client's reply has no update of the shared network: check the client's mods")
+            raise WireError("the client's reply has no arrays 'update' of the shared network: check its mods")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         state = self.state

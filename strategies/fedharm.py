@@ -55,7 +55,10 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
         return "sent" in self.traits.sends and round != self.run.last_round
 
     def target(self, round: int) -> list[Tensor]:
-        """Return the mean descriptors of each block, or the spectral target; an empty list if clients sent none."""
+        """Return, for each block, the mean of the clients' descriptors (n, width) of n images; [] if none were sent.
+
+        With `align = spectral`, it is a matrix of singular vectors of class probabilities; `round` seeds their number.
+        """
         sent = [self._unpacked(self.state.sent[client]) for client in in_order(self.state.sent)]
         if not sent:
             return []

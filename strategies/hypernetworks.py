@@ -46,8 +46,7 @@ class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
         return {}
 
 
-WEIGHT_DECAY, CLIP = 0.001, 50.0
-"""Weight decay of the hypernetwork, and the largest norm of its gradient, as in the authors' code."""
+WEIGHT_DECAY, CLIP = 0.001, 50.0  # of the hypernetwork; CLIP is its gradient's largest norm; from the authors' code
 
 
 @dataclass

@@ -148,8 +148,7 @@ class FD(ByClass[declared.FDOptions, FDState]):
         return {}
 
 
-COPIES = 8
-"""The server needs memory for this number of copies of its network: weights, gradients, optimizer, states."""
+COPIES = 8  # of the server's network, for which it needs memory: weights, gradients, optimizer, states
 
 
 @dataclass

@@ -11,7 +11,7 @@ W_d also learns from the update of the next deeper clients, of depth e ("momentu
     g_d       = W_d(t-1) - sum_{i: d_i = d} n_i W_i(t) / n_d
     W_d(t)[a] = W_d(t-1)[a] - (1 - b) g_d[a] - b m_d(t-1)[a]     for arrays a of m_d, else W_d(t-1)[a] - g_d[a]
     W(t)[a]   = sum_i n_i W_i(t)[a] / sum_i n_i                  over the clients i deeper than the block of a
-    m_d(t)[a] = mean of g_e over the arrays of blocks d to e that correspond to a, for arrays a of block d
+    m_d(t)[a] = mean of g_e over arrays of blocks d to e named as a (of block d), except for the block's number
 
 where n_i is the number of examples of client i, n_d their sum for depth d, and b the key `momentum`.
 
@@ -19,9 +19,10 @@ Low-rank adapters (LoRA) of different ranks are aggregated in one of three ways,
 
     truncate    A(t) = sum_i p_i [A_i; 0],  B(t) = sum_i p_i [B_i, 0]         HetLoRA (Cho et al., EMNLP 2024)
     svd         B(t) A(t) = the closest of rank r to sum_i p_i B_i A_i        FlexLoRA (Bai et al., NeurIPS 2024)
-    stack       W(t) = W(t-1) + [B_1, ..., B_m] [p_1 A_1; ...; p_m A_m]     FLoRA (Wang et al., NeurIPS 2024)
+    stack       W(t) = W(t-1) + [B_1, B_2, ...] [p_1 A_1; p_2 A_2; ...]      FLoRA (Wang et al., NeurIPS 2024)
 
-A client of rank r_i receives the first r_i rows of A(t) and columns of B(t).
+With `truncate` and `svd`, a client of rank r_i receives the first r_i rows of A(t) and columns of B(t); with `stack`,
+it receives W(t) - W(0), and starts from new A and B.
 """
 
 import re
@@ -60,7 +61,7 @@ class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
             ordered = each.ndim == 1 and each.dtype == "int64" and (each[1:] > each[:-1]).all()
             if not ordered or not len(each) or not 0 <= each[0] <= each[-1] < many:
                 raise WireError(
-                    f"the client's row indices of {key[:100]} must ascend from 0 to {many - 1}: check the client's mods"
+                    f"the client's rows of {key[:100]} must be ascending int64 indices below {many}: check its mods"
                 )
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
@@ -196,10 +197,11 @@ def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return InclusiveFL's momentum, by name, for the arrays `last` of block number `depth`.
+    """Return the momentum of arrays in `last`, the last block of InclusiveFL's clients with `depth` blocks, by name.
 
-    It is the mean change of corresponding arrays (see `alike`) in this and deeper blocks. `change` has the changes of
-    the next deeper clients, and `blocks` the block of each array.
+    It is the mean of `change` over the array and arrays of deeper blocks that have the same shape and, except for the
+    block's number, the same name. Arrays without such others have none. `change` has the arrays of the next deeper
+    clients before a round minus those after it, and `blocks` the number of each array's block.
     """
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
@@ -210,7 +212,10 @@ def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]
 
 
 def check_alike(groups: PermutationGroups) -> None:
-    """Check that any two consecutive blocks have corresponding weights (see `alike`); else raise a FedhetError."""
+    """Check that consecutive blocks have weights whose shapes and, except for the block's number, names are equal.
+
+    The network's blocks are the units of the only group in `groups`. Raises a FedhetError if there are none.
+    """
     shapes = groups.shapes(groups.widths)
     weights = {name: shape for name, shape in shapes.items() if len(shape) > 1 and name not in groups.kinds}
     found = [{groups.needs[name][1] for name in names} for names in alike(weights)]

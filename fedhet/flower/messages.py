@@ -35,14 +35,14 @@ PREFIXES = TRAIN, EVALUATE, NAMES = "train_config.", "evaluate_config.", "names.
 
 
 def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Join a user's configs for `train` and `evaluate`, and Flower's `names` (such as `arrayrecord_key`), in a dict."""
+    """Join a user's configs for `train` and `evaluate`, and `names` (Flower's `arrayrecord_key`, ...), in one dict."""
     prefixed = {f"{TRAIN}{key}" if key in OURS or key.startswith(PREFIXES) else key: v for key, v in train.items()}
     prefixed |= {f"{EVALUATE}{key}": value for key, value in evaluate.items()}
     return prefixed | {f"{NAMES}{key}": value for key, value in names.items()}
 
 
 def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config for `action` (`train` or `evaluate`) and the `names` that `sent_along` put into a record."""
+    """Return the user's config for `action` (`train` or `evaluate`), and names of records by Flower's argument."""
     names = {key.removeprefix(NAMES): value for key, value in record.items() if key.startswith(NAMES)}
     if action == "evaluate":
         return {key.removeprefix(EVALUATE): v for key, v in record.items() if key.startswith(EVALUATE)}, names
@@ -51,7 +51,7 @@ def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any],
 
 
 def write_request(record: RecordDict, request: Request, settings: str, entries: Mapping[str, Any] = {}) -> None:
-    """Write a request, the run's settings as text, and further `entries` (see `sent_along`) to a message's content."""
+    """Write a request, the run's settings as JSON, and further `entries` (see `sent_along`) to a message's content."""
     record["request"] = ConfigRecord({**entries, "settings": settings, "request": json.dumps(vars(request))})
 
 
@@ -61,7 +61,7 @@ def is_request(message: Message) -> bool:
 
 
 def read_request(record: RecordDict) -> tuple[Request, str]:
-    """Return the request and the run's settings from a message's content; raise a WireError if not from fedhet."""
+    """Return a message's request, and the run's settings as JSON; raise a WireError if fedhet did not write them."""
     request = record.get("request")
     if not isinstance(request, ConfigRecord):
         raise WireError(
@@ -204,9 +204,9 @@ def decode(record: RecordDict) -> Payload:
 def decode_arrays(record: ArrayRecord) -> Arrays:
     """Return the arrays of a record, from raw bytes or Flower's format; raises a WireError if they cannot be read."""
     try:
-        return {name: _decode(array) for name, array in record.items()}
+        return {(name := key): _decode(array) for key, array in record.items()}
     except (ValueError, TypeError, EOFError, OverflowError, SyntaxError) as error:
-        raise WireError(f"the message's arrays cannot be read: {error}") from error
+        raise WireError(f"array {name[:100]!r} cannot be read: {error}; make it by flwr.app.Array(values)") from error
 
 
 def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
@@ -220,7 +220,7 @@ def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
 def _decode(array: Array) -> np.ndarray[Any, Any]:
     dtype = DTYPES.get(array.dtype)
     if dtype is None:
-        raise ValueError(f"dtype {array.dtype[:50]!r} is not supported: use one of {', '.join(DTYPES)}")
+        raise ValueError(f"its dtype {array.dtype[:50]!r} is not one of {', '.join(DTYPES)}")
     if array.stype != STYPE:
         return _from_flower(array, dtype)
     _check_size(array.shape, dtype, len(array.data))
@@ -235,11 +235,11 @@ def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, actual = read(source)
     if (shape, actual) != (array.shape, dtype):
-        raise ValueError(f"an array is {actual}{list(shape)}, not {dtype}{list(array.shape)}: make it by Array(values)")
+        raise ValueError(f"its data are {actual}{list(shape)}, but its description says {dtype}{list(array.shape)}")
     _check_size(shape, dtype, len(array.data) - source.tell())
     return array.numpy()
 
 
 def _check_size(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> None:
     if len(shape) > 32 or any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"an array {dtype}{list(shape[:32])} cannot have {size} bytes: make it by Array(values)")
+        raise ValueError(f"its data have {size} bytes, which is not the size of {dtype}{list(shape[:32])}")

@@ -79,7 +79,8 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
     for key, (_, dtype) in specs[0].items():
         if dtype not in ("float32", "float64"):
             raise ConfigError(
-                f"array {key} is {dtype}, which {name} cannot clip: set batch-norm = local if it is BatchNorm's counter"
+                f"array {key} is {dtype}, not float32 or float64, which {name} clips: convert it, or, if it is "
+                "BatchNorm's counter, set batch-norm = local"
             )
 
 
@@ -106,7 +107,8 @@ class PrivacyLedger:
     A round is a Gaussian mechanism. Its noise multiplier is the standard deviation of the noise, divided by the
     greatest change that one client's update can make. Two runs are neighbours if all updates of one client are zero in
     one of them, so participation and numbers of examples count as public. `name` is the wrapper or mod that adds the
-    noise, `earlier` the ledger of the strategy's earlier runs; `whom` is added to the note in `spent`.
+    noise, `traits` are the properties of the method, and `earlier` is the ledger of the strategy's earlier runs. `whom`
+    is a phrase such as ", from the server, too", to say from whom the budget protects clients.
     """
 
     def __init__(
@@ -176,8 +178,8 @@ def wrapper_ledger(
     Let C be the norm to which updates are clipped, z the wrapper's `noise_multiplier`, n its `num_sampled_clients`, and
     s the greatest share of one client in all examples. A client changes the weighted mean by s C at most, and Flower
     adds noise of standard deviation z C / n, so a round has the noise multiplier z / (n s) (McMahan et al. 2018, arXiv
-    1710.06963). `mean` is True if the server aggregates by the mean, without clipping. `traits` are the properties of
-    the method, and `earlier` is the ledger of earlier runs.
+    1710.06963). `mean` is True if the server takes the weighted mean, without further clipping; if False, no epsilon is
+    known. `traits` are the properties of the method, and `earlier` is the ledger of earlier runs.
     """
 
     def noise_multiplier(replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> float | str:

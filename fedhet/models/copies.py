@@ -154,8 +154,7 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 Kind = Literal["trained", "frozen", "statistic", "buffer"]
 
-RUNNING = ("running_", "moving_", "num_batches_tracked")
-"""Prefixes of the names of running statistics (buffers) in modules other than PyTorch's normalisations."""
+RUNNING = ("running_", "moving_", "num_batches_tracked")  # prefixes of names of running statistics (buffers)
 
 
 def kinds_of(model: nn.Module) -> dict[str, Kind]:
@@ -179,9 +178,7 @@ def kinds_of(model: nn.Module) -> dict[str, Kind]:
     return kinds
 
 
-DEEP = 8
-"""Number of layers above which networks without normalisation count as deep (see `multiplies`)."""
-
+DEEP = 8  # number of layers above which networks without normalisation count as deep (see `multiplies`)
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 

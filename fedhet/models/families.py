@@ -20,9 +20,7 @@ from torch import Tensor, nn
 from fedhet.models.networks import Activation, Classifier, ResidualBlock, convolution, image_shape
 from fedhet.models.registry import FAMILIES, register_model
 
-LARGE = 128
-"""Images at least this high and wide get a larger stem: 7 x 7, stride 2 (the paper's c1_64_k7_s2), and pooling."""
-
+LARGE = 128  # least height and width, in pixels, of images that need a 7 x 7 stem (FLHA-GHN's c1_64_k7_s2) and pooling
 WIDTHS = {"flha": (64, 128, 256, 512), "flha-small": (8, 16, 32, 32)}
 
 # Layers between stem and head: `conv`, or `add` and `concat` (two convolutions and a skip), and the stage of each.

@@ -69,8 +69,8 @@ class ConvNet(Classifier):
 
 @register_model("cnn")
 def cnn(input_shape: tuple[int, ...], classes: int, *, convolutions: int = 2, layers: int = 3) -> nn.Module:
-    """Return FedHeNN's CNN with numbers of `convolutions` and linear `layers`; 307,842 parameters on CIFAR-10."""
-    # 64 filters and 120 and 64 units are FedHeNN's; an image of 8 x 8 needs fewer.
+    """Return FedHeNN's CNN: `convolutions` convolutional layers, then `layers` linear layers, including the head."""
+    # 64 filters and 120 and 64 units are FedHeNN's (307,842 parameters on CIFAR-10); an image of 8 x 8 needs fewer.
     small = max(input_shape[1:], default=0) < 16
     filters, hidden = (32, (64, 32)) if small else (64, (120, 64))
     return ConvNet(input_shape, classes, (filters,) * convolutions, hidden[: layers - 1])
@@ -257,8 +257,7 @@ class TokenBag(nn.Module):
 
 # ---- the generator of FedGen, which generates representations from a class and noise (Zhu et al., ICML 2021)
 
-NOISE, HIDDEN = 32, 256
-"""Length of FedGen's noise vector and number of hidden units of its generator, as in the authors' code for MNIST."""
+NOISE, HIDDEN = 32, 256  # length of its noise vector and number of hidden units, as in the authors' code for MNIST
 
 
 class Generator(nn.Module):

@@ -112,17 +112,18 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
             return model
         heads = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         if not heads:
-            raise ModelError(f"the model has no nn.Linear whose input could have width {width}: leave out :{width}")
+            raise ModelError(f"it has no nn.Linear whose input could be pooled to width {width}: use {base!r} instead")
         return place_before(model, heads[-1], {"pooling": nn.AdaptiveAvgPool1d(int(width))}, int(width))
     except ModelError as error:
         raise ModelError(f"model {name!r}: {error}") from None
 
 
 def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
-    """Build the model `name` (or, if it is empty, the first of `architectures`) for examples `inputs` (n, ...).
+    """Build the model `name`, which a method trains besides the clients' models, for examples `inputs` (n, ...).
 
-    If `name` is empty and the first model cannot take vectors, an MLP is built for vectors of floats, and a `TokenBag`
-    for integers. Raises a `ModelError` if the model cannot take `inputs`.
+    If `name` is empty, it is the first model in the comma-separated list `architectures`. If this model cannot take
+    vectors, and `inputs` (n, d) are vectors, it is an MLP for floats, or a `TokenBag` for integers. `classes` is the
+    number of outputs. Raises a `ModelError` if the model cannot take `inputs`.
     """
     shape = tuple(inputs.shape[1:])
     try:
@@ -148,7 +149,10 @@ def expand(architectures: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
-    """Return the name of each client's model: `spread` assigns the models of a comma-separated list (see `expand`)."""
+    """Return the name of each client's model, from the comma-separated list `architectures` of models and families.
+
+    `how` is `round-robin` (in turn), `blocks` (consecutive clients have one model) or `random` (drawn with `seed`).
+    """
     return spread(expand(architectures), how, clients, seed)
 
 
@@ -190,7 +194,10 @@ class Placed(nn.Sequential):
 
     def __getattr__(self, name: str) -> Any:
         if name in nn.Linear.__constants__ or name in ("weight", "bias"):
-            raise HeadRead(f"the network's forward reads head.{name}: call the head instead, or set width = 0")
+            raise HeadRead(
+                f"the network's forward reads head.{name}: call the head instead, or let the method add no layer "
+                "before it: set its key width = 0 (in architectures: leave out :WIDTH)"
+            )
         return super().__getattr__(name)
 
 

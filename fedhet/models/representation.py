@@ -15,9 +15,7 @@ from fedhet.utils.inputs import Inputs, for_each
 ROWS_AT_ONCE = 512
 """Number of examples in a forward pass without training."""
 
-POOLED = ("last", "mean")
-"""Ways to represent a text by the values of its tokens: the last token's, or the mean over tokens."""
-
+POOLED = ("last", "mean")  # ways to represent a text by the values of its tokens: the last token's, or the mean
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -216,7 +214,8 @@ class Representation:
         got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ModelError(
             f"the representation must be a floating tensor of shape ({'n' if rows is None else rows}, d), one "
-            f"row per example, but {title} is {got}: set {key} to a module with such a value"
+            f"row per example, but {title} is {got}: set {key} to a module with such an "
+            f"{'output' if self._by_output else 'input'}"
         )
 
 

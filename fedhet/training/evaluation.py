@@ -18,16 +18,11 @@ from fedhet.tasks import Score, Task
 from fedhet.utils.randomness import seed_everything, seeded
 
 Transform = Callable[[Tensor], Tensor]
-
 BATCH = 1024
 """Maximum number of examples in a batch of an evaluation."""
 
-FEW = 64
-"""Maximum number of examples for which an evaluation uses `BATCH` without an estimate of memory."""
-
-MEMORY = 2**29
-"""Maximum memory of a batch's activations in an evaluation, in bytes, as estimated by `rows_at_once`."""
-
+FEW = 64  # maximum number of examples for which an evaluation uses `BATCH` without an estimate of memory
+MEMORY = 2**29  # maximum memory of a batch's activations in an evaluation, in bytes, as `rows_at_once` estimates it
 _measured: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
@@ -130,10 +125,11 @@ def evaluate(
 
 @dataclass(eq=False)
 class Evaluation:
-    """A call of `evaluate`, computed later, alone or together with other clients' calls.
+    """An evaluation of a client's network, computed later, alone or together with those of other clients.
 
-    The arguments are as in `evaluate`, where `transform` is `prepare` and `model` is `network`. `seed` seeds torch's
-    global generator. `found` is the score; it is None until it is computed, or if there are no examples.
+    `predict` is the network, or a function from transformed inputs to outputs that calls the network `model`, whose
+    memory determines the batch size. `task` defines metric and loss; `transform` maps raw inputs to the network's.
+    `seed` seeds torch's global generator. `found` is the score: None until it is computed, or without examples.
     """
 
     predict: Transform

@@ -28,9 +28,7 @@ from fedhet.training.evaluation import forward
 from fedhet.utils.statistics import Work
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
-
-AT_ONCE = 64
-"""Number of examples whose separate gradients are computed at once in differentially private training."""
+AT_ONCE = 64  # number of examples whose separate gradients are computed at once in differentially private training
 
 
 @dataclass(frozen=True)
@@ -97,8 +95,7 @@ def learning_rate(schedule: str, largest: float, done: float) -> float:
 def eager(kind: type[Kind]) -> type[Kind]:
     """Return a subclass of the torch optimiser class `kind` whose steps skip torch's compiler and profiler.
 
-    The computation is the same. Importing the compiler takes seconds, and the profiler takes a third of the time of a
-    small network's step.
+    Importing the compiler takes seconds, and the profiler takes a third of the time of a small network's step.
     """
     step = torch.no_grad()(_bare(kind.step))
     vars(step)["hooked"] = True  # torch takes its hooks to be there
@@ -253,7 +250,8 @@ class Step:
     def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
         """Return representations (m, d) of m transformed examples `inputs` (m, ...), as part of the autograd graph.
 
-        Dropout draws from `stream`. The forward pass changes neither buffers nor torch's global random state.
+        `representation` computes them: the input of the network's head, or another layer's output. Dropout draws from
+        `stream`. The forward pass changes neither buffers nor torch's global random state.
         """
         self.further += len(inputs)
         return forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16)[0]

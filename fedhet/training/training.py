@@ -94,10 +94,12 @@ def train(
 
 @dataclass(eq=False)
 class Training:
-    """A call of `train` with these arguments, computed later, alone or together with other clients' calls.
+    """A phase of a client's training, computed later, alone or together with those of other clients.
 
-    `seed` seeds torch's global generator, for dropout. `alone` says that this network must not be trained together
-    with others. `found` is the result, or the error that training raised; it is None until it is computed.
+    `model` is trained on `examples` with the loss of `task`, unless `phase` has its own model or examples. `prepare`
+    transforms raw inputs, and augments them if given a generator. `generator` draws the order of examples and
+    augmentations; `seed` seeds torch's global one, for dropout. `before` is the result of earlier phases. If `alone`,
+    the network must not be trained together with others. `found` is the result or a raised error; None at first.
     """
 
     model: nn.Module
@@ -142,8 +144,9 @@ def outcome(
     """Return the combined result of a phase and the phases before it; raise a ModelError if training diverged.
 
     `examples` is the number of examples to train on. `losses` and `sizes` have the loss and the batch size of each
-    step, and `norm` is the largest norm of a parameter after the phase. `further` counts the examples besides the
-    mini-batches that loss terms passed through the network; for `recorded` and `optimizer`, see `Trained`.
+    step, and `norm` is the largest norm of a parameter after the phase. `further` is the number of examples that loss
+    terms passed through the network in addition to mini-batches. `recorded` has sum and number of steps of each scalar
+    that loss terms record, by name, and `optimizer` is the optimiser after the last step.
     """
     if not before.work.steps and not math.isfinite(losses[0]):
         raise ModelError(
@@ -208,7 +211,7 @@ class Term:
 
 
 def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], loss: Tensor | None = None) -> Tensor:
-    """Return a step's `loss` (by default the task's loss) plus the loss terms; add their scalars to `recorded`."""
+    """Return `loss` (default: the task's) plus loss terms; add terms' scalars to `recorded`: (sum, steps) by name."""
     if loss is None:
         loss = step.loss(step.outputs) if phase.task_weight else 0 * step.outputs.sum()
         loss = loss if phase.task_weight == 1 else phase.task_weight * loss
@@ -297,7 +300,7 @@ def mini_batches(
 def batches(
     count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield shuffled int64 indices below `count` in batches of `size`, of which the last has at least `least`."""
+    """Yield shuffled int64 indices below `count` in batches of `size`; fewer than `least` at the end join the last."""
     order = torch.randperm(count, generator=generator)
     order = order if device is None else brought(order, device)
     start = 0
@@ -309,7 +312,7 @@ def batches(
 def grouped_batches(
     groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield shuffled indices in batches of about `size` and at least `least`; the indices of a group stay together."""
+    """Yield the indices in `groups` in batches of about `size` and at least `least`; shuffled groups stay together."""
     order = torch.randperm(len(groups), generator=generator).tolist()
     together = max(1, round(size * len(groups) / sum(map(len, groups))))
     start = 0

@@ -28,10 +28,7 @@ from fedhet.training.phases import Step
 from fedhet.training.training import Term, Training, loss_of, mini_batches, only_trained, outcome, record
 from fedhet.utils.text import log
 
-MOST = 512
-"""Largest number of test examples of a client whose network is evaluated together with other networks."""
-
-
+MOST = 512  # largest number of test examples of a client whose network is evaluated together with other networks
 Computation = Training | Evaluation
 
 
@@ -164,12 +161,7 @@ def _padded(
 
 
 def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int]) -> Callable[..., Any]:
-    """Return a function that computes one client's loss in step `number`, and the scalars that loss terms record.
-
-    Its arguments, over which `torch.func.vmap` vectorises, are the keyword arguments of each of `terms`, and inputs,
-    labels, indices and weights of the mini-batch. Each call appends to `passed` the number of examples besides the
-    mini-batch that the terms pass through the network.
-    """
+    """Return a function that computes one client's loss and its recorded scalars, and appends to `passed`."""
 
     def of_one(constants: Sequence[Mapping[str, Any]], inputs: Tensor, labels: Tensor, rows: Tensor, w: Tensor) -> Any:
         model, recorded = client.model, dict[str, tuple[Tensor, int]]()
@@ -178,7 +170,7 @@ def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int
         step = Step(number, model, parameters, inputs, labels, rows, outputs, captured, task=client.task, weights=w)
         filled = [Term(term.function, **own) for term, own in zip(terms, constants, strict=True)]
         loss = loss_of(step, replace(client.phase, terms=tuple(filled)), recorded)
-        passed.append(step.further)
+        passed.append(step.further)  # examples that loss terms passed through the network besides the mini-batch
         return loss, {name: value for name, (value, _) in recorded.items()}
 
     return of_one

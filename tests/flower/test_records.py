@@ -67,7 +67,7 @@ def test_flowers_own_arrays_are_read_as_well():
     ],
 )
 def test_bytes_that_are_no_such_array_are_refused(array):
-    with pytest.raises(WireError, match="arrays cannot be read"):
+    with pytest.raises(WireError, match="array 'a' cannot be read"):
         decode_arrays(ArrayRecord({"a": array}))
 
 
