@@ -61,10 +61,7 @@ class Child:
             send(self.connection, content)
 
     def receive(self, timeout: float | None = None) -> Any:
-        """Return the next object from the process.
-
-        If the process fails or sends nothing for `timeout` seconds, it is killed, and a ChildError is raised.
-        """
+        """Return the process's next object; kill it and raise a ChildError if it ends or `timeout` seconds pass."""
         if timeout is not None and not self.connection.poll(timeout):
             self.end()
             raise ChildError(f"no reply within {timeout:g} s from the client's process: increase timeout")

@@ -55,8 +55,7 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
         )
     if simulated and " " in sys.executable:
         raise ConfigError(
-            f"Ray cannot start {sys.executable}, since its path has a space: set engine = 'local', or move the "
-            "environment to another folder"
+            f"Ray cannot start {sys.executable}, since its path has a space: set engine = 'local' or use another path"
         )
     if not simulated and config.engine not in (known := connections()):
         raise ConfigError(nearest("engine", config.engine, ["local", superlink.SIMULATION, *known]))
@@ -143,7 +142,6 @@ class _Watch:
 
     @property
     def began(self) -> bool:
-        """Whether `history.jsonl` contains a round."""
         return self._history.is_file() and self._history.stat().st_size > 0
 
     def look(self) -> None:
@@ -178,7 +176,6 @@ class _Watch:
             raise FedhetError(f"the run in {self._folder} was not completed: {summary.get('error', otherwise)}{way_on}")
 
     def end(self, error: BaseException | None = None) -> None:
-        """Notify observers that the run is complete or, if an `error` is given, that it failed."""
         for observer in self._observers if self._seen >= 0 else ():
             observer.failed(self._run, error) if error else observer.finished(self._run)
 

@@ -264,8 +264,7 @@ def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
         raise ConfigError(
-            "client-batching must be off (clients are trained one by one) or the largest number of clients to train as "
-            f"one batch, at least 2 (auto: up to {BATCH}), not {chosen!r}"
+            f"client-batching must be off, auto ({BATCH}) or the most clients in a batch (at least 2), not {chosen!r}"
         )
     if chosen == "off":
         return (), 1

@@ -60,8 +60,9 @@ class Aggregator:
 
         `groups` has each client's arrays by name, and `starts` its arrays before training (zeros by default). An update
         is the difference of these arrays, and its norm the root mean square of all floating-point entries, multiplied
-        by factors in `scales` (by client and array; 1 by default). The norm is limited to `clip-norm` times the median
-        norm. If `clip-norm` is not set, norms above `FURTHEST` and `FURTHEST_FROM_START` are reduced to the median.
+        by factors in `scales` (by client and array; 1 by default). Norms are limited to `clip-norm` times the median
+        of clients' norms. If no limit is set, a norm is reduced to the median only if it exceeds both `FURTHEST` times
+        the median and `FURTHEST_FROM_START` times the norm of the client's arrays in `starts`.
         """
         bound = self.bound
         if not groups or (not bound and len(groups) < 3):
@@ -74,7 +75,7 @@ class Aggregator:
             if norm <= most or (not bound and norm <= max(FURTHEST * most, FURTHEST_FROM_START * _norm(start, {}))):
                 continue
             if not bound:
-                text = "client %s: its update exceeds %g times the median norm and %g times the weights: it is clipped"
+                text = "client %s: its update is over %g times the median one and %g times its weights: it is reduced"
                 log.warning(text, client, FURTHEST, FURTHEST_FROM_START)
             if not any(cut["client"] == client for cut in cuts):
                 cuts.append({"client": client, "norm": norm, "to": most})
@@ -125,7 +126,6 @@ def average_shared(
 
 
 def _mean(arrays: list[Array], fractions: list[float]) -> Array:
-    """Return the mean of arrays with weights `fractions` (sum 1), computed in float64 for float64 and integers."""
     single = arrays[0].dtype.kind == "f" and arrays[0].dtype != np.float64
     mean = torch.zeros(arrays[0].shape, dtype=torch.float32 if single else torch.float64)
     for array, fraction in zip(arrays, fractions, strict=True):

@@ -95,8 +95,7 @@ def make_server_app(
     def main(grid: Grid, context: Context) -> None:
         config = configuration.resolve(context.run_config)
         engine = config.engine if "engine" in config.chosen else "flwr"
-        # Refuse keys of the local engine.
-        effective(config.replace(engine=engine), registry.traits(config), config.chosen)
+        effective(config.replace(engine=engine), registry.traits(config), config.chosen)  # refuses local keys
         dataset = None
         if public:
             with seeded(config.seed, "public dataset"):
@@ -150,5 +149,4 @@ def _on_common_test(
     return evaluate_globally
 
 
-app = make_server_app()
-"""The ServerApp that `flwr run` starts."""
+app = make_server_app()  # the ServerApp that `flwr run` starts

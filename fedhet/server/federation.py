@@ -17,11 +17,9 @@ from fedhet.utils.machine import proof
 from fedhet.utils.statistics import client_order, grouped, in_order
 from fedhet.utils.text import log
 
-Check = Callable[[Reply], None]
-"""A function that checks a client's reply, and raises an exception to refuse it."""
+Check = Callable[[Reply], None]  # checks a client's reply, and raises an exception to refuse it
 
-GRACE = 10.0
-"""Minimum time in seconds to wait for a required number of nodes, even if `wait-for-clients` is less."""
+GRACE = 10.0  # minimum time in seconds to wait for a required number of nodes, even if `wait-for-clients` is less
 
 
 class Federation:
@@ -209,7 +207,9 @@ class Federation:
                     f"the client has {count} {kind} examples, but had {before} in its handshake: do not change its data"
                 )
         if reply.given_weight and not wrapped:
-            raise WireError("the client's reply has a weight, which only an app with fedhet.wrap may set: leave it out")
+            raise WireError(
+                "the client's reply has a weight, which only apps with fedhet.wrap may set: remove `weight` in its mods"
+            )
         metric, labels = known.report.metric, known.report.labels
         for name, measured in reply.measured.items():
             values = measured.metric.values

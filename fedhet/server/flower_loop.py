@@ -43,16 +43,17 @@ class FlowerLoop(Hooks[P, S], Strategy):
     """Base class of `FederatedStrategy` with the methods that Flower's `Strategy.start` calls in each round.
 
     Attributes:
-        evaluate_last, _restart, _running, _check_that_rounds_counted: methods of `FederatedStrategy`.
+        evaluate_last: function that evaluates all clients after the last round, and returns mean metrics.
         private_wrapper: the Flower strategy for differential privacy that wraps this strategy, if any.
-        _flowers_loop: contexts of the current run in Flower's loop; None outside of such a run.
-        _trained, _arrays: replies and metrics of the current round; the first and the current global arrays.
+        _flowers_loop: the context managers of the current run in Flower's loop; None outside of such a run.
+        _trained: the current round's valid replies by client, and its metrics; None before `aggregate_train`.
+        _arrays: the global arrays at the beginning of the run and, after `aggregate_train`, the newest ones.
     """
 
     evaluate_last: Callable[[], MetricRecord]
-    _restart: Callable[[], None]
-    _running: Callable[[Grid, ArrayRecord | None], AbstractContextManager[None]]
-    _check_that_rounds_counted: Callable[[], None]
+    _restart: Callable[[], None]  # begins a new run
+    _running: Callable[[Grid, ArrayRecord | None], AbstractContextManager[None]]  # given the initial arrays
+    _check_that_rounds_counted: Callable[[], None]  # raises a FedhetError if too few clients replied in the last rounds
     fraction_train, fraction_evaluate = _argument("fraction_train"), _argument("fraction_evaluate")
     min_train_nodes, min_evaluate_nodes = _argument("min_train_nodes"), _argument("min_evaluate_nodes")
     min_available_nodes, weighted_by_key = _argument("min_available_nodes"), _argument("weighted_by_key")
@@ -92,8 +93,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
     def _begin(self, grid: Grid, initial_arrays: ArrayRecord | None) -> None:
         if self.config.resume or self.state.round:
             raise ConfigError(
-                "a run cannot be resumed in Flower's loop, which runs a wrapped strategy or one with overridden hooks: "
-                "leave out resume"
+                "a run in Flower's loop (of a wrapped strategy or overridden hooks) cannot be resumed: leave out resume"
             )
         self.private_wrapper, self._flowers_loop = private_wrapper_of(self), ExitStack()
         atexit.register(self._interrupted)  # an exception between two hooks is seen by none of them

@@ -26,11 +26,9 @@ from fedhet.utils.text import log
 NOBODY = "no client can take part:"
 """First line of an error message, followed by the reasons why clients were refused."""
 
-Claims = list[tuple[str, Hashable]]
-"""Names and values of properties in which clients must agree, such as the task or shapes of shared arrays."""
+Claims = list[tuple[str, Hashable]]  # names and values of properties in which clients must agree, such as the task
 
-UNSEEN = 2**26
-"""Size of a network's arrays in bytes above which the client must send them before the server builds copies."""
+UNSEEN = 2**26  # bytes of a network's arrays above which the client must send them before the server builds copies
 
 
 class Handshake:
@@ -44,7 +42,7 @@ class Handshake:
     def admit(self, *, unseen: bool = False) -> None:
         """Admit new nodes as clients; with `unseen`, also the unseen clients, which join after the last round.
 
-        Raises a FedhetError with all reasons if no client can take part, or only one after others were refused.
+        Raises a FedhetError that lists refused clients: if none was admitted, or if one was and others were refused.
         """
         federation, round = self.federation, self.run.round
         assert federation.grid is not None
@@ -83,10 +81,11 @@ class Handshake:
             self.run.warn_once(why)
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
-        """Ask the nodes `new` (node ids) for a `Report`; admit clients that can take part and agree with the majority.
+        """Ask the nodes `new` (node ids) for a `Report`; admit those that can take part, most typical ones first.
 
-        A node that sends the name of an admitted client gets this name only if the client's node no longer replies.
-        Unseen clients, which join after the last round, are admitted only with `unseen`.
+        A client must agree with those admitted before in its task, test set, public dataset and shared arrays. A node
+        that sends the name of an admitted client gets this name only if the client's node no longer replies. Unseen
+        clients, which join after the last round, are admitted only with `unseen`.
         """
         run, federation = self.run, self.federation
         public = self.strategy.public_dataset()
@@ -264,7 +263,7 @@ class Handshake:
         )
 
     def _test_on_own_parts(self) -> None:
-        """Set `test-on` to clients' own test examples; raise a FedhetError if the user set it or clients joined."""
+        """Set `test-on = local`; raise a FedhetError if the user set another value or clients have common tests."""
         run = self.run
         if "test-on" in run.config.chosen or self.federation.known:
             raise FedhetError(

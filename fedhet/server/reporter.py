@@ -33,8 +33,8 @@ VALIDATION = "validation-"
 class Reporter:
     """The reporter of a run, which notifies observers and computes the record of each round.
 
-    `size_of` returns the size of a client's network in words. `on_common_test` is the server's evaluation of the global
-    model, for the record of the next round. `evaluated` has the clients' mean metrics in the last recorded round.
+    `size_of` returns the size of a client's network as text, such as "width 0.5". `on_common_test` has the server's
+    metrics of the global model at the beginning of the round, and `evaluated` clients' mean metrics in the last record.
     """
 
     def __init__(self, run: Run, size_of: Callable[[str], str], observers: Sequence[Observer]) -> None:
@@ -178,8 +178,9 @@ def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | N
 def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
     """Return the results of unseen clients, which join after the last round and train locally for `epochs` epochs.
 
-    The entries `own` and `common` (test sets) have the statistics after each epoch, for training from the server's
-    weights (`received`) and from new ones (`scratch`); the entry `clients` has each client's architecture and metrics.
+    `clients` has all clients' records. The entries `own` and `common` (test sets) are dicts of two lists: `received`,
+    for training from the server's weights, and `scratch`, from random ones; item k has the statistics over clients
+    after k epochs. The entry `clients` has, by client, the `architecture` and such lists of the client's metric.
     """
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
     measured = {name for reply in replies.values() for name in reply.measured}

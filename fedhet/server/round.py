@@ -40,7 +40,7 @@ class Hooks(Generic[P, S]):
 
     Attributes:
         role: "server", which distinguishes strategies from client classes.
-        method: the declaration of the method: its name, its keys and what it needs.
+        method: the declaration of the method: its name, its configuration keys, and what it needs and exchanges.
         state_class: class of `state`.
         copies: number of copies of each client's network that the server has in memory.
         fresh: whether no run has used `state` yet, so that the next run starts from it.
@@ -79,7 +79,7 @@ class Hooks(Generic[P, S]):
 
     @property
     def options(self) -> P:
-        """The values of the method's own keys."""
+        """The values of configuration keys that only this method has, such as `fedprox.mu`, in its class `Options`."""
         return cast(P, self.run.config.options)
 
     @property

@@ -76,11 +76,12 @@ class Run:
     """The configuration, data and state of a run, which the objects of a strategy share.
 
     Attributes:
-        method: the declaration of the method: its name, its keys and what it needs.
+        method: the declaration of the method: its name, its configuration keys, and what it needs and exchanges.
         state: the method's state, which is saved in checkpoints.
         public: the public dataset, if the server has it.
         model: function that returns a client's network, if clients use a user's own models.
-        metric, devices: name of the clients' metric, and the different devices on which clients compute.
+        round: the current round: its number, its messages and failures, and the bytes sent.
+        metric, devices: name of the clients' metric, and descriptions of the devices on which clients compute.
         own_data: whether clients have data other than the configured data set.
         initial: `initial_arrays` of `FederatedStrategy.start`, until the shared arrays are set to them.
         flower: whether Flower's `Strategy.start` runs the rounds, instead of fedhet's.

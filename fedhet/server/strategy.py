@@ -49,14 +49,14 @@ class FederatedStrategy(FlowerLoop[P, S]):
         observers: objects that are notified of every round.
 
     Attributes:
-        on_common_test, _directory: the default of `evaluate_fn` in `start`; the current run directory, if any.
+        on_common_test: the default of the argument `evaluate_fn` of `start`.
 
     Raises:
         ConfigError: settings are unknown or invalid; the message lists all of them.
     """
 
     on_common_test: EvaluateFunction | None = None
-    _directory: RunDirectory | None = None
+    _directory: RunDirectory | None = None  # of the current run, if it writes one
 
     def __init__(
         self,
@@ -136,10 +136,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.run.evaluate_config = to_send("evaluate_config", evaluate_config)
         evaluate = evaluate_fn or self.on_common_test
         if evaluate_fn and not self.makes_global_model:
-            self.run.warn_once(
-                f"evaluate_fn is not called, since {self.method.name} has no global model: clients evaluate their own "
-                "models, and the result has their metrics"
-            )
+            self.run.warn_once(f"evaluate_fn is not called, since {self.method.name} has no global model: leave it out")
         if initial_arrays is not None and not isinstance(initial_arrays, ArrayRecord):
             raise ConfigError(
                 f"initial_arrays must be a flwr.app.ArrayRecord, such as ArrayRecord(model.state_dict()), not a "
@@ -257,7 +254,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         return result
 
     def _evaluate_globally(self, function: EvaluateFunction | None, result: Result) -> None:
-        """Evaluate the global model with `function`; add metrics to `result` and to the record of the next round."""
+        """Evaluate the global model with `function`, for `result` and the record of the round that begins with it."""
         round, common = self.state.round, None
         if function and self.has_global_model and (round == self.run.last_round or self.run.evaluates(round + 1)):
             with seeded(self.config.seed, "evaluation", "server"):
@@ -286,7 +283,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     @contextmanager
     def _recording(self, grid: Grid, lines: bool) -> Iterator[None]:
-        """Context manager that writes a run directory (key `out`) and prints `lines`, unless there are observers."""
+        """Context manager that writes the directory `out` and, if `lines`, prints progress; neither with observers."""
         if self.reporter.observers:
             yield
             return
@@ -306,6 +303,6 @@ class FederatedStrategy(FlowerLoop[P, S]):
                 self.reporter.observers, self._directory = [], None
 
     def summary(self) -> None:
-        """Log the method's name and its parameters."""
+        """Log the method's name and the values of its configuration keys."""
         level = logging.DEBUG if self.reporter.observers else logging.INFO
         log.log(level, "%s: %s", self.method.name, self.options)

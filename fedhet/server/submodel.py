@@ -24,10 +24,8 @@ from fedhet.server.strategy import FederatedStrategy
 Indices = NDArray[np.intp]
 Part = tuple[Indices | None, ...]
 """A client's part of an array: its indices along each axis (None for all), or () if the client lacks the array."""
-Place = Any
-"""An index into an array: `...` for the whole array, or the result of `np.ix_`."""
-Parts = Mapping[str, Part]
-"""A client's parts of arrays by name; arrays that the client has whole are left out."""
+Place = Any  # an index into an array: `...` for the whole array, or the result of `np.ix_`
+Parts = Mapping[str, Part]  # a client's parts of arrays by name; arrays that the client has whole are left out
 
 
 @dataclass
@@ -135,36 +133,38 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
 
 
 read_network = lru_cache(maxsize=8)(groups_from_json)
-"""Cached function from the description (JSON) of a network, such as `SubmodelState.network`, to its hidden layers."""
+"""Cached function from a network's description as JSON to `PermutationGroups`: its hidden layers and their arrays."""
 
 
 def described(description: str, spec: Spec, *, complete: bool = False) -> PermutationGroups:
-    """Return the hidden layers in the `description` (JSON) of a network; raise a WireError if `spec` does not fit them.
+    """Return the hidden layers in a network's `description` (JSON); raise a WireError if a client's arrays do not fit.
 
-    `spec` has names, shapes and dtypes of a client's arrays, which must be parts of the network's arrays. Arrays of the
-    last layers may be missing unless `complete` is true.
+    `spec` has names, shapes and dtypes of the client's shared arrays, which must be parts of the network's arrays.
+    Arrays of the last layers may be missing unless `complete` is true.
     """
     try:
         groups = read_network(description)
         widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
-        for few, most in zip(widths, groups.widths, strict=True):
-            if few > most:
-                raise ValueError(f"a layer has {few} units, but only {most} in the whole network: reduce its width")
+        for few, group in zip(widths, groups, strict=True):
+            if few > group.width:
+                raise ValueError(f"{group.name[:100]} has {few} units, but {group.width} in the whole network")
         shapes = groups.shapes(widths)
         for name, (shape, _) in spec.items():
             if shapes[name] != shape:
-                raise ValueError(f"the array {name[:100]} has shape {list(shape)}, but must have {list(shapes[name])}")
+                raise ValueError(f"{name[:100]} has shape {list(shape)}, but its layers need {list(shapes[name])}")
         lacking = [name for name in (shapes if complete else groups.needs) if name in shapes.keys() - spec.keys()]
         if lacking := [name for name in lacking if groups.kinds.get(name) != "statistic"]:
-            raise ValueError(f"the client must share the array {lacking[0][:100]}, which the method needs")
+            raise ValueError(f"array {lacking[0][:100]} of the network is missing")
         return groups
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise WireError(f"the client's arrays do not fit its description of the whole network: {error}") from error
+        raise WireError(
+            f"the client's arrays do not fit the network described in its handshake ({error}): check its model and mods"
+        ) from error
 
 
 @lru_cache(maxsize=64)
 def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) -> Parts:
-    """Return the parts of arrays that a client trains in a round (from 1).
+    """Return, by array name, the indices along each axis of entries that a client trains in a round (from 1).
 
     `network` describes the whole network (JSON), and `widths` has the client's number of units in each hidden layer.
     `units` returns the indices of a layer's units, given the client's and the total number of units and the round.
@@ -178,13 +178,19 @@ def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) ->
 
 
 def cut(arrays: Arrays, parts: Parts) -> Arrays:
-    """Return a client's parts of arrays: an array not in `parts` is returned whole, one with the part () left out."""
+    """Return the entries of arrays at `parts`, which has a client's indices along each axis by name of the array.
+
+    An array without an entry in `parts` is returned whole; one whose entry is an empty tuple is left out.
+    """
     had = {key: array for key, array in arrays.items() if parts.get(key) != ()}
     return {key: array[_index(array.shape, parts[key])] if key in parts else array for key, array in had.items()}
 
 
 def _blocks(parts: Mapping[str, Part | None], shape: tuple[int, ...]) -> Iterator[tuple[list[str], Place]]:
-    """Split an array of this `shape` by the clients' `parts`; yield (clients that have a block, index of the block)."""
+    """Divide an array of this `shape` into blocks; yield (names of the clients that have a block, its index).
+
+    `parts` has each client's indices along each axis (None for all of an axis), or None for a client with all entries.
+    """
     axes = []
     for axis, size in enumerate(shape):
         having = np.ones((len(parts), size), bool)
