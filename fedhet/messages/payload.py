@@ -63,13 +63,14 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
         raise WireError(
-            f"error in {group}: missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}; use the run's model"
+            f"error in {group}: arrays missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}; "
+            "do not change the model during a run"
         )
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype != DTYPES[dtype]:
-            actual = f"{array.dtype.name}{list(array.shape)}"
-            raise WireError(f"error in {group}: {name} is {actual}, not {dtype}{list(shape)}; use the run's model")
+            actual = f"{array.dtype.name}{list(array.shape)}, not {dtype}{list(shape)}"
+            raise WireError(f"error in {group}: {name} is {actual}; do not change the model during a run")
     check_finite(arrays, group)
 
 
@@ -129,7 +130,8 @@ def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
         if name not in tensors or tuple(tensors[name].shape) != array.shape:
             expected = list(tensors[name].shape) if name in tensors else "no such tensor"
             raise ModelError(
-                f"array {name} was received with shape {list(array.shape)}, but the model has {expected}: use one model"
+                f"array {name} was received with shape {list(array.shape)}, but this network has {expected}: do not "
+                "change the network during a run"
             )
     with torch.no_grad():
         for name, array in arrays.items():

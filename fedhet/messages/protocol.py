@@ -39,17 +39,16 @@ HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
 clients receive, or the training of a client that joins after the last round."""
 
 STARTS = ("received", "scratch")
-"""Initial weights of a client that joins late: received or random. `received-3` is its metric after 3 epochs."""
+"""Initial weights of a client that joins late: received from the server, or random (`scratch`). These names, with the
+number of epochs trained since then, name its evaluations, such as `received-3`."""
 
 WHOLE = "whole"
 """Name of the group of arrays with a whole network's initial weights, if clients train parts of one network."""
 
 MOST_PARTITIONS = 100_000
 """Largest number of partitions of the data, and so of simulated clients."""
-MOST_ARRAYS = 2**15
-"""Largest number of arrays that a client may share with the server."""
-MOST_WEIGHT = 1e18
-"""Largest accepted weight of a client's metric, such as a number of predictions."""
+MOST_ARRAYS = 2**15  # largest number of arrays that a client may share with the server
+MOST_WEIGHT = 1e18  # largest accepted weight of a client's metric, such as a number of predictions
 
 FURTHER, EVALUATED, MOST_FURTHER = "own.", "evaluated.", 1024
 """Prefixes of metrics that a user's train and evaluate functions return, and the largest number of metrics of each."""
@@ -72,7 +71,7 @@ class Request:
         flower: whether arrays are sent in Flower's format, as Flower's strategy wrappers need.
         here: proof that the server is on the client's machine (`fedhet.utils.machine.proof` of the settings).
         begun: whether a handshake is for a run that has begun, in which clients must keep task, model and data.
-        called: the client's name at the server and in its files, if another client has the same name; or empty.
+        called: the unique name that the server gave to a client whose own name is taken by another; empty otherwise.
     """
 
     round: int = 0
@@ -104,12 +103,12 @@ class Report:
         client: the client's name.
         lost_state: the round whose state was expected and is lost; -1 if no state is lost.
         metric: name of the metric, such as `accuracy`.
-        labels: number of values of the metric: 1, or one for each of several labels.
+        labels: number of labels of an example, each with its own value of the metric; 1 for a single value.
         architecture: the architecture's name; empty if it is not disclosed.
         partition_id, partitions: the client's partition, from 0, and their number; -1 and 0 if the node has none.
         own_data: whether the client's data come from a user's function, not from the configured data set.
         common_test: whether the client has the common test set.
-        common: digest of the client's own common test set, if it is used; empty otherwise.
+        common: digest of the common test set that the user's function returned, if it is used; empty otherwise.
         normalised: whether its network has running statistics, as BatchNorm does.
         spec: names, shapes and dtypes of its network's shared arrays.
         public, public_size: digest and number of examples of the client's own public dataset; empty and 0 without one.
@@ -188,7 +187,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
 
 
 def check_room(size: int, needed: str) -> None:
-    """Check that `size` bytes fit in a quarter of the memory; raise a WireError with the text `needed` otherwise."""
+    """Raise a WireError that quotes the reason `needed` if `size` bytes exceed a quarter of this machine's memory."""
     if size > (most := memory() / 4):
         raise WireError(f"use a smaller model: {needed} {size / 1e9:.3g} GB, but has {most / 1e9:.3g} GB per client")
 
@@ -301,7 +300,7 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
     ):
         raise WireError(
             f"the client's reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}, "
-            f"but must be lists of one length, values up to 1, weights from 0 to {MOST_WEIGHT:.0e}: check its metric"
+            f"but must be equally long lists of values up to 1, weights from 0 to {MOST_WEIGHT:.0e}: correct the metric"
         )
     return Measured(Metric(tuple(values), tuple(weights)), numbers.number(f"{name}-loss"))
 

@@ -64,7 +64,7 @@ def test_blocks_are_the_four_stages_of_transformers(build: Callable[[], nn.Modul
 
 def test_too_few_stages() -> None:
     for name in ("mlp", "resnet8"):
-        with pytest.raises(UnsupportedArchitecture, match=r"names of 4 modules that end them, .* input-size"):
+        with pytest.raises(UnsupportedArchitecture, match=r"last modules of 4 blocks, .* input-size"):
             blocks(*built(name, 32))
 
 

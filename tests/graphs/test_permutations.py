@@ -249,7 +249,7 @@ class Refused(nn.Module):
         ("grouped", r"conv1d of module 'grouped' takes 3 channels together"),
         ("shuffle", "combines axes with different orders of hidden units"),
         ("slice", "slice"),
-        ("state", "a computed state"),
+        ("state", "an initial state that the network computes"),
     ],
 )
 def test_operators_that_divide_units(way: str, message: str) -> None:

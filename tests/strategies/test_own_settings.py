@@ -20,7 +20,7 @@ MORE_BELOW = {"flha-ghn": 0.25}
 """Its tiles, which hide the layers' types from the server, overfit 40 examples a client; `share = own` does not."""
 
 CANNOT_SERVE = {
-    "fedharm": "4 blocks are needed: name the modules that end them",  # of one spatial size each
+    "fedharm": "4 are needed, one for each block: set the key blocks",  # of one spatial size each
     "inclusivefl": "needs blocks of repeated layers",
 }
 """Methods for networks of another kind, with what they say."""

@@ -31,11 +31,8 @@ from fedhet.errors import ModelError
 from fedhet.models.representation import Output
 from fedhet.utils.inputs import for_each
 
-ERROR = 0.01
-"""Largest error of a kernel matrix that `compress` may cause, relative to the kernel's Frobenius norm."""
-
-LARGEST = 1e6
-"""Largest accepted magnitude of features: CKA squares their inner products, which could overflow float32."""
+ERROR = 0.01  # largest error of a kernel matrix that `compress` may cause, relative to the kernel's Frobenius norm
+LARGEST = 1e6  # largest accepted magnitude of features: CKA squares their inner products, which could overflow float32
 
 
 def check_finite_features(features: Tensor, name: str) -> None:
@@ -85,8 +82,7 @@ def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
     return compress(torch.cat([(1 / len(peers)) ** 0.5 * peer for peer in peers], 1))
 
 
-_LEAST = 1e-6
-# Smaller eigenvalues, relative to the largest, are rounding errors of posteriors sent in float16.
+_LEAST = 1e-6  # smaller eigenvalues, relative to the largest, are rounding errors of posteriors sent in float16
 
 
 def check_posteriors(values: Tensor) -> None:
@@ -132,8 +128,7 @@ def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torc
 
 # ---- FedHARM: descriptors of images
 
-BATCH = 64
-"""Number of images in a forward pass of `describe`."""
+BATCH = 64  # number of images in a forward pass of `describe`
 
 
 def strongest(scores: Tensor, k: int) -> Tensor:
@@ -150,12 +145,13 @@ def describe(
     slots: Sequence[int],
     transform: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return FedHARM's descriptors of n images, and their activations' positions, both (n, k_b) for each block b.
+    """Return FedHARM's descriptors of n images, and the positions of their values, both (n, k_b) for each block b.
 
-    `blocks` has the names of the blocks' last modules, and `slots` the numbers k_b of activations to select from their
-    outputs. Positions refer to the flattened outputs. `labels` (n,) are the images' classes, or None to use predicted
-    ones; `transform` converts raw images `inputs` (n, ...) to the model's inputs. The model is left in evaluation mode.
-    Raises a ModelError unless the model returns logits (n, C >= 2) with finite gradients.
+    A descriptor has the k_b values in the output of block b with the largest gradients, in magnitude, of the log-odds
+    of the image's class; positions are indices in the flattened output. `blocks` has the names of the blocks' last
+    modules, `slots` the numbers k_b, and `labels` (n,) the classes, or None for predicted ones. `transform` converts
+    raw images `inputs` (n, ...) to the model's inputs. The model is left in evaluation mode. Raises a ModelError unless
+    the model returns logits (n, C >= 2) with finite gradients.
     """
     captures = [Output(model, name) for name in blocks]
     values: list[list[Tensor]] = [[] for _ in blocks]
@@ -197,8 +193,7 @@ def gathered(features: Tensor, places: Tensor) -> Tensor:
 
 Kind = Literal["cosine", "spectral"]
 
-LEAST_ROWS = 4
-"""Least number of images for an estimate of CKA; the distance of a smaller batch is 0."""
+LEAST_ROWS = 4  # least number of images for an estimate of CKA; the distance of a smaller batch is 0
 
 
 def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: torch.Generator) -> list[Tensor]:
@@ -244,8 +239,9 @@ def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence
     for number, part in enumerate(parts):
         most = slots[number] if kind == "cosine" else part.shape[1]
         if len(part) != images or part.shape[1] > most:
-            size = f"{images} rows (public images) and at most {most} columns"
-            raise ValueError(f"array {number} of a reply must have {size}, not {tuple(part.shape)}: check public data")
+            name = "class probabilities" if kind == "spectral" else f"descriptors of block {number + 1}"
+            size = f"{images} rows (public images) and at most {most} columns, not {len(part)} and {part.shape[1]}"
+            raise ValueError(f"the client's {name} must have {size}: use the server's public dataset and settings")
     if kind == "spectral":
         check_posteriors(parts[0])
 
@@ -257,13 +253,12 @@ DTYPES = {"values": "float16", "exponent": "int16"}
 
 Packed = dict[str, np.ndarray[Any, Any]]
 
-EXPONENTS = (-163, 113)
-"""Smallest and largest `exponent` that `pack` returns, for the smallest and the largest float32 numbers."""
+EXPONENTS = (-163, 113)  # `exponent` that `pack` returns for the smallest and the largest float32 numbers
 
 
-def pack(values: Tensor) -> Packed:
-    """Return a tensor, rounded to values * 2^exponent, as arrays: float16 `values` and a scalar int16 `exponent`."""
-    array = values.detach().cpu().float().numpy()
+def pack(tensor: Tensor) -> Packed:
+    """Return float16 `values` and a scalar int16 `exponent`: arrays with the rounded tensor as values * 2^exponent."""
+    array = tensor.detach().cpu().float().numpy()
     largest = float(np.abs(array).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest > 0 else 0  # which uses the range of float16 best
     return {"values": np.ldexp(array, -exponent).astype(DTYPES["values"]), "exponent": np.array(exponent, np.int16)}
@@ -272,10 +267,11 @@ def pack(values: Tensor) -> Packed:
 def unpack(packed: Packed) -> Tensor:
     """Return the float32 tensor that `pack` packed; raise a ValueError or ModelError if the arrays are not valid."""
     if (dtypes := {name: array.dtype.name for name, array in packed.items()}) != DTYPES:
-        raise ValueError(f"sent arrays must be {DTYPES}, not {str(dtypes)[:200]}: use the server's version of fedhet")
+        raise ValueError(f"a tensor must be sent as {DTYPES}, not {str(dtypes)[:200]}: use the server's fedhet version")
     values, exponent, (least, most) = packed["values"], packed["exponent"], EXPONENTS
     if exponent.shape != () or not least <= int(exponent) <= most:
-        raise ValueError(f"a sent exponent must be a scalar from {least} to {most}: use the server's version of fedhet")
+        wrong = f"the exponent in a tensor's scale 2^exponent must be a number from {least} to {most}"
+        raise ValueError(f"{wrong}, not {str(exponent)[:50]}: use the server's version of fedhet")
     with np.errstate(over="ignore"):  # infinities are refused below
         unpacked = torch.from_numpy(np.asarray(np.ldexp(values.astype(np.float32), int(exponent))))
     check_finite_features(unpacked, "a sent tensor")

@@ -1,4 +1,4 @@
-"""The graph of a network's operators, its permutation groups, and operations on state dicts along these groups."""
+"""Graphs of networks, their sets of interchangeable hidden units, and functions that reorder, add or remove units."""
 
 from fedhet.algorithms.graphs.axes import VALUE as VALUE
 from fedhet.algorithms.graphs.axes import Segment as Segment

@@ -1,6 +1,6 @@
 """The axes of arrays, described as sequences of segments.
 
-A segment is a range of consecutive indices of an axis. They belong to hidden units, or no permutation moves them.
+A segment is a range of consecutive indices, which either belong to hidden units that can be permuted, or are fixed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ VALUE = "value"
 class Segment:
     """A range of consecutive indices of an array's axis, with ``block`` entries for each of ``width`` hidden units.
 
-    ``group`` is the index of the permutation group of the units, or None for entries that must not be permuted.
+    ``group`` is the index of the units' permutation group (a set of interchangeable units), or None for fixed entries.
     """
 
     group: int | None
@@ -118,11 +118,11 @@ class Variables:
                 self.meaning[segment.group] = fixed(segment.width)
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Require that no units along these axes are permuted; `torn` returns the message `reason` if they can be."""
+        """Record that permutable units along these axes make the network unsupported, with error message `reason`."""
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
-        """Require that units of two axes are permuted alike; return the first axis. Errors name the operator `node`."""
+        """Add the constraint that units of two axes, which `node` combines, are permuted alike; return the first."""
         try:
             self._unify(one, other)
         except _Misfit:
@@ -130,7 +130,7 @@ class Variables:
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """Require that every `count` entries of an axis are permuted together; return it. Errors name `node`."""
+        """Add the constraint that every `count` entries, which `node` combines, move together; return the axis."""
         try:
             self._coarsen(axis, count)
         except _Misfit:
@@ -139,7 +139,7 @@ class Variables:
         return self.known(axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Return the axes of these `sizes` into which the reshape `node` divides `axis`; add the constraints."""
+        """Divide `axis` into axes of these `sizes`, as reshape `node` does; constrain its units to lie along one."""
         if not self.moves(axis):
             return list(map(fixed, sizes))
         before, ways = self.meaning, []
@@ -159,17 +159,17 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Divide an axis into `count` equal parts, permuted alike; return one, or None if units would be split."""
+        """Constrain `count` equal parts of an axis to be permuted alike; return one, or None if this splits units."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Require that dimension `axis` of a parameter has the segments `layout` (None: a new variable); return these.
+        """Add the constraint that dimension `axis` of a parameter has the segments `layout`, or new units for None.
 
-        `node` is the operator that uses the parameter, and `role` the parameter's name in its layer (``weight``). With
-        `writes`, the layer's outputs lie along the dimension; otherwise, the layer sums over it.
+        Return the segments. `node` is the operator that uses the parameter, and `role` the parameter's name in its
+        layer (``weight``). With `writes`, the layer's outputs lie along the dimension; otherwise, it is summed over.
         """
         name = node.parameters[role]
         place = name, axis
@@ -185,15 +185,15 @@ class Variables:
         return layout
 
     def refuse_moving(self, node: Node, axes: Iterable[Axis]) -> None:
-        """Require that no units along these axes are permuted, as their order affects operator `node` (a softmax)."""
+        """Record that permutable units along these axes make the network unsupported, as `node` needs their order."""
         self.refuse(axes, f"{node} works along hidden units, whose order or number changes its result: leave it out")
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return the axes passed to `refuse` whose units may still be permuted, each with its error message."""
+        """Return axes whose permutable units make the network unsupported (see `refuse`), each with its message."""
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis)]
 
     def other_way(self, axis: Axis) -> str | None:
-        """Return the name of the last reshape that could put the units of `axis` along a smaller new axis, or None."""
+        """Return the name of the last reshape whose result has a smaller axis that could hold these units, or None."""
         for node, part, ways in reversed(self.splits):
             if self.choices.get(node, 0) < ways - 1 and self.moves(axis) & self.moves(part):
                 return node

@@ -21,9 +21,9 @@ from fedhet.models.copies import in_evaluation_mode
 def blocks(model: nn.Module, example: Tensor, *, chosen: str = "stages", count: int = 4) -> tuple[str, ...]:
     """Return the names of the last modules of `count` blocks of a network, from shallow to deep.
 
-    `chosen` is `stages` for the last `count` of the network's `stages`, or a list of module names separated by commas.
-    Of several lists separated by semicolons, the first whose modules all exist is used. `example` is a batch of inputs.
-    Raises an UnsupportedArchitecture error if there are fewer stages, or modules are missing.
+    `chosen` is `stages` for the last `count` stages (layers of one spatial size), or `count` module names separated by
+    commas. Of several such lists separated by semicolons, the first whose modules all exist is used. `example` is a
+    batch of inputs. Raises an UnsupportedArchitecture error if there are fewer stages, or modules are missing.
     """
     if chosen != "stages":
         return _named(model, chosen, count)
@@ -31,8 +31,8 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "stages", count: 
     if len(names) < count:
         raise UnsupportedArchitecture(
             f"network {type(model).__name__} has {len(names)} stages (layers of one spatial size) on an input of shape "
-            f"{tuple(example.shape[1:])}: {', '.join(names) or 'none'}; {count} blocks are needed: set blocks to the "
-            f"names of {count} modules that end them, separated by commas, or set a larger input-size"
+            f"{tuple(example.shape[1:])}: {', '.join(names) or 'none'}; {count} are needed, one for each block: set "
+            f"the key blocks to the last modules of {count} blocks, separated by commas, or set a larger input-size"
         )
     return tuple(names[-count:])
 
@@ -40,9 +40,9 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "stages", count: 
 def stages(model: nn.Module, example: Tensor) -> list[str]:
     """Return the name of the last module of each stage, from large to small spatial sizes.
 
-    A stage has consecutive layers with outputs of one spatial size: the product of all axes but batch and features.
-    All that later layers use of a stage is the output of its last module. Of several such modules, the least nested are
-    preferred, then the last; `nn.Sequential` and `nn.ModuleList` do not count. `example` is a batch of inputs.
+    A stage has consecutive layers with outputs of one spatial size: the product of all axes but batch and features. It
+    ends with a module whose output is all that later layers use of the stage. Of several, the least nested is named or,
+    at equal depth, the last; `nn.Sequential` and `nn.ModuleList` add no depth. `example` is a batch of inputs.
     """
     graph, modules = architecture_graph(model, example), dict(model.named_modules())
     axes, trunk = features(graph), {place: name for place, _, name in _trunk(graph)}
@@ -84,8 +84,8 @@ def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
 def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -> tuple[str, ...]:
     """Return the names of the last modules of the first `count - 1` of a network's blocks, from shallow to deep.
 
-    `names` has these names, separated by commas (see `blocks`). If it is empty, blocks are the last `count` of the
-    network's `stages` or, if there are fewer, have about equal numbers of layers. `example` is a batch of inputs.
+    `names` has these names, separated by commas. If it is empty, blocks are the last `count` stages (see `stages`) or,
+    if there are fewer, have about equal numbers of layers. `example` is a batch of inputs.
     Raises an UnsupportedArchitecture error if the network cannot be divided into `count` blocks.
     """
     if count == 1:
@@ -102,8 +102,8 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
         named = ", ".join([node.module for node in graph if _is_layer(graph, node)][:5])
         raise UnsupportedArchitecture(
             f"network {type(model).__name__} has {len(places)} modules that can end a block "
-            f"({', '.join(places.values()) or 'none'}), but needs {count - 1}: set smaller depths, or set blocks to "
-            f"names of modules (its first layers are {named})"
+            f"({', '.join(places.values()) or 'none'}), but needs {count - 1}: set smaller depths, or set the key "
+            f"blocks to the names of {count - 1} modules (its first layers are {named})"
         )
     chosen = [0]
     for number in range(1, count):
@@ -123,7 +123,8 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
     last = [places[-1] for places in inside if places]
     if len(last) < len(ends) or last != sorted(last):
         raise UnsupportedArchitecture(
-            f"network {graph.model} does not run the modules {', '.join(ends)} in this order: reorder blocks"
+            f"network {graph.model} does not run the modules {', '.join(ends)} in this order: list them in the key "
+            "blocks in the order in which they run"
         )
     found: dict[str, int] = {}
     for number, node in enumerate(graph):
@@ -190,8 +191,9 @@ class Exits(nn.Module):
     layer (`exits.0`, `exits.1`, ...). The output is the last exit's logits in training mode, and the mean of all exits'
     logits in evaluation mode.
 
-    `network` is divided into `count` blocks by `block_ends`, to which `names` is passed. Modules and arrays keep their
-    names. The attribute `depth` is the number of blocks to use; arrays of later blocks may be missing.
+    `network` is divided into `count` blocks. `names` has the last modules of all but the last block, separated by
+    commas; if it is empty, `block_ends` chooses them. Modules and arrays keep their names. The attribute `depth` is the
+    number of blocks to use; arrays of later blocks may be missing.
     """
 
     network: nn.Module
@@ -213,7 +215,7 @@ class Exits(nn.Module):
         self.ends, self.depth = tuple[tuple[str, int], ...](), count  # modules, and the axes of their features
 
     def add_exits(self, groups: PermutationGroups) -> None:
-        """Add the linear layers `exits`, with PyTorch's initial weights; `groups` are from `groups_by_depth`."""
+        """Add the linear layers `exits`, whose places and shapes are in `groups`, the result of `groups_by_depth`."""
         self.ends = tuple((slot.parameter, slot.axis) for slot in groups[0].rows)
         floats = filter(torch.is_floating_point, self.network.parameters())
         shapes, like = groups.shapes(groups.widths), next(floats, torch.empty(0))
@@ -248,11 +250,11 @@ class Exits(nn.Module):
 
 
 def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
-    """Return one permutation group whose units are a network's blocks, so that depths can be handled like widths.
+    """Return one `PermutationGroup` whose units are a network's blocks, so that depths can be handled like widths.
 
-    Width d of this group means the first d blocks of the network. The group's `rows` name the last modules of blocks,
-    and the feature axes of their outputs. `inputs` are examples (n, ...). Raises a ModelError or
-    UnsupportedArchitecture error if the network cannot be divided into blocks, or cannot have exits.
+    Width d means the first d blocks; blocks are never permuted. The group's `rows` have, for each block but the last,
+    the name of its last module and the feature axis of the module's output. `inputs` are examples (n, ...). Raises a
+    ModelError or UnsupportedArchitecture error if the network cannot be divided into blocks, or cannot have exits.
     """
     network = model.network
     ends = block_ends(network, inputs, model.count, model.names)
@@ -273,7 +275,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     slots = []
     for number, name in enumerate(ends):
         if [len(value) for value in values[name]] != [len(inputs)]:
-            raise ModelError(f"module {name} cannot end a block: name one that runs once and keeps the batch axis")
+            raise ModelError(f"module {name} does not run once and keep the batch axis: set the key blocks to others")
         shape = values[name][0].shape
         slots.append(Slot(name, "output", axis := output_axis(graph, name, shape)))
         shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], shape[axis]
@@ -287,10 +289,10 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
 
 
 def tensor_of(value: object, name: str = "a block") -> Tensor:
-    """Return the features (n, ..., d) in the output `value` of module `name`; raise a ModelError if there are none."""
+    """Return the features (n, ..., d) in the output `value` of module `name`; raise a ModelError if it has none."""
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
         raise ModelError(
-            f"an exit needs features (n, ..., d), which {name} does not return: name other modules to end blocks"
+            f"an early exit needs features (n, ..., d), but {name} returns none: set the key blocks to other modules"
         )
     return value

@@ -28,8 +28,8 @@ class LayerNode:
 
     `type` describes it: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with ``_g<groups>`` and ``_d<dilation>``
     if not 1; ``l<in>_<out>`` for a linear layer; ``add``, ``cat`` and ``stack`` for joints; otherwise the operator and
-    the shapes of its parameters. `parameters` (``state_dict`` names), `shapes` and `starts` (see `starts_of`) are by
-    role, such as ``weight``; `constants` are the roles of arrays that are not trained.
+    the shapes of its parameters. By role, such as ``weight``, `parameters` has ``state_dict`` names, and `starts`
+    the mean and standard deviation in a new network; `constants` are the roles of arrays that are not trained.
     """
 
     name: str

@@ -1,8 +1,9 @@
-"""Permutation groups: hidden units that can be permuted in all of a network's parameters at once.
+"""Permutation groups: sets of hidden units that can be permuted, in all parameters at once, with equal outputs.
 
-Each axis of each tensor in the graph is a sequence of segments (ranges of indices, see `axes`). The rules of operators
-derive the axes of results and add constraints to `Variables`: a residual addition makes two variables equal, GroupNorm
-merges several units into one, and the output has no units to permute. Variables that remain are the groups.
+Each axis of each tensor in the graph is a sequence of segments (ranges of indices, see `axes`); a variable stands for
+the units of a segment. The rules of operators derive the axes of results and add constraints to `Variables`: a residual
+addition makes two variables equal, GroupNorm merges several units into one, and units of the output are fixed.
+Variables that remain are the groups.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,13 +47,14 @@ class PermutationGroup:
 
 @dataclass(frozen=True)
 class PermutationGroups:
-    """The permutation groups of a network, in data-flow order.
+    """The permutation groups (sets of interchangeable hidden units) of a network, in data-flow order.
 
     Attributes:
+        groups: the groups, which are also the items of this object.
         axes: segments (see `axes.Segment`) of each axis of each array, by ``state_dict`` name.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
-        tied: first name of each tied parameter, by its other names.
-        needs: for arrays that narrow networks lack, the index of a group and its least width with the array.
+        tied: for each further name of a parameter that has several, its first name.
+        needs: for each array that narrow networks lack, a group's index, and the group's least width with the array.
         kinds: kind of each array that is not trained (see `kinds_of`), by name.
     """
 
@@ -78,7 +80,7 @@ class PermutationGroups:
         return tuple(group.width for group in self.groups)
 
     def with_widths(self, widths: Sequence[int]) -> "PermutationGroups":
-        """Return the groups of a network with the same layers and these `widths` (numbers of units) of the groups."""
+        """Return the groups of a network with the same layers, but with `widths[i]` units in group i."""
 
         def axis_of(segments: Axis) -> Axis:
             return tuple(s if s.group is None else replace(s, width=widths[s.group]) for s in segments)
@@ -87,26 +89,26 @@ class PermutationGroups:
         return replace(self, groups=groups, axes={name: tuple(map(axis_of, axes)) for name, axes in self.axes.items()})
 
     def shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes, by ``state_dict`` name, of a network with the same layers and `widths` of the groups."""
+        """Return arrays' shapes by name for a network with the same layers, but with `widths[i]` units in group i."""
         lacking = {name for name, (group, least) in self.needs.items() if widths[group] < least}
         axes = self.with_widths(widths).axes
         return {name: tuple(map(entries, each)) for name, each in axes.items() if name not in lacking}
 
 
 def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole: bool = False) -> PermutationGroups:
-    """Return the permutation groups of an architecture (FedMA, Wang et al., ICLR 2020, section 2).
+    """Return the permutation groups of an architecture: sets of hidden units whose order does not affect the outputs.
 
     In a plain network the units of a group are the outputs of one layer. In a residual network, layers whose outputs
-    are added share a group. The network's inputs and outputs belong to no group.
+    are added share a group. The network's inputs and outputs belong to no group (FedMA, Wang et al., ICLR 2020).
 
         >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> groups = permutation_groups(architecture_graph(network, torch.zeros(2, 4)))
         >>> groups.widths, groups.axes["2.weight"]
         ((8,), ((Segment(group=None, width=2, block=1),), (Segment(group=0, width=8, block=1),)))
 
-    Raises an UnsupportedArchitecture error if fedhet does not know an operator, or if the operator's result depends on
-    the order of units. With `partly`, units of such operators are left out of all groups instead. With `whole`, all
-    units of modules that reshape one axis into several, such as attention, are left out too.
+    A `Segment` has `block` entries for each unit. Raises an UnsupportedArchitecture error if fedhet does not know an
+    operator, or if its result depends on the order of units. With `partly`, units of such operators are left out of all
+    groups instead. With `whole`, all units of modules that reshape one axis into several, such as attention, are, too.
     """
     if graph.unused:
         raise UnsupportedArchitecture(

@@ -60,11 +60,11 @@ def resize(model: nn.Module, state: State) -> nn.Module:
 
 
 def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False) -> PermutationGroups:
-    """Return the permutation groups of a network after a check that it works with other widths; results are cached.
+    """Return the groups of interchangeable units of a network that works with other widths; results are cached.
 
-    The check widens all groups, runs the network on `example`, and derives the groups of the wider network. It raises
-    an UnsupportedArchitecture error if this fails. With `partly`, units that cannot be permuted are left out of all
-    groups instead and, if the check still fails, all units of modules that reshape one axis into several.
+    As a check, all groups are widened, the network runs on `example`, and the wider network's groups are derived; this
+    raises an UnsupportedArchitecture error if it fails. With `partly`, units that cannot be permuted are left out of
+    all groups instead and, if the check still fails, all units of modules that reshape one axis into several.
     """
     graph = architecture_graph(model, example)
     known = _resizable.setdefault(model, {})
@@ -268,7 +268,7 @@ class Submodel:
 
     @cached_property
     def units(self) -> dict[int, NDArray[np.int64]]:
-        """Indices of the submodel's units, by index of their permutation group: the first units of each group."""
+        """Indices of the units that the submodel keeps, the first ones of each group, by index of the group."""
         return {group.index: np.arange(math.ceil(round(group.width * self.width, 6))) for group in self.groups}
 
     def cut(self, model: nn.Module) -> nn.Module:

@@ -40,7 +40,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*operators: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that registers a function as the rule of these operators, given by their ATen names."""
+    """Return a decorator that registers a function to derive the axes of results of these operators (ATen names)."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(operators, function))
@@ -318,7 +318,7 @@ def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -
         raise UnsupportedArchitecture(f"projections, which {node} has, are not supported: build it with proj_size=0")
     if not all(variables.graph[name].operator.removeprefix("new_").startswith("zeros") for name in node.inputs[1:]):
         raise UnsupportedArchitecture(
-            f"a computed state, from which {node} starts, is not supported: use the default, zeros"
+            f"{node} takes an initial state that the network computes, which is not supported: leave it out (zeros)"
         )
     axis, hidden = value[-1], []
     for layer in range(node.options["num_layers"]):

@@ -1,8 +1,9 @@
-"""Operations on state dicts along permutation groups: reorder units, widen or narrow a network, and extract weights.
+"""Functions on state dicts that reorder hidden units, widen or narrow a network, and extract the weights of units.
 
-An *assignment* of a group is an integer array (L,): unit l of the smaller network is unit ``assignment[l]`` of the
-wider one. Assignments and sizes are dicts by index of the group; other groups do not change. States have arrays or
-tensors; results have arrays, which are copies only where values change.
+A group is a set of interchangeable hidden units (see `permutations`). An *assignment* of a group is an integer array
+(L,): unit l of the smaller network's L units is unit ``assignment[l]`` of the wider one. Assignments and sizes are
+dicts by index of the group; other groups do not change. States have arrays or tensors; results have arrays, which are
+copies only where values change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,15 +23,15 @@ Assignments = Mapping[int, ArrayLike]
 
 
 def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
-    """Return the number of units of each permutation group in a network with this state dict (see `widths_of`)."""
+    """Return the number of units of each of the `groups` in a network with this state dict (see `widths_of`)."""
     return widths_of({name: tuple(value.shape) for name, value in state.items()}, groups)
 
 
 def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) -> tuple[int, ...]:
-    """Return the number of units of each permutation group in a network with arrays of these `shapes`.
+    """Return the number of units of each group of interchangeable units in a network with arrays of these `shapes`.
 
-    A group without arrays in `shapes` keeps its width in `groups`. The width of a group of blocks (`groups_by_depth`)
-    is the least that `PermutationGroups.needs` allows. Raises a ValueError for arrays of another architecture.
+    A group without arrays in `shapes` keeps its width in `groups`. For a group of blocks (see `groups_by_depth`), it is
+    the least number of blocks that have all these arrays. Raises a ValueError for arrays of another architecture.
     """
     known: dict[int, int] = {}
     for index, units in (groups.needs[name] for name in shapes if name in groups.needs):
@@ -102,7 +103,7 @@ def permute(state: State, groups: PermutationGroups, permutations: Assignments) 
 
 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
-    """Return the matrix (L, D) of the weights by which FedMA matches the L units of group `index` (its ``rows``).
+    """Return the weights (L, D) by which FedMA matches the L units of group `index`: those in ``groups[index].rows``.
 
     A unit's row concatenates its weights: of all gates in an LSTM's W_ih, of all channels in an attention head, and of
     all filters in a group of a convolution. Filters are flattened channel-major.
@@ -112,13 +113,13 @@ def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floa
 
 
 def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
-    """Return the parameter and axis (`Slot`) of each of the D columns of the matrix that `rows` returns."""
+    """Return the parameter and axis (`Slot`) of each column of the matrix (L, D) that the function `rows` returns."""
     places = _row_places(state, groups, index)
     return [slot for slot, each in places for _ in range(each.shape[1] * _front(state, slot)[0].size)]
 
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
-    """Return the state with the weights that `rows` returns for group `index` replaced by `matrix` (L, D)."""
+    """Return the state with the weights of group `index` replaced by `matrix` (L, D), arranged as `rows` returns it."""
     result, end = _arrays(state), 0
     result |= {slot.parameter: result[slot.parameter].copy() for slot in groups[index].rows}
     for slot, places in _row_places(state, groups, index):
@@ -129,7 +130,7 @@ def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArra
 
 
 def tie(state: dict[str, Array], groups: PermutationGroups) -> dict[str, Array]:
-    """Return the state with tied arrays (`PermutationGroups.tied`) set to the array of their first name."""
+    """Return the state with arrays that have several names (`PermutationGroups.tied`) set to that of the first name."""
     return state | {name: state[first] for name, first in groups.tied.items() if name in state and first in state}
 
 

@@ -19,22 +19,22 @@ from fedhet.models.copies import Start
 from fedhet.utils.randomness import torch_generator
 
 Head = Literal["dense", "base-lowrank", "tiled"]
-"""Heads of a hypernetwork: one for each layer type, ``dense`` (Litany et al., 2022) or ``base-lowrank``, or a single
-``tiled`` one for all types."""
+"""Heads of a hypernetwork: for each layer type, ``dense`` (a linear map of a latent vector; Litany et al., 2022) or
+``base-lowrank`` (learned weights plus a generated matrix of low rank); or one for all types, ``tiled`` (by tiles)."""
 Shape = tuple[int, ...]
 
 WIDTH, STEPS = 51, 6
 """Width of a layer's embedding h, and number of steps of message passing."""
 
 RANK = 4
-"""Rank of a ``base-lowrank`` head, divided by the largest number of layers of its type in one network."""
+"""The rank of a ``base-lowrank`` head is RANK times the largest number of layers of its type in one network."""
 
 
 @dataclass(frozen=True)
 class Slot:
     """An array to generate: a vector with initial value `start`, or weights with initial standard deviation `std`.
 
-    `std` is None for vectors, and `scale` is the ratio of `std` to the result of `std_of`.
+    `std` is None for vectors, and `scale` is the ratio of `std` to the usual one, such as Kaiming's (see `std_of`).
     """
 
     shape: Shape
@@ -89,7 +89,7 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 
 
 def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
-    """Return the ratio of an array's standard deviation in a new network (in `own`) to `rule`, the result of `std_of`.
+    """Return the ratio of an array's standard deviation in a new network (in `own`) to the usual one, `rule`.
 
     Return 1 without `own`, or for a ratio of about 1/3 to 1.5 (a wider range for a small `shape`): PyTorch's default
     initialisation, with a ratio of 0.41, would let activations vanish.
@@ -112,7 +112,8 @@ def std_of(type: str, shape: Shape) -> float:
 # ---- initial values
 
 BASE = 4.0
-"""Factor of B in `BaseLowRank`: gradient steps then change weights as much as in `Dense`, as BASE^2 = |z|^2."""
+"""Factor of the learned weights in `BaseLowRank`. Gradient steps then change generated weights as much as in `Dense`,
+as BASE^2 is the squared length of latent vectors."""
 
 PARTS: dict[str, Callable[[str, Shape], float]] = {
     "base": lambda type, shape: std_of(type, shape) / BASE,  # (units, fan-in axes)
@@ -127,9 +128,10 @@ PARTS: dict[str, Callable[[str, Shape], float]] = {
 def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tensor:
     """Return the initial value of a parameter of a `GraphHypernetwork`; raise a ValueError for unknown parameters.
 
-    `key` is its name: `heads.<type>.<role>.<part>`, `latents.<part>.<type>`, `embedding...` or `tiles...`. Without
-    `normalise`, a dense head is drawn from Xavier's normal distribution times (2 inputs / width of z)^.5 (Litany et
-    al., 2022), and the layer that computes the latent vector z is initialised as in PyTorch.
+    `key` is its name: `heads.<layer type>.<array's role>.<part of head>` (see `PARTS`), `latents.<part>.<layer type>`
+    (computes the latent vector z), `embedding...` (embeds layers) or `tiles...` (``tiled`` head). Without `normalise`,
+    a ``dense`` head is drawn from Xavier's normal distribution times (2 inputs / width of z)^.5 (Litany et al., 2022),
+    and the layer that computes z is initialised as in PyTorch.
     """
     parts, generator = key.split("."), torch_generator(seed, "hypernetwork", key)
     try:

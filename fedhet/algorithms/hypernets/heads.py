@@ -19,11 +19,8 @@ from torch import Tensor, nn
 from fedhet.algorithms.hypernets.design import BASE, RANK, WIDTH, Head, LayerType, Slot
 from fedhet.utils.randomness import torch_generator
 
-LATENT = 16
-"""Width of a layer's latent vector z, and of the hidden layer that computes its scale s (see `Latents`)."""
-
-TILE, KERNEL, TILE_LATENT = 16, 3, 128
-"""Output and input channels of a tile, its height and width, and the width of a tile's latent vector z."""
+LATENT = 16  # width of a layer's latent vector z, and of the hidden layer that computes its scale s (see `Latents`)
+TILE, KERNEL, TILE_LATENT = 16, 3, 128  # a tile's output and input channels, height and width, and width of its z
 
 ROLES = ("weight", "bias", "norm_weight", "norm_bias")
 FREQUENCIES = tuple(4.0**-power for power in range(4))

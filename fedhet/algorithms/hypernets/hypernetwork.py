@@ -94,11 +94,12 @@ class Reading:
 
 
 class GraphHypernetwork(nn.Module):
-    """A network that generates the weights of other networks, with heads that take embeddings of the layers.
+    """A network that generates the weights of other networks, by heads that compute arrays from embeddings of layers.
 
-    Each layer type in `types` has a head, unless the `kind` of head is ``tiled``. With `normalise`, embeddings and
-    latent vectors have unit variance, so that initial weights have Kaiming's scale. Initial values are drawn with
-    `seed` (see `start`); if it is None, a state dict must be loaded before use.
+    A head of the `kind` ``dense`` or ``base-lowrank`` (see `Head`) generates one array of one layer type in `types`, a
+    ``tiled`` one all arrays of all types. With `normalise`, embeddings and latent vectors have unit variance, so that
+    initial weights have Kaiming's scale. Initial values are drawn with `seed` (see `start`); if it is None, a state
+    dict must be loaded before use.
     """
 
     def __init__(
@@ -122,12 +123,12 @@ class GraphHypernetwork(nn.Module):
                     parameter.copy_(start(key, tuple(parameter.shape), seed, normalise=normalise))
 
     def read(self, graph: LayerGraph) -> Reading:
-        """Return the graph of a network in the form that `write` needs; raise a ModelError if a type has no head."""
+        """Prepare a network's graph for `write`; raise a ModelError if it cannot generate weights of a layer's type."""
         nodes, slots = graph.nodes, [slots_of(node) for node in graph]
         if self.tiles is None and not all(node.type in self.catalogue for node in nodes):
             raise ModelError(
-                "the hypernetwork has no head for the type of one of this network's layers: set flha-ghn.head = tiled, "
-                "which generates layers of any type"
+                "the hypernetwork cannot generate the weights of one of this network's layers, whose type it was not "
+                "built for: set flha-ghn.head = tiled, which generates layers of any type"
             )
         places: dict[str, list[int]] = {}  # the layers with arrays to generate, by type or, with a tiled head, in order
         for place, node in enumerate(nodes):

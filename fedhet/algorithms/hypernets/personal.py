@@ -22,14 +22,9 @@ from fedhet.algorithms.hypernets.design import scale_of
 from fedhet.models.copies import Start
 from fedhet.utils.randomness import torch_generator
 
-SPREAD = 0.1
-"""Standard deviation of clients' initial embeddings, small enough for all clients to start with similar weights."""
-
-VECTORS = 0.1
-"""Scale s (see the equation above) of arrays with one axis, such as biases and scales of normalisation layers."""
-
-LEAST = 0.1
-"""Factor in the scale of an array with constant initial value c: s = VECTORS * max(|c|, LEAST * Kaiming's scale)."""
+SPREAD = 0.1  # standard deviation of initial embeddings, small enough for clients to start with similar weights
+VECTORS = 0.1  # scale s of arrays with one axis, such as biases and weights of normalisation layers
+LEAST = 0.1  # an array that is a constant c in a new network has s = VECTORS * max(|c|, LEAST * Kaiming's scale)
 
 
 @dataclass(frozen=True)
@@ -55,8 +50,8 @@ class PersonalHypernetwork:
     ) -> dict[str, Tensor]:
         """Generate the weights of a client's network, by name, as differentiable float32 tensors.
 
-        `shapes` are the arrays' shapes; clients with equal names and `shapes` of arrays have one architecture. Arrays
-        are base + scale * generated values; `starts` has (base, scale) by name, by default from `begin_of`.
+        `shapes` has the arrays' shapes by name; if they are equal, clients share all but their embeddings. An array is
+        base + scale * generated values; `starts` has (base, scale) by name, by default those of `begin_of`.
         """
         features = self._features(client)
         first = replace(self, tensors={})._features(client).detach() if starts else features
@@ -96,8 +91,10 @@ def begin_of(name: str, shape: tuple[int, ...], own: Start | None = None) -> tup
     """Return (base, scale) of an array, which is generated as base + scale * the hypernetwork's output.
 
     By default, the base is 1 for weights of normalisation layers, else 0; the scale is Kaiming's sqrt(2 / fan-in) or,
-    for vectors, 0.1. With `own`, the mean and standard deviation of the array in a new network, both are adapted to the
-    array: if it is constant, the base is the constant, and the scale a tenth of it, at least 0.01 of Kaiming's.
+    for vectors, 0.1. `own` has the mean and standard deviation of the array in a new network: the scale is then the
+    standard deviation unless Kaiming's is close, and the base the mean if it is larger in magnitude, else 0. If the
+    array is constant, the base is the constant, and the scale a tenth of it, at least 0.01 of Kaiming's. Biases that
+    are not constant have the defaults.
     """
     kaiming = math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else 1.0
     usual = float(len(shape) == 1 and name.endswith("weight")), kaiming if len(shape) > 1 else VECTORS

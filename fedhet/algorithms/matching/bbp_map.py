@@ -22,16 +22,13 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
 
-MOST_POPULAR = 10
-"""Upper bound of c_i in the equations above, the number of clients that share global row i."""
-
-ITERATIONS = 5
-"""The largest number of iterations in which variances are estimated."""
+MOST_POPULAR = 10  # upper bound of c_i, the number of clients that share global row i, in the value of a match
+ITERATIONS = 5  # largest number of iterations in which variances are estimated
 
 
 @dataclass(frozen=True)
 class LayerMatch:
-    """The result of matching one layer.
+    """The result of matching one layer: the rows (neurons) of clients that correspond are merged into global rows.
 
     Attributes:
         assignments: for each client, the indices (L_j,) of the global rows that its L_j rows belong to, all different.
@@ -66,11 +63,11 @@ def match_layer(
         >>> match.assignments
         [array([0, 1, 2, 3, 4]), array([4, 3, 2, 1, 0])]
 
-    `weights` has an array (L_j, D) for each client; a row has a neuron's weights and its bias. The variances `sigma2`
-    and `sigma0_2` are as in `LayerMatch`; a larger mass `gamma` of the beta process leads to more global rows. The
-    prior mean is a number or (D,) (FedMA: 0.1 in the bias column), and `average` is `map` for posterior or `mean` for
-    plain means. Each of the `sweeps` matches every client again, in a random order drawn with `seed`. There are at most
-    `max_rows` global rows, or as many as the widest client has. Raises a ValueError for invalid weights.
+    `weights` has an array (L_j, D) for each client; a row has a neuron's weights and its bias. Rows have the variance
+    `sigma2` around global rows, and these `sigma0_2` around the prior mean, a number or (D,) (FedMA: 0.1 in the bias
+    column). A larger mass `gamma` of the beta process leads to more global rows: at most `max_rows` (None: no limit),
+    or the largest L_j if it is larger. `average` is `map` for posterior or `mean` for plain means. Each of the `sweeps`
+    matches every client again, in a random order drawn with `seed`. Raises a ValueError for invalid weights.
     """
     clients = _checked(weights)
     prior = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), clients[0].shape[1:])
@@ -99,15 +96,15 @@ def estimate_variances(
     prior_mean: npt.ArrayLike = 0.0,
     **options: Any,
 ) -> dict[str, float]:
-    """Estimate `sigma2` and `sigma0_2` so that corresponding neurons of clients are merged; return them by name.
+    """Return estimates, by name, of the variances `sigma2` and `sigma0_2`; arguments are those of `match_layer`.
 
         sigma0_2 = v,    sigma2 = v (v + e) / (v - e)
 
-    v is the variance of all rows around the prior mean, and e the residual variance of merged rows. Merging two rows of
-    correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2); sigma2 places this threshold halfway
-    between the correlations of unrelated rows (0) and of the matches (1 - e / v). Starting with sigma2 = v,
-    `match_layer`, which takes these arguments and `options`, and estimation alternate until sigma2 converges. Returns
-    sigma2 = v if there are no matches at first, or if e > v / 2.
+    v is the variance of clients' rows (the weights of a neuron) around the prior mean, and e that of merged rows around
+    their means. Merging two rows of correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2); sigma2
+    places this threshold halfway between the correlations of unrelated rows (0) and of the matches (1 - e / v). First,
+    sigma2 = v; then rows are matched and sigma2 is estimated in turns until it converges. Returns sigma2 = v if there
+    are no matches at first, or if e > v / 2.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)
@@ -148,9 +145,10 @@ def _checked(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]
 
 
 class GlobalRows:
-    """The global rows of a layer, and for each client the global rows that its rows belong to (`assignments`).
+    """The global rows of a layer during matching; `assignments` has, for each client, the global rows of its rows.
 
-    `g` (L, D) has the vectors g_i and `counts` (L,) the numbers n_i of this module's equations, where `prior` is mu.
+    `counts` (L,) has the number of rows assigned to each global row, and `g` (L, D) is s0 * `prior` (the prior mean) +
+    s * (sum of these rows). s and s0 are 1 / sigma2 and 1 / sigma0_2; other arguments are as in `match_layer`.
     """
 
     def __init__(

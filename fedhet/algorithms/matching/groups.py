@@ -1,9 +1,9 @@
-"""Matching of whole networks, one permutation group after the other (FedMA: Wang et al., ICLR 2020, algorithm 1).
+"""Matching of whole networks, one group of hidden units after the other (FedMA: Wang et al., ICLR 2020, algorithm 1).
 
-A *state* has a client's arrays by name, with the units of earlier groups in the order of the global model. The
-parameters in a group's `PermutationGroup.rows` are matched; those in `completes` are only averaged, in the order that
-matching found. `states` and `assignments` have one entry for each client. `assignments` (indices of global units) and
-`sizes` (global widths) cover all earlier groups.
+The units of a group are interchangeable. A *state* has a client's arrays by name, with the units of earlier groups in
+the order of the global model. Units are matched by the parameters in their group's `PermutationGroup.rows`; the
+group's other parameters (`completes`) are averaged for matched units. `states` and `assignments` have one entry for
+each client. `assignments` (indices of global units) and `sizes` (global widths) cover all earlier groups.
 """
 
 import json
@@ -26,13 +26,13 @@ BIAS_MEAN = 0.1
 
 @dataclass(frozen=True)
 class Matching:
-    """The rule by which the units of a permutation group are matched among clients; subclasses can use another one.
+    """The rule by which a group of interchangeable hidden units is matched among clients; subclasses can override it.
 
     Attributes:
         gamma: mass of the beta process; a larger mass leads to more global units.
         average: `map` for posterior or `mean` for plain means, which embeddings and recurrent layers always have.
-        variances: `fixed` for variances of 1, or `estimated` for estimates per group.
-        max_growth: largest global width of a group as a multiple of the widest client's; 0 for no limit.
+        variances: of weights around global weights, and of these around prior means: `fixed` (1), or `estimated`.
+        max_growth: largest number of global units, as a multiple of the widest client's; 0 for no limit.
     """
 
     gamma: float = 7.0
@@ -145,10 +145,11 @@ def match_networks(
 def patch(
     state: State, groups: graphs.PermutationGroups, index: int, assignment: Array, settled: Array, carried: State
 ) -> dict[str, Array]:
-    """Return a client's state with the units of the group `index` replaced by those of the global model.
+    """Return a client's state with its L units of group `index` replaced by the L' units of the global model.
 
-    `assignment` (L,) has the global index of each unit, `settled` (L', D) the global rows, and `carried` the group's
-    other parameters by name. Later layers have zero weights for units that the client did not have.
+    `assignment` (L,) has the index of each unit in the global model, `settled` (L', D) the global units' weights by
+    which they are matched (see `graphs.rows`), and `carried` the averages of the group's other parameters by name.
+    Later layers have zero weights for units that the client did not have.
     """
     moved = graphs.expand(state, groups, {index: assignment}, {index: len(settled)})
     moved = graphs.set_rows(moved, groups, index, settled)
@@ -161,8 +162,8 @@ def assemble(
 ) -> dict[str, Array]:
     """Return the state of the global model, assembled from the results of matching.
 
-    `settled` has the global rows (L', D) and the other averaged parameters of each group, `rest` the arrays that belong
-    to no group, and `dtypes` the dtype of each array, by name.
+    `settled` has, for each group, the weights (L', D) of its global units (see `graphs.rows`) and its other averaged
+    parameters; `rest` has the arrays that belong to no group, and `dtypes` the dtype of each array, by name.
     """
     shapes = groups.shapes([len(matrix) for matrix, _ in settled])
     state: dict[str, Array] = {
@@ -187,11 +188,12 @@ def average_rest(
     sizes: Sequence[int],
     statistics: bool = True,
 ) -> dict[str, Array]:
-    """Return averages of the arrays that belong to no group, such as the output layer, in the global model's order.
+    """Return averages of the arrays that are in no group of hidden units, such as the output layer, by name.
 
-    `states` has clients' arrays in this order; `assignments` and `sizes` are as in `match_group`. With `statistics`,
-    BatchNorm's statistics of a unit are averaged over the clients that have it, weighted by numbers of `examples`.
-    `class_counts`, examples by client and class (J, C), weight the rows of output layers (FedMA, section 3).
+    `states` has clients' arrays, with units in the order of the global model. `assignments` has the global indices of
+    each client's units by group, and `sizes` the numbers of global units. With `statistics`, BatchNorm's statistics of
+    a unit are averaged over the clients that have it, weighted by numbers of `examples`. `class_counts`, examples by
+    client and class (J, C), weight the rows of output layers (FedMA, section 3).
     """
     result: dict[str, Array] = {}
     weights = np.asarray(examples, dtype=np.float64)
@@ -254,12 +256,12 @@ def due(groups: graphs.PermutationGroups, step: int, *, statistics: bool) -> tup
 
 
 def groups_to_json(groups: graphs.PermutationGroups) -> str:
-    """Return permutation groups as JSON, for a server that does not have the model."""
+    """Return a network's groups of interchangeable hidden units as JSON, for a server that does not have the model."""
     return json.dumps(asdict(groups))
 
 
 def groups_from_json(text: str) -> graphs.PermutationGroups:
-    """Return the permutation groups that `groups_to_json` wrote; raise a ValueError for any other text."""
+    """Return the groups of hidden units in a text from `groups_to_json`; raise a ValueError for any other text."""
     try:
         description = json.loads(text)
         axes = {
@@ -270,7 +272,7 @@ def groups_from_json(text: str) -> graphs.PermutationGroups:
         groups, fixed = tuple(map(_group, description["groups"])), tuple(description["fixed"])
         return graphs.PermutationGroups(groups, axes, fixed, description["tied"], needs, dict(description["kinds"]))
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"the text does not describe permutation groups ({error!r}): use groups_to_json") from error
+        raise ValueError(f"the text is not JSON from groups_to_json ({error!r}): use one version of fedhet") from error
 
 
 def _group(description: dict[str, Any]) -> graphs.PermutationGroup:
