@@ -45,10 +45,9 @@ SMALL = "small"
 
 
 class AuxiliaryModel(ClientSide[P]):
-    """Base class of client sides that send an auxiliary network, which has the same architecture on all clients.
+    """Base class of client sides that send only an auxiliary network, which has the same architecture on all clients.
 
-    The client's own network is not sent. `key` is the option that sets the auxiliary network's architecture; `reason`
-    says, in error messages, why the method needs class scores.
+    The option `key` sets its architecture. `reason` says, in error messages, why the method needs class scores.
     """
 
     key: ClassVar[str]
@@ -108,7 +107,7 @@ class Pair(nn.Module):
 
 
 class Mutual(AuxiliaryModel[B]):
-    """Base class of client sides that train both networks together, and evaluate the client's own network."""
+    """Base class of client sides that train the client's and a shared network together, and evaluate the client's."""
 
     key, reason = "shared_model", "which the two networks exchange"
 
@@ -125,7 +124,10 @@ class Mutual(AuxiliaryModel[B]):
 
 
 class Projected(Mutual[B]):
-    """Base class of client sides that also train a linear projector between both networks' representations."""
+    """Base class of client sides that train the client's network, a shared one, and a projector of representations.
+
+    The projector is a linear layer that reads the shared network's representation or, in FedMRL, both representations.
+    """
 
     remembers = True
 
@@ -141,10 +143,7 @@ class Projected(Mutual[B]):
 
     @abstractmethod
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
-        """Return both networks with a new projector, of type `dtype`, between their representations.
-
-        `width` is the width of the client's representation, `small_width` that of the auxiliary network's.
-        """
+        """Return both networks with a new projector of `dtype`; the widths are those of their representations."""
 
     def begin(self, payload: Payload) -> None:
         super().begin(payload)

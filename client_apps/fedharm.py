@@ -46,7 +46,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
     # ---- training
 
     def phases(self, payload: Payload) -> list[Phase]:
-        """Return the last round's phase on public images, then this round's on private examples, with one optimiser."""
+        """Return the previous round's phase on public images, then this round's phase on private examples."""
         phases = self._on_shared(payload) if "shared" in payload.values else []
         if not self.client.request.closing:
             phases.append(Phase(self.client.request.epochs, self.client.optimisation(0, 2), continues=True))
@@ -111,10 +111,11 @@ class FedHARM(ClientSide[FedHARMOptions]):
 def distance(
     step: Step, kind: Kind, weight: float, target: Sequence[Tensor], places: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return `weight` times the distance of captured activations to their target, and the distance to record.
+    """Return `weight` times the distance of a step's captured activations from `target`, and {"distance": distance}.
 
-    `kind` names the distance. `target` has, for each captured module, a row for each public example; `places` has the
-    positions of the activations that belong to descriptors, or is None if all activations are compared.
+    For `kind` `cosine`, the distance is 1 - cosine between the activations at the positions `places` (n, k) in the
+    outputs of each captured block, and `target` (n, width) for the block. For `spectral`, it is 1 - CKA of the captured
+    representations and the only tensor in `target`, and `places` is None. Rows belong to n public images.
     """
     features = [*step.captured.values()]
     if places is not None:

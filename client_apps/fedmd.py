@@ -27,10 +27,9 @@ class Scores(ClientSide[Q]):
     @staticmethod
     @abstractmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:
-        """Return the mean distance between `outputs` (n, C) and the received scores, which are the step's labels."""
+        """Return the mean distance, such as L1, of class scores `outputs` (n, C) from received ones, `step.labels`."""
 
     def end(self, payload: Payload) -> Payload:
-        """Return the network's class scores of the public examples that the server requests in `payload`."""
         reply = super().end(payload)
         if "next-rows" in payload.arrays:
             scores = self.client.scores(self._rows(payload.arrays["next-rows"]), "logits")
@@ -61,7 +60,7 @@ class Scores(ClientSide[Q]):
 
 
 def match(step: Step, distance: Callable[[Step, Tensor], Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the `distance` of a step's outputs to received scores, as the loss and as a value to record."""
+    """Return the loss `distance(step, scores)` for the step's class scores, and {"distance": loss} to record."""
     apart = distance(step, step.task.outputs.scores(step.outputs))
     return apart, {"distance": apart}
 

@@ -26,9 +26,8 @@ from .distillation import SMALL, Pair, Projected
 class Fused(Pair):
     """The client's and the shared network, whose heads use the first entries of one fused representation.
 
-    A forward pass returns the outputs of the client's network. `heads` are the names of the heads of the client's
-    network and the shared network `small`, and `widths` the widths of their inputs. `pool` reduces the fused
-    representations of a text's tokens to one.
+    A forward pass returns the outputs of the client's network. `heads` are the names of the heads of the client's and
+    the shared network (`small`), `widths` their inputs' widths. `pool` reduces a text's fused token vectors to one.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Client sides of FLHA-GHN and pFedHN.
 
 In FLHA-GHN, a client trains a graph hypernetwork (GHN) that generates the weights of its network. All clients send
-arrays with the same names and shapes, whatever their architectures. The GHN has a head for each layer type. Heads of
-types that a client's network lacks are sent back unchanged, so the server can infer its layer types. In pFedHN, only
-the server has the hypernetwork.
+arrays with the same names and shapes. The GHN has a head for each layer type. Heads of types that a client's network
+lacks are sent back unchanged, so the server can infer its types. In pFedHN, only the server has the hypernetwork.
 """
 
 from collections.abc import Sequence
@@ -55,7 +54,7 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
-        """Map generated arrays to one key of the hypernetwork, whose arrays are sent in place of the generated ones."""
+        """Map each generated array to the hypernetwork's first key, to mark it as shared; the hypernetwork is sent."""
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def begin(self, payload: Payload) -> None:
@@ -87,7 +86,7 @@ class PFedHN(ClientSide[PFedHNOptions]):
     reads_starts = True
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return offset and scale of each array to generate, unless they follow from the array's name and shape."""
+        """Return (offset, scale) by key of arrays to generate as offset + scale * output, unless they are defaults."""
         starts, tensors = {}, self.client.tensors
         for name, key in self.shared_names().items():
             shape = tuple(tensors[name].shape)
@@ -107,7 +106,7 @@ class PFedHN(ClientSide[PFedHNOptions]):
 
 @lru_cache(maxsize=8)
 def _types(architectures: str, dataset: DataSet) -> Catalogue:
-    """Return the layer types of the networks named in `architectures`, which are the same on all clients."""
+    """Return the layer types of all networks named in `architectures`, built for inputs and classes of `dataset`."""
     example = dataset.transform(dataset.train.inputs[:2])
     with seeded(0, "layer types"):
         networks = [

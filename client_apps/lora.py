@@ -109,7 +109,6 @@ def adapters(model: nn.Module) -> dict[str, Any]:
 
 
 def _is_conv1d(layer: nn.Module) -> bool:
-    """Return whether a layer is Hugging Face's `Conv1D`, a linear layer whose weight is (in, out)."""
     return type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers.")
 
 

@@ -46,7 +46,7 @@ class Matched(ClientSide[M]):
         return Payload(values={"groups": groups_to_json(self.groups), "classes": classes})
 
     def class_counts(self) -> dict[str, Arrays]:
-        """Return arrays with the number of examples of each class, or {} if the task is not classification."""
+        """Return {"classes": {"counts": numbers of examples by class}}, or {} if the task is not classification."""
         classes = self.client.task.name == "classification"
         return {"classes": class_counts(self.client, self.groups.fixed[-1])} if classes else {}
 
@@ -88,7 +88,7 @@ LAST_WEIGHT_DECAY = 1e-4
 
 
 class FedMA(Matched[FedMAOptions]):
-    """Client side of FedMA: trains all layers at the start of a pass, and later the layers not matched yet."""
+    """Client side of FedMA: trains all layers; after each layer that the server matches, the layers not matched yet."""
 
     remembers = True
 

@@ -152,9 +152,9 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
 
 
 def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> Tensor:
-    """Return `weight` times the mean squared distance of a step's representations to the prototypes of their classes.
+    """Return `weight` times the mean squared distance of a step's representations to the prototypes of the labels.
 
-    `prototypes` is (k, width), and `row_of` maps a class to its row; examples of classes without one (-1) are left out.
+    `prototypes` is (k, width). `row_of` has each class's row in it; examples of classes without one (-1) are left out.
     """
     rows = row_of[step.labels]
     known = (rows >= 0).float()
@@ -179,9 +179,10 @@ class FD(ByClass[FDOptions]):
 
 
 def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> Tensor:
-    """Return `weight` times the mean cross entropy of a step's outputs to the global predictions for their classes.
+    """Return `weight` times the mean cross entropy of a step's outputs to the teacher's predictions for the labels.
 
-    `teacher` is (k, C), and `row_of` maps a class to its row; examples of classes without one (-1) are left out.
+    `teacher` (k, C) has the predicted probabilities of C classes for examples of k classes. `row_of` has each class's
+    row in it; examples of classes without one (-1) are left out.
     """
     rows = row_of[step.labels]
     known = (rows >= 0).to(step.outputs.dtype)

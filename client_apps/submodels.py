@@ -14,8 +14,7 @@ from the labels and from each other:
     L = sum_i CE(p_i, y) + w(t) / (d - 1) sum_i sum_{j != i} KL(p_j || p_i)
 
 The sums are over the client's d exits with predictions p_i; the target p_j of each KL is a constant. In round t, w(t) =
-exp(-5 (1 - min(t - 1, T) / T)^2), where T is `ramp-up`. In InclusiveFL (Liu et al., KDD 2022), only the last exit is
-trained and evaluated.
+exp(-5 (1 - min(t - 1, T) / T)^2), T = `ramp-up`. InclusiveFL (Liu et al., KDD 2022) trains only the last exit.
 """
 
 import math
@@ -42,7 +41,7 @@ from fedhet.training import Loss, Phase, Step, Term
 
 
 class Scaled(Submodel):
-    """A client's part of a network, which divides the outputs of its hidden layers by its width."""
+    """A client's part of a network, whose hidden layers' outputs are divided by its fraction r of units, or r^.5."""
 
     def cut(self, model: nn.Module) -> nn.Module:
         part = super().cut(model)
@@ -112,7 +111,10 @@ class FjORD(ClientSide[declared.FjORDOptions]):
     def handshake(self, payload: Payload) -> Payload:
         task = self.client.task
         if self.options.distil and task.outputs.meaning == "numbers":
-            raise DataError(f"client {self.client.name}: fjord.distil needs class scores, not numbers: set it to false")
+            raise DataError(
+                f"client {self.client.name}: fjord.distil needs class scores, but the outputs of a {task.name} are "
+                "numbers: set fjord.distil = false"
+            )
         return super().handshake(payload)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
@@ -128,8 +130,7 @@ class FjORD(ClientSide[declared.FjORDOptions]):
 class Ordered(nn.Module):
     """A network that runs each batch in its full width or in one of the narrower networks `cuts`, drawn at random.
 
-    A forward pass stores the outputs in the drawn width as `narrow`. It returns them or, with `keeps_widest`, the
-    outputs in full width.
+    A forward pass stores outputs in the drawn width as `narrow`; with `keeps_widest`, it returns those in full width.
     """
 
     narrow: Tensor
@@ -150,12 +151,15 @@ class Ordered(nn.Module):
 
 
 def learnt(step: Step, ordered: Ordered) -> Tensor:
-    """Return the divergence of a step's outputs in the drawn width from its outputs in the full width."""
+    """Return the mean KL divergence of the step's outputs in the width that `ordered` drew from the full-width ones."""
     return step.divergence(ordered.narrow, step.outputs)
 
 
 class Cut:
-    """The narrow network `narrow`: the first units of each hidden layer of `network`, which `size` describes."""
+    """A narrower network that uses the first units of each hidden layer of a client's `network`.
+
+    `size` describes the client's network, and `narrow` the narrower one, as parts of the whole network.
+    """
 
     def __init__(self, network: nn.Module, size: Submodel, narrow: Submodel) -> None:
         groups = size.groups.with_widths([len(units) for units in size.units.values()])
@@ -224,7 +228,10 @@ class DepthFL(ByDepth[declared.DepthFLOptions]):
 
 
 def exits(step: Step, weight: float) -> Tensor:
-    """Return the losses of all exits but the last, plus `weight` times the distillation between all exits."""
+    """Return the sum of the task's losses of all exits but the last, plus `weight` times a distillation loss.
+
+    The latter is the sum of the KL divergences between each two of the d exits, in both directions, divided by d - 1.
+    """
     others = [outputs.to(step.outputs.dtype) for outputs in step.captured.values()]
     loss = torch.stack([step.loss(outputs) for outputs in others]).sum()
     learnt = [step.divergence(one, other) for one, other in permutations([*others, step.outputs], 2)]

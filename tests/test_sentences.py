@@ -190,7 +190,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a model that is a name": (lambda: run("mlp"), "model must be a network, a class of networks"),
     "labels beyond outputs": (lambda: run(data=many), "its network has 2 outputs, for classes 0 to 1"),
     "a tuple without a tensor": (lambda: run(lambda client: Strange(4, 2)), "Strange returned a tuple: a network must"),
-    "data alone": (lambda: run(None), "its inputs, float32 of shape (8, 4): the configured architectures fit only"),
+    "data alone": (
+        lambda: run(None),
+        "training inputs, float32 of shape (8, 4): the configured architectures fit only",
+    ),
     "data alone, own": (lambda: run(None, dataset="own"), "needs your own data and your own model"),
     "no labels": (
         lambda: run(data=lambda client: ((torch.ones(8, 4), None),) * 2),
@@ -258,7 +261,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a test part of another shape": (
         lambda: run(data=varied(test=(torch.ones(3, 6), torch.arange(3) % 2))),
-        "cannot take its test inputs, float32 of shape (3, 6): RuntimeError: mat1 and mat2 shapes cannot be",
+        "cannot process test inputs, float32 of shape (3, 6): RuntimeError: mat1 and mat2 shapes cannot be",
     ),
     "bytes and floats": (
         lambda: run(data=varied(test=(torch.full((3, 4), 7).byte(), torch.arange(3) % 2))),

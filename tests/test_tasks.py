@@ -217,7 +217,7 @@ ONE_CLASS = "needs examples with exactly one class each, but the task is"
         ("fedproto", "numbers", f"{ONE_CLASS} regression"),
         ("fd", "tokens", f"{ONE_CLASS} token-classification"),
         ("logistic-regression", "several labels", f"{ONE_CLASS} multi-label"),
-        ("fjord", "numbers", "fjord.distil needs class scores, not numbers"),
+        ("fjord", "numbers", "fjord.distil needs class scores, but the outputs of a"),
         ("depthfl", "numbers", "which its exits exchange, but the outputs of a regression are numbers"),
         ("depthfl", "pixels", r"must return logits \(2, classes\) for 2 examples, but .* returns shape \(2, 2, 6, 6\)"),
         ("depthfl", "tokens", r"must return logits \(2, classes\) for 2 examples, but .* returns shape \(2, 5, 3\)"),

@@ -45,7 +45,7 @@ class Client:
         augment: function that augments a raw training batch; None without augmentation.
         store: the client's files, such as its saved state.
         least: minimum number of examples behind every number that leaves the node (`min-examples`).
-        secret: secret seed of a node with `allow` or `dp-noise` in its node config; None for other nodes.
+        secret: random seed unknown to the server, for nodes that limit what is sent (`allow`) or add noise; else None.
         privacy: differential privacy of the client's training; None for ordinary training.
         outputs: number of values in a prediction, such as class scores.
         part: the client's part of the configured network, for methods whose clients train parts of different sizes.
@@ -187,8 +187,7 @@ class Client:
     def check_scores(self, reason: str, *, numbers: bool = False) -> None:
         """Check that the network returns one vector of class scores for each example; raise a DataError otherwise.
 
-        `reason` is a clause for the message that says why the method needs class scores. With `numbers`, the outputs of
-        a regression are accepted, too.
+        `reason` is a clause of the message that says why. With `numbers`, outputs of a regression are accepted, too.
         """
         outputs = self.task.outputs
         several = outputs.places != "one" and self.data.train.labels.ndim > 1
@@ -200,7 +199,7 @@ class Client:
             )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Re-estimate BatchNorm's statistics from the client's training examples, where `chosen(name)` is true."""
+        """Re-estimate running statistics on training examples, where `chosen` is true for the running mean's name."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)
 
 

@@ -211,7 +211,10 @@ class Clients:
         return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
-        """Return a whole network with the initial weights of client `owner`, or common ones for `all`."""
+        """Return a whole network with the initial weights of the client named `owner`, or with common ones for `all`.
+
+        With `part`, the client's submodel, the network has what submodels need, such as exits after its blocks.
+        """
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
             model = self._model(info) if self._model else client_setup.model_of(info)
@@ -222,7 +225,6 @@ class Clients:
             return part.whole.cut(model) if part else model
 
     def _redraw(self, info: ClientInfo, client: Client, owner: str) -> None:
-        """Load the initial weights of the client named `owner`, or common ones for `all`, into a client's network."""
         built, model, part = self._build(info, owner, client.part), client.model, client.part
         try:
             load_state(model, part.state(built) if part else built.state_dict())

@@ -75,7 +75,7 @@ def check_model(
     check_scale(raw := {name: part.inputs[:8] for name, part in parts.items()})
     inputs = transform(raw.pop("train"))
     with representation.head_output() as head:
-        outputs = _outputs(model, inputs, "inputs", function)
+        outputs = _outputs(model, inputs, "training inputs", function)
     for part, others in raw.items():
         _outputs(model, transform(others), f"{part} inputs", function)
     if outputs.shape[:1] != (len(inputs),):
@@ -152,11 +152,11 @@ def _outputs(model: nn.Module, inputs: Tensor, words: str, function: ModelFuncti
         raise
     except (Exception, SystemExit) as error:  # whatever a user's network raises, it cannot take these inputs
         described = f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape)}"
-        reason = f"{type(error).__name__}: {error}"
+        reason, remedy = f"{type(error).__name__}: {error}", "change the network or the data"
         if function is None:
-            reason = "the configured architectures fit only the configured data set: pass a network of your own (model)"
+            reason, remedy = "the configured architectures fit only the configured data set", "pass your own `model`"
         raise ModelError(
-            f"the client's {model._get_name()} cannot take its {words}, {described}: {reason}"
+            f"the client's {model._get_name()} cannot process {words}, {described}: {reason}; {remedy}"
             f"{user_functions.origin(function)}"
         ) from error
 

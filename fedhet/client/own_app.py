@@ -43,7 +43,8 @@ def wrap(
     metrics with `num-examples` from training and evaluation. The run's history has all metrics by name (a list as
     `NAME.0`, `NAME.1`); a name that fedhet or both functions use gets the prefix `train_` or `evaluate_`. Arrays that
     the method does not share stay on the client. Methods that need fedhet's training loop are refused. Messages that
-    are not from a strategy of fedhet go to your ClientApp, unless the node has a policy (`allow`).
+    are not from a strategy of fedhet go to your ClientApp, unless the node config limits what is sent (by the keys
+    `allow`, `min-examples` or `dp-noise`); then they are refused.
 
     Before each call of `train` and `evaluate`, the global random generators of torch, NumPy and Python are seeded for
     the client. Random numbers that are drawn before a `DataLoader` shuffles or an optimiser takes its first step, such
@@ -51,8 +52,7 @@ def wrap(
 
     Args:
         app: your ClientApp, with `@app.train()` and `@app.evaluate()`.
-        model: the model, in any form that `fedhet.make_client_app` accepts; its state dict has the arrays that the
-            functions receive and return.
+        model: the model, as for `fedhet.make_client_app`; the functions receive and return its state dict's arrays.
         accuracy: name of the metric from `evaluate` that is used as the score, from 0 to 1.
         loss: name of the metric from `evaluate` with the mean loss.
         train_loss: name of the metric from `train` with the mean loss; `train` may leave it out.
@@ -79,8 +79,6 @@ def wrap(
 
 
 class _Both(ClientApp):
-    """A ClientApp that passes messages of fedhet's strategies to the ClientApp `answers`, and all others to `own`."""
-
     def __init__(self, answers: ClientApp, own: ClientApp) -> None:
         super().__init__()
         self._answers, self._own = answers, own
@@ -89,7 +87,7 @@ class _Both(ClientApp):
         if is_request(message):
             return self._answers(message, context)
         if policy := [key for key in ("allow", "min-examples", "dp-noise") if key in context.node_config]:
-            return failure(message, f"this node has a policy ({policy[0]}): it answers only strategies of fedhet")
+            return failure(message, f"this node sets {policy[0]}, so it only answers fedhet's strategies: use one")
         return self._own(message, context)
 
 
@@ -115,11 +113,7 @@ def _placeholders(client: ClientInfo) -> ClientData:
 
 @dataclass
 class _Loop:
-    """Training and evaluation of a client's network by a user's own ClientApp.
-
-    `accuracy`, `loss` and `train_loss` are names of the app's metrics, `metrics` has the metrics that it returned, by
-    function (`train`, `evaluate`) and name, and `left_out` has the names of metrics that are not finite.
-    """
+    """A user's own ClientApp as training loop; `accuracy`, `loss` and `train_loss` are names of its metrics."""
 
     app: ClientApp
     message: Message
@@ -131,7 +125,6 @@ class _Loop:
     left_out: set[str] = field(default_factory=set)
 
     def train(self, job: Job) -> None:
-        """Train the client's network with the app's train function; `job` is the message and its client."""
         client = job.client
         arrays, metrics, weight = self._ask("train", job, client.request.round)
         count = _count("train", metrics)
@@ -153,7 +146,6 @@ class _Loop:
         self._report(job)
 
     def measure(self, job: Job, when: str) -> None:
-        """Evaluate the network of the client with the app; `when` is `received` before training, `trained` after it."""
         request = job.client.request
         aggregated = request.flower and self.message.metadata.message_type == MessageType.EVALUATE
         earlier = request.final or (when == "received" and not aggregated)

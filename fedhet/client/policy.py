@@ -45,16 +45,16 @@ Numbers of examples and facts about a network (`STRUCTURE`), such as the width o
 """
 
 TRAINED = frozenset({"weights", "hypernetwork", "features", "descriptors", "posteriors", METRICS, STRUCTURE})
-"""Kinds that depend on training examples only through a trained network, unless `Traits.sums_examples` is set."""
+# Kinds of values that depend on training examples only through a trained network, unless `Traits.sums_examples` is set.
 
 LEAST = 10
-"""Default of `min-examples` at a deployed node: minimum number of examples behind every number that it sends."""
+"""Default of `min-examples`, the minimum number of examples behind every number sent, if `Policy.deployed` is set."""
 
 PINNED = "fedhet.split"
 """Name of the record in a node's Flower context with the settings by which the node's data are split."""
 
 DIGITS = 4
-"""Significant digits of metrics that a deployed node sends."""
+"""Significant digits of metrics that a node sends if `Policy.deployed` is set."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,12 @@ class Policy:
     Attributes:
         allowed: kinds of values (`KINDS`) that may be sent; None allows all.
         least: minimum number of examples behind every number that is sent.
-        deployed: whether the node has `allow`, or its server runs on another machine or as another user. Then metrics
-            are rounded, nothing is downloaded, and failure reasons that could disclose data stay in the node's log.
-        noise: noise of differentially private training, as a multiple of `clip`; 0 for ordinary training.
+        deployed: whether the node config sets what may be sent (`allow`), or the server runs on another machine or as
+            another user. Then metrics are rounded, nothing is downloaded, and failure reasons that could disclose data
+            stay in the node's log.
+        noise: standard deviation of the noise in differentially private training, as a multiple of `clip`; else 0.
         clip: largest norm of an example's gradient in differentially private training.
-        budget: epsilon at which the node stops taking part in runs.
+        budget: largest epsilon of all the node's runs together, beyond which it refuses to train.
     """
 
     allowed: frozenset[str] | None = None
@@ -110,8 +111,8 @@ class Policy:
         """Raise `Refused` if a method's `traits` declare a kind of values, other than metrics, that is not allowed."""
         if self.allowed is not None and not self.allowed:
             raise Refused(
-                "this node allows nothing to be sent (allow = ''), so it cannot take part in a run: add kinds of "
-                "values that it may send to allow in its node config"
+                "this node allows nothing to be sent (allow = '' in its node config), so it cannot take part in a run: "
+                "set allow to the kinds of values that may be sent, such as allow = 'weights,metrics'"
             )
         self._check(method, traits.kinds, sums_examples=traits.sums_examples)
 
@@ -122,23 +123,24 @@ class Policy:
             self._check(side.client.config.method_name, kinds, remedy="set batch-norm = local")
 
     def check_examples(self, count: int, batch_size: int) -> None:
-        """Raise `Refused` if `count` training examples or a batch of `batch_size` are fewer than `min-examples`.
-
-        Batches count, because weights can depend on the last step alone, for example with a large weight decay.
-        """
+        """Raise `Refused` if `count` training examples or a batch of `batch_size` are fewer than `min-examples`."""
         if count < self.least:
             raise Refused(
                 f"the client has {count} training examples, but its node requires at least {self.least} examples "
-                "behind every number that it sends (min-examples): add examples or leave it out"
+                "behind every number that it sends (min-examples): add training examples, or leave the client out"
             )
-        if batch_size < self.least and not self.keeps_secret:  # which trains on whole groups
+        # Weights can depend on the last step alone. A secret seed implies steps on whole groups of examples.
+        if batch_size < self.least and not self.keeps_secret:
             raise Refused(
                 f"batch-size is {batch_size}, but the client's node requires at least {self.least} examples in every "
                 "training step (min-examples): increase batch-size"
             )
 
     def outgoing(self, payload: Payload, side: AnySide) -> Payload:
-        """Return the client's payload with metrics rounded or left out; raise `Refused` for kinds not allowed."""
+        """Return the `payload` of the client side `side` with metrics rounded, or removed if they may not be sent.
+
+        Raises `Refused` if the payload has arrays or other values of a kind (see `KINDS`) that may not be sent.
+        """
         if self.allowed is not None or self.noise:
             kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
             kinds |= {side.traits.sends.get(name, f"an undeclared kind ({name})") for name in payload.values}
@@ -184,11 +186,11 @@ class Policy:
         return Measured(Metric(values, weights), self.rounded(loss))
 
     def rounded(self, value: float) -> float:
-        """Return a metric or a loss; a deployed node rounds it to the digits that it may send."""
+        """Return a metric or a loss, rounded to `DIGITS` significant digits if `deployed` is set."""
         return float(f"{value:.{DIGITS}g}") if self.deployed else value
 
     def reason(self, client: str, error: Exception) -> str:
-        """Return a failure's reason for the server; a deployed node only logs reasons that could disclose data."""
+        """Return a failure's reason for the server; if `deployed`, reasons that could disclose data are only logged."""
         if not self.deployed or isinstance(error, Refused | LostState | WireError):
             return in_words(error) if isinstance(error, OSError) else str(error)
         log.error("client %s failed", client, exc_info=error)
@@ -199,7 +201,7 @@ class Policy:
         if refused := sorted({*kinds} - {METRICS, STRUCTURE, *allowed}):
             remedy = (refused == ["statistics"] and remedy) or "choose another method"
             out, sent = ", ".join(sorted(allowed)), ", ".join(refused)
-            raise Refused(f"this node allows only {out} (allow), but {method} sends {sent}: {remedy}")
+            raise Refused(f"this node allows only {out} (allow in its config), but {method} sends {sent}: {remedy}")
         if self.noise and (sums_examples or not TRAINED.issuperset(kinds)):
             raise Refused(
                 f"this node trains with differential privacy (dp-noise), but {method} also sends means or numbers of "

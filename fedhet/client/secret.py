@@ -1,9 +1,9 @@
-"""The secret seed of a node with a policy, and the fixed groups in which its examples are used for training.
+"""The secret seed of a node that limits what it sends, and fixed groups in which its examples are used for training.
 
 A server chooses the seed of a run. If a node drew its batches from that seed, the server would know which examples are
-in which step, and could compute single examples from the differences between rounds. A node with `allow` therefore
-draws from a secret seed, trains on fixed groups of at least `min-examples` examples, and uses the same examples in all
-runs. Any linear combination of updates from many rounds and runs is then a sum over whole groups.
+in which step, and could compute single examples from differences between rounds. A node whose config limits what is
+sent (`allow`) therefore draws from a secret seed, trains on fixed groups of at least `min-examples` examples, and uses
+the same examples in all runs. Any linear combination of updates is then a sum over whole groups.
 """
 
 import json

@@ -45,8 +45,7 @@ GLOBAL = "global"
 class ClientStore:
     """The files of one client in one run, written atomically.
 
-    `client` is the client's name, and `run` the run's identifier, which is the name of a subfolder of `state_dir`, or
-    empty if `state_dir` belongs to one run.
+    `client` is the client's name, and `run` the name of the run's subfolder of `state_dir`; empty if it has no others.
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:
@@ -58,7 +57,7 @@ class ClientStore:
         """Remove runs and public datasets that were not used for `KEPT_DAYS`, if runs share the state folder."""
         if self._run:
             for path in remove_old(self._base, KEPT_DAYS):
-                log.info("%s was not used for %d days and is removed", path, KEPT_DAYS)
+                log.info("removed %s: this run or public dataset was not used for %d days", path, KEPT_DAYS)
 
     def save(self, round: int, tensors: dict[str, Tensor], *, after: int, closing: bool = False) -> None:
         """Save `tensors` as the client's state after `round`; remove other states except the one after round `after`.
@@ -89,7 +88,10 @@ class ClientStore:
         write_text(self._beginning, json.dumps(digests))
 
     def beginning(self) -> dict[str, str]:
-        """Return the digests that `note_beginning` saved, or an empty dict; raise a ConfigError for a damaged file."""
+        """Return the digests (hashes) of the client's task, network and examples when the run began, by name.
+
+        The dict is empty if none were saved. Raises a ConfigError if the file is damaged.
+        """
         if not self._beginning.is_file():
             return {}
         return from_json(self._beginning.read_text(encoding="utf-8"), str(self._beginning))
@@ -133,13 +135,10 @@ def _read_public(path: Path, modified: int) -> PublicDataset:
 
 
 def remove_old(base: Path, days: float) -> list[Path]:
-    """Remove runs and public datasets that were not written to for `days` days from a node's folder `base`.
-
-    Folders that contain other files are not removed. Return the removed paths.
-    """
+    """Remove runs and public datasets unused for `days` days from a node's folder `base`; return the removed paths."""
     oldest, removed = time.time() - 86400 * days, []
     runs = {path.parent for name in (BEGINNING, "clients") for path in base.glob(f"*/{name}")}
-    parts, root = {BEGINNING, "clients", "models"}, base.resolve()
+    parts, root = {BEGINNING, "clients", "models"}, base.resolve()  # folders with other files are not removed
     ours = [run for run in runs if not run.is_symlink() and {path.name for path in run.iterdir()} <= parts]
     for path in sorted([*base.glob("public/*.safetensors"), *ours]):
         if not path.resolve().is_relative_to(root):  # behind a link to another place

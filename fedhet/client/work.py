@@ -1,8 +1,7 @@
 """A client's work for one message: restore its state, load received arrays, evaluate, train, evaluate, save its state.
 
-The work is a generator that yields each training phase and each evaluation before it is computed, so that several
-clients can be trained in one batch (`fedhet.training.vectorised`). Other clients may work at a
-yield, so global random generators are seeded again afterwards.
+The work is a generator that yields each training phase and evaluation before it is computed, so that several clients
+can be trained in one batch. Other clients may work at a yield, so global random generators are seeded again after it.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -36,10 +35,10 @@ class Loop(Protocol):
     """A user's own training and evaluation of a client's network, which replace fedhet's training loop."""
 
     def train(self, job: "Job") -> None:
-        """Train the network of the client that answers the message `job`."""
+        """Train the network of `job.client` in place, for the message `job`."""
 
     def measure(self, job: "Job", when: str) -> None:
-        """Evaluate the client's network; `when` is `received` before training, `trained` after training."""
+        """Evaluate `job.client`'s network and set `job.measured[when]`: `received` before, `trained` after training."""
 
 
 @dataclass
@@ -50,8 +49,7 @@ class Job:
         side: the method's client side, with the client as its attribute `client`.
         payload: the arrays and values that the server sent.
         policy: the rules of the client's node.
-        build: function from a client's name to a new, whole network with that client's initial weights; for the name
-            `all`, with common initial weights.
+        build: function from a client's name to a whole network with its initial weights; `all` gives common weights.
         redraw: function that loads the initial weights that `build` describes into the client's network.
         loop: the user's own training and evaluation; None for fedhet's training loop.
         measured: the client's evaluations so far, by name.
@@ -59,8 +57,7 @@ class Job:
         further: metrics that the user's own train function returned, by name.
         evaluated: metrics that the user's own evaluate function returned, by name.
         scored: the fine-tuned personal model's tensors at the run's last evaluation; empty without fine-tuning.
-        examples: number of training examples that the user's own functions report (`test_examples`: of test examples);
-            None to count the client's data.
+        examples: number of training examples (`test_examples`: test examples) by the user's own functions, or None.
         weight: the client's weight from the user's own train function; 0 for the number of training examples.
         remarks: messages for the server's log.
         batches: the random generator for the order of examples.
@@ -336,7 +333,11 @@ def enough(job: Job, count: int, metric: str) -> bool:
 
 
 def _common(job: Job, when: str) -> Examples | None:
-    """Return the common test set, or None if the client does not evaluate the `when` model on it."""
+    """Return the test set that all clients share, or None if the client does not evaluate the model `when` on it.
+
+    Of the models before (`received`) and after training (`trained`), only the one for the method's results is evaluated
+    on it, unless it is the global model, which the server evaluates. Clients that join later use other names.
+    """
     client, traits = job.client, job.side.traits
     if when in ("received", "trained") and when != traits.scored:
         return None

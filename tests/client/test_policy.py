@@ -190,7 +190,7 @@ def test_too_few_training_examples(federate, tiny):
     watch, _ = federate("FedAvg", data=data)
     assert [failure["reason"] for failure in watch.rows[0]["failures"]] == [
         "the client has 9 training examples, but its node requires at least 10 examples behind every number that it "
-        "sends (min-examples): add examples or leave it out"
+        "sends (min-examples): add training examples, or leave the client out"
     ]
     assert watch.rows[1]["participants"] == ["0", "2"]
     watch, _ = federate("FedAvg", {"min-examples": 9}, data=data)
@@ -280,7 +280,7 @@ def test_node_without_metrics(federate, caplog):
     assert watch.rows[2]["participants"] == ["0", "1", "2"]
     accuracies = {row.client: row.accuracy for row in watch.clients if row.round == 2}
     assert [accuracies[name] is None for name in "012"] == [False, True, False]
-    assert "client 1: its node sends no metrics (allow), so its accuracy is not known" in caplog.text
+    assert "client 1: its node sends no metrics (allow in its config), so its accuracy" in caplog.text
 
 
 # ---- what errors say

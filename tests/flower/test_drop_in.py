@@ -604,7 +604,7 @@ def at_a_node_with_a_policy():
             "initial_arrays has none of the arrays that clients share .0.weight, 0.bias, .*, but has a: pass",
         ),
         (lambda: ours(wrapped(), Skipping()), r"configure_train of Skipping must call super\(\)"),
-        (at_a_node_with_a_policy, "this node has a policy .allow.: it answers only strategies of fedhet"),
+        (at_a_node_with_a_policy, "this node sets allow, so it only answers fedhet's strategies: use one"),
         (lambda: fedhet.wrap(legacy()[0], network), "is made from a client_fn .*: move fit and evaluate into"),
         (
             lambda: ours(wrapped(), evaluate_fn=lambda round, arrays: (0.5, {})),
