@@ -38,7 +38,7 @@ class Matched(ClientSide[M]):
         """The permutation groups (sets of units that must be permuted together) of the client's initial network."""
         groups = resizable_groups(self._configured, self.client.transform(self.client.data.train.inputs[:2]))
         if not groups.fixed:
-            raise ModelError(f"the head {self.client.head!r} shares its weights with another layer: give it its own")
+            raise ModelError(f"the head {self.client.head!r} shares weights with another layer: give the head its own")
         return groups
 
     def handshake(self, payload: Payload) -> Payload:

@@ -222,7 +222,7 @@ def run(
 
 
 class RunCache:
-    """Runs of a `Case` that several tests share; each is executed once."""
+    """Runs of a `Case` that several tests share, by name (`normal` or `crash`) and case; each is executed once."""
 
     runs: ClassVar[dict[tuple[str, Case], Run]] = {}
 

@@ -80,8 +80,8 @@ class Ensemble(FederatedStrategy[Options, EnsembleState]):
 class Mean(nn.Module):
     """A network that returns the mean of its members' predictions.
 
-    It returns the log of the mean softmax for classes, the logit of the mean sigmoid for labels or a single output, and
-    the mean output for regression.
+    It returns the log of the mean softmax for classes, the logit of the mean sigmoid for multi-label tasks or a single
+    output, and the mean output for regression.
     """
 
     def __init__(self, members: list[nn.Module], metric: str = "accuracy") -> None:

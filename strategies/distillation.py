@@ -211,7 +211,7 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
             spec, update = self.federation.specs[reply.client], reply.arrays["update"]
             reply.arrays["update"] = from_factors(update, self.state.model, spec, "the client's update")
         elif reply.client not in self.state.holding or reply.report.lost_state < 0:
-            raise WireError("the client's reply has no arrays 'update' of the shared network: check its mods")
+            raise WireError("the client's reply lacks 'update', the shared network's change: check the client's mods")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         state = self.state

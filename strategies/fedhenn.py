@@ -111,10 +111,10 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return bool(self.sent_name) and round != self.run.last_round
 
     def next_target(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
-        """Return the target F (L, r) of the L alignment examples of `round`, in the format of `pack`.
+        """Return the target F (L, r) of the L alignment examples of `round`, as arrays: F = `values` * 2^`exponent`.
 
-        `sent` has each client's representations A (L, d), and F F^T approximates the mean of the kernels A A^T. With
-        `target = spectral`, it has class probabilities (L, C), and F left singular vectors of their concatenation.
+        `sent` has each client's representations A (L, d); F F^T approximates the mean of the kernels A A^T. For
+        spectral targets, `sent` has class probabilities (L, C), and F has left singular vectors of their concatenation.
         """
         if self.traits.other_arrays:  # representations, whose norm is bounded; posteriors have a given one
             bounded = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in sent.items()})

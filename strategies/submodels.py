@@ -212,9 +212,9 @@ def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]
 
 
 def check_alike(groups: PermutationGroups) -> None:
-    """Check that consecutive blocks have weights whose shapes and, except for the block's number, names are equal.
+    """Raise a FedhetError if consecutive blocks have no weights of equal shapes and, but for a number, equal names.
 
-    The network's blocks are the units of the only group in `groups`. Raises a FedhetError if there are none.
+    The network's blocks are the units of the only group in `groups`.
     """
     shapes = groups.shapes(groups.widths)
     weights = {name: shape for name, shape in shapes.items() if len(shape) > 1 and name not in groups.kinds}

@@ -105,7 +105,7 @@ class Answers:
         self._noise = noise or noise_multiplier(clipping)
 
     def app(self, mods: list[Any] | None = None) -> ClientApp:
-        """Return a Flower ClientApp with these handlers, whose messages pass through Flower's `mods`."""
+        """Return a Flower ClientApp that answers the messages of fedhet's server, which first pass through `mods`."""
         app = ClientApp(mods=mods)
         app.query()(partial(self, self.question))
         app.train(mods=[_for_models(mod) for mod in self._clipping])(partial(self, work.train))

@@ -60,10 +60,10 @@ def _variant(text: str) -> Variant:
     name = match["name"] or registry.method(method).name
     settings = parse_settings(each for each in _COMMA.split(match["settings"] or "") if each)
     if same := sorted(SAME_FOR_ALL & settings.keys()):
-        raise ConfigError(f"{name}: set {', '.join(same)} for all methods at once (--set), not for one of them")
+        raise ConfigError(f"method {name}: set {', '.join(same)} for all methods at once (--set), not for one")
     prefix = registry.method(method).family
     if others := sorted(key for key in settings if "." in key and key.rpartition(".")[0] != prefix):
-        raise ConfigError(f"{name}: {', '.join(others)} is not a key of {prefix}: see fedhet keys {prefix}")
+        raise ConfigError(f"method {name}: {', '.join(others)} is not a key of {prefix}: see fedhet keys {prefix}")
     return Variant(name, method, settings)
 
 
@@ -187,9 +187,9 @@ def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Val
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
-    """Yield remarks on keys that have no effect or got other values, with the names of the variants concerned.
+    """Yield remarks on keys that have no effect or whose values were changed, with the variants that they concern.
 
-    `completed` has the configurations by variant. For keys in `by_hand`, which the user set, remarks have no advice.
+    `completed` has the configurations by variant. Remarks on keys in `by_hand`, which the user set, omit the remedy.
     """
     remarks = grouped(
         (why.partition(": ")[0] if key in by_hand else why, name)

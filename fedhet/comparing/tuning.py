@@ -178,7 +178,7 @@ def held_out(shared: SharedSettings) -> dict[str, Value]:
 
 
 def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]) -> None:
-    """Raise a `ConfigError` if `tuning` contradicts the comparison's settings or has some of its seeds (`reported`)."""
+    """Raise a `ConfigError` if `tuning` contradicts `shared` or has a seed of the comparison (`reported`)."""
     problems = []
     if not tuning.seeds:
         problems.append("tuning needs at least one seed that is not a seed of the comparison: set its seeds")

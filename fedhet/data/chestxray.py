@@ -34,7 +34,7 @@ Row = dict[str, str]
 
 @register_dataset("chestxray14")
 def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
-    """Load ChestX-ray14 (Wang et al., CVPR 2017): 112,120 grey images of 30,805 patients with 14 labels.
+    """Load ChestX-ray14 (Wang et al., CVPR 2017): 112,120 grey images of 30,805 patients; multi-label, 14 findings.
 
     `folder`, which is required, contains the table of labels (`Data_Entry_2017.csv`), directly or in its subfolder
     `chestxray`, and PNG images in any subfolder. Rows without an image are left out. Images are shrunk to `size` x

@@ -51,7 +51,7 @@ def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any],
 
 
 def write_request(record: RecordDict, request: Request, settings: str, entries: Mapping[str, Any] = {}) -> None:
-    """Write a request, the run's settings as JSON, and further `entries` (see `sent_along`) to a message's content."""
+    """Write a request, the run's settings as JSON, and the user's own config (`entries`) to a message's content."""
     record["request"] = ConfigRecord({**entries, "settings": settings, "request": json.dumps(vars(request))})
 
 
@@ -220,7 +220,7 @@ def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
 def _decode(array: Array) -> np.ndarray[Any, Any]:
     dtype = DTYPES.get(array.dtype)
     if dtype is None:
-        raise ValueError(f"its dtype {array.dtype[:50]!r} is not one of {', '.join(DTYPES)}")
+        raise ValueError(f"the dtype of an array must be one of {', '.join(DTYPES)}, not {array.dtype[:50]!r}")
     if array.stype != STYPE:
         return _from_flower(array, dtype)
     _check_size(array.shape, dtype, len(array.data))

@@ -166,7 +166,7 @@ def _imported(reference: str) -> Method:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     if not all(_place(reference)):
-        raise ConfigError(f"method = {reference!r}: write package.module:name or FILE.py:NAME")
+        raise ConfigError(f"method = {reference!r} lacks a module or a name: write package.module:name or FILE.py:NAME")
     return _method_at(reference, f"method = {reference!r}:")
 
 

@@ -203,7 +203,7 @@ class CharLSTM(nn.Module):
 def char_lstm(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return FedMA's character LSTM for texts (characters,) from a vocabulary of `classes` characters."""
     if len(input_shape) != 1:
-        raise ModelError(f"the model needs texts (characters,), not inputs of {input_shape}: use another model")
+        raise ModelError(f"a character LSTM needs texts (characters,), not inputs of {input_shape}: use another model")
     return CharLSTM(classes)
 
 
@@ -216,7 +216,7 @@ class WordLSTM(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, layers: int, units: int = 100, hidden: int = 30):
         super().__init__()
         if len(input_shape) not in (1, 2):
-            raise ModelError(f"the model needs texts (words,) or (words, width), not {input_shape}: use another model")
+            raise ModelError(f"a word LSTM needs texts (words,) or (words, width), not {input_shape}: use another")
         words = len(input_shape) == 1
         self.embedding = nn.Embedding(VOCABULARY, units) if words else nn.Identity()
         self.lstm = nn.LSTM(units if words else input_shape[1], units, num_layers=layers, batch_first=True)

@@ -76,7 +76,7 @@ def _held(value: Any, title: str) -> Callable[[], object]:
 
     def held() -> object:
         if counted and value._version != version:
-            raise ModelError(f"a later module changes {title} in place: set inplace=False in that module")
+            raise ModelError(f"the network changes {title} in place: set inplace=False in the next modules")
         return value
 
     return held

@@ -118,7 +118,7 @@ def stage(run: RunFiles, which: str) -> str:
 
 
 def closing_table(folder: Path | str) -> Table | str:
-    """Return the table for the end of the run in `folder`, or only its `headline` if no client was evaluated."""
+    """Return the table for the end of the run in `folder`, or only a summary line if no client was evaluated."""
     run = read_run(folder)
     lines = by_architecture(run)
     if not lines:

@@ -59,7 +59,7 @@ class Federation:
         name = next(name for name in names if name not in self.nodes)
         if not plain_name(name):
             raise FedhetError(
-                f"two nodes have the name {claimed}, which is too long for a number to be added: give each a short name"
+                f"two nodes have the name {claimed}, which is too long for a number: shorten it in the node configs"
             )
         if name != claimed:
             self.run.warn_once(

@@ -155,7 +155,7 @@ class Handshake:
 
     @property
     def _one_shape(self) -> bool:
-        """Whether an array must have the same shape at all clients, not only the same dtype."""
+        """Whether each shared array must have one shape at all clients; otherwise only its dtype must be equal."""
         return self.run.traits.alike not in ("widths", "parts")
 
     def _lacks_common_test(self, reply: Reply) -> bool:

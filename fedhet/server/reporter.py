@@ -137,9 +137,9 @@ def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluat
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return statistics of evaluations on clients' own test examples, the common test set and validation examples.
+    """Return statistics of networks as `received` and `trained` on clients' own test examples, by these keys.
 
-    `on_common_test`, the server's evaluation of the global model, replaces the clients' evaluations of this model.
+    `common` and `validation` have the same on other examples; `on_common_test` is the server's for the global model.
     """
     local, common, validation = (
         {which: over_clients(replies, f"{test}{which}") for which in ("received", "trained")}

@@ -105,7 +105,7 @@ class Hooks(Generic[P, S]):
     def common(self, reply: Reply) -> Mapping[str, Common]:
         """Return values in a handshake reply that must be the same for all clients, by name for error messages.
 
-        The majority of the first clients decides; a client with another value is refused.
+        The most frequent value in the first handshake is used; clients with another value are refused.
         """
         return {}
 

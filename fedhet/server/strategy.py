@@ -254,7 +254,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         return result
 
     def _evaluate_globally(self, function: EvaluateFunction | None, result: Result) -> None:
-        """Evaluate the global model with `function`, for `result` and the record of the round that begins with it."""
+        """Evaluate the global model with `function`; store metrics in `result` and for the next round's record."""
         round, common = self.state.round, None
         if function and self.has_global_model and (round == self.run.last_round or self.run.evaluates(round + 1)):
             with seeded(self.config.seed, "evaluation", "server"):

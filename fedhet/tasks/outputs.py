@@ -41,7 +41,7 @@ class Outputs:
     meaning: ClassVar[Literal["classes", "labels", "numbers"]] = "classes"
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Return outputs as (n, ..., k), with the scores of k classes or labels, or k predicted numbers."""
+        """Return outputs as (n, ..., k), with scores of k classes, k scores of multi-label tasks, or k numbers."""
         return outputs
 
     def labels(self, labels: Tensor) -> Tensor:

@@ -242,7 +242,7 @@ class Step:
         return self.mean(self.task.outputs.losses(outputs, self.labels))
 
     def divergence(self, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
-        """Return the `soft_divergence` of `outputs` (n, ...) from target outputs `wanted` of the same shape."""
+        """Return the mean KL divergence of `outputs` (n, ...) from target outputs `wanted`, both at `temperature`."""
         kind = self.task.outputs
         scores, wanted = kind.scores(outputs), kind.scores(wanted)
         return soft_divergence(scores, wanted, temperature, many_labels=kind.meaning == "labels")

@@ -205,7 +205,7 @@ class Term:
         self.weighted, self.public = weighted, public
 
     def __call__(self, step: Step) -> Value:
-        """Return the term's loss (or loss and scalars to record) in a step; None if `draw` leaves the term out."""
+        """Return the term's loss (or loss and scalars to record) in a step; None if the step does not have the term."""
         drawn = self.draw(step.number, len(step.labels)) if self.draw else {}
         return None if drawn is None else self.function(step, **self.constants, **drawn)
 

@@ -83,7 +83,7 @@ def test_tied_weights(federate):
     settings = {"model": lambda client: Words(), "data": words, "test_on": "local"}
     saved = federate("heterofl", **{"heterofl.widths": "1,0.5"}, **settings).saved("global")
     torch.testing.assert_close(saved["head.weight"], saved["embedding.weight"])
-    with pytest.raises(FedhetError, match="the head 'head' shares its weights with another layer: give it its own"):
+    with pytest.raises(FedhetError, match="the head 'head' shares weights with another layer: give the head its own"):
         federate("fedma", "matched", **settings | {"model": lambda client: Words(bias=False)})
 
 

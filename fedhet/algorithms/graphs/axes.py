@@ -130,7 +130,7 @@ class Variables:
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """Add the constraint that every `count` entries, which `node` combines, move together; return the axis."""
+        """Constrain every `count` entries, which `node` combines, to be permuted as one; return the resulting axis."""
         try:
             self._coarsen(axis, count)
         except _Misfit:

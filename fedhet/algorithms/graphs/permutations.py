@@ -107,8 +107,8 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
         ((8,), ((Segment(group=None, width=2, block=1),), (Segment(group=0, width=8, block=1),)))
 
     A `Segment` has `block` entries for each unit. Raises an UnsupportedArchitecture error if fedhet does not know an
-    operator, or if its result depends on the order of units. With `partly`, units of such operators are left out of all
-    groups instead. With `whole`, all units of modules that reshape one axis into several, such as attention, are, too.
+    operator, or if its result depends on the order of units; with `partly`, the units that it uses belong to no group
+    instead. With `whole`, units of modules that reshape one axis into several, such as attention, belong to no group.
     """
     if graph.unused:
         raise UnsupportedArchitecture(

@@ -69,7 +69,7 @@ class Dense(nn.Module):
         self.dense, self.bias = nn.Parameter(torch.zeros(LATENT, *shape)), nn.Parameter(torch.zeros(shape))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
-        """Return weights (layers, *shape) from latent vectors z (layers, LATENT) and scales s (layers,)."""
+        """Return weights (layers, *shape) of layers of one shape from z (layers, LATENT) and `scale` (layers,)."""
         bias = scale[:, None] * self.bias.flatten()
         return torch.addmm(bias, z * scale[:, None], self.dense.flatten(1)).view(-1, *self.bias.shape)
 
@@ -86,7 +86,7 @@ class BaseLowRank(nn.Module):
         self.change = nn.Parameter(torch.zeros(LATENT, rank, fan_in))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
-        """Return weights (layers, *shape) from latent vectors z (layers, LATENT) and scales s (layers,)."""
+        """Return weights (layers, *shape) of layers of one shape from z (layers, LATENT) and `scale` (layers,)."""
         base = BASE * self.base.flatten(1) * scale[:, None, None]
         u, v = _linear(z * scale[:, None], self.basis), _linear(z, self.change)
         return torch.baddbmm(base, u, v).view(-1, *self.base.shape)
@@ -192,7 +192,7 @@ class Tiles(nn.Module):
         self.factor = nn.Parameter(torch.zeros(LATENT))
 
     def forward(self, h: Tensor, tiles: Mapping[str, Tiled]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and value of each array of `tiles` (see `tiling`), from embeddings h (layers, width)."""
+        """Yield arrays' names and values, from `tiles` by kind of array and embeddings h (layers, width)."""
         nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
         middle = KERNEL // 2
         decoders = {"kernels": self.tile, "matrices": self.tile[..., middle, middle], "vectors": self.vectors}
