@@ -1,7 +1,7 @@
 """Client side of FedHeNN: training with a penalty on the distance of representations (Makhija et al., ICML 2022).
 
-The penalty is eta(t) (1 - CKA). CKA compares the kernel of the client's representations of X(t) with a target kernel,
-where X(t) are the round's alignment examples (RAD, see `fedhet.algorithms.alignment.targets`).
+The penalty is eta(t) (1 - CKA), with the weight eta(t) in round t. CKA compares the kernel of the client's
+representations of public examples X(t) (the RAD, see `fedhet.algorithms.alignment.targets`) with a target kernel.
 """
 
 from collections.abc import Mapping

@@ -54,7 +54,7 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
-        """Map each generated array to the hypernetwork's first key, to mark it as shared; the hypernetwork is sent."""
+        """Map all generated arrays to one key that is sent: they count as shared, as the hypernetwork is sent."""
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def begin(self, payload: Payload) -> None:

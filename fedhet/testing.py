@@ -179,9 +179,9 @@ class Run:
 
     @property
     def checkpoint(self) -> dict[str, Any]:
-        """The last checkpoint: for each file, a dict by name of arrays, as (dtype, shape, bytes), and of texts.
+        """The last checkpoint, by file name: a dict of arrays, as tuples (dtype, shape, bytes), and texts by name.
 
-        Its hashes of `history.jsonl` and `clients.csv` are left out, since the former contains durations.
+        The hashes of `history.jsonl`, which contains durations, and of `clients.csv` are left out.
         """
         contents: dict[str, Any] = {}
         for path in (self.folder / "checkpoint").glob("*.safetensors"):

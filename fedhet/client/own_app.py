@@ -38,7 +38,7 @@ def wrap(
     """Return a ClientApp that serves fedhet's strategies with the train and evaluate functions of your own ClientApp.
 
     These functions receive what Flower's own strategies send: `arrays`, the network's state dict, and `config` with
-    `server-round`, `lr`, `local-epochs`, `batch-size`, the method's own keys, and all entries of `train_config` or
+    `server-round`, `lr`, `local-epochs`, `batch-size`, keys of this method only, all entries of `train_config` or
     `evaluate_config`, which take precedence. They return what Flower's strategies expect: arrays from training, and
     metrics with `num-examples` from training and evaluation. The run's history has all metrics by name (a list as
     `NAME.0`, `NAME.1`); a name that fedhet or both functions use gets the prefix `train_` or `evaluate_`. Arrays that

@@ -170,9 +170,9 @@ class Policy:
     ) -> Measured:
         """Return an evaluation in the form that may be sent: rounded, without values from too few examples.
 
-        `metric` has a value and a weight for each label or class, and `examples` is the number of evaluated examples.
-        `ranked` says that the metric is an AUC, whose weights are numbers of pairs of examples. `behind` has the number
-        of examples from which the IoU of each class is computed; None for other metrics. If given, weights are rounded.
+        `examples` is the number of evaluated examples. `ranked` says that the metric is an AUC, whose weights are
+        numbers of pairs of examples. `behind` has the number of examples from which the IoU of each class is computed,
+        and weights are then rounded; None for other metrics.
         """
         values, weights = metric.values, metric.weights
         if behind is not None:

@@ -204,7 +204,7 @@ def _stacked(values: Sequence[Any]) -> Tensor:
     }
     if len(forms) > 1:
         one, other = sorted(forms)[:2]
-        raise DataError(f"rows differ in shape or type, such as {one} and {other}: convert or pad them in collate_fn")
+        raise DataError(f"examples differ in shape or type, such as {one} and {other}: convert or pad in collate_fn")
     return torch.stack(inputs)
 
 

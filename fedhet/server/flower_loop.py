@@ -159,7 +159,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
                 specs = [federation.specs[client] for client in federation.nodes]
                 check_wrapper(name, self.method.name, run.traits, specs, arrays)
                 if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
-                    raise ConfigError(f"the wrapper {name} needs a method that sends only the shared model: use fedavg")
+                    raise ConfigError(f"{name} needs a server that sends only the shared model: set method = fedavg")
             evaluate = run.evaluates(server_round)
             return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
 

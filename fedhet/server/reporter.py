@@ -76,7 +76,7 @@ class Reporter:
     def record(
         self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
     ) -> MetricRecord:
-        """Notify observers of the round's record, `row(replies, metrics)` with entries `more`; return its metrics."""
+        """Notify observers of the round's record, to which `more` adds entries, and return the record's metrics."""
         round = self.run.round
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
@@ -180,7 +180,7 @@ def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRec
 
     `clients` has all clients' records. The entries `own` and `common` (test sets) are dicts of two lists: `received`,
     for training from the server's weights, and `scratch`, from random ones; item k has the statistics over clients
-    after k epochs. The entry `clients` has, by client, the `architecture` and such lists of the client's metric.
+    after k epochs. The entry `clients` has, by client, the `architecture`, and these two lists of its metric.
     """
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
     measured = {name for reply in replies.values() for name in reply.measured}

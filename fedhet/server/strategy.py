@@ -283,7 +283,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     @contextmanager
     def _recording(self, grid: Grid, lines: bool) -> Iterator[None]:
-        """Context manager that writes the directory `out` and, if `lines`, prints progress; neither with observers."""
+        """Context manager that writes the run directory and, if `lines`, prints progress, unless observers are set."""
         if self.reporter.observers:
             yield
             return

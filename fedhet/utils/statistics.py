@@ -11,9 +11,9 @@ STATISTICS = ("weighted", "mean", "std", "min", "max")
 
 @dataclass(frozen=True)
 class Metric:
-    """A client's metric for each label, with weights; `total` combines the metrics of several clients.
+    """A client's metric, with weights; `total` combines the metrics of several clients.
 
-    `values` has one number for each label, target or class of a segmentation, or a single one for accuracy. A weight is
+    `values` has a number for each label (multi-label), target or class (segmentation), or one for accuracy. A weight is
     the number of predictions (accuracy, R2), of pairs of a positive and a negative example (AUC) or of pixels in the
     union (IoU), and 0 if the value is undefined.
     """
@@ -23,13 +23,13 @@ class Metric:
 
     @property
     def value(self) -> float:
-        """The mean over labels, which count equally; labels with weight 0 are left out. nan if none is left."""
+        """The unweighted mean of `values`; those with weight 0 are left out. nan if none is left."""
         defined = [value for value, weight in zip(self.values, self.weights, strict=True) if weight > 0]
         return math.fsum(defined) / len(defined) if defined else math.nan
 
     @staticmethod
     def total(metrics: Iterable["Metric"]) -> "Metric":
-        """Return each label's weighted mean and total weight; raises a `ValueError` if the numbers of labels differ."""
+        """Return the weighted mean and total weight of each entry; raises a `ValueError` if lengths differ."""
         values, weights = [], []
         pairs = (zip(each.values, each.weights, strict=True) for each in metrics)
         for label in map(list, zip(*pairs, strict=True)):

@@ -170,9 +170,9 @@ def test_random_transforms_stay_random():
     [
         (
             Rows(lambda i: ({"input_ids": [1] * (2 + i % 2), "mask": 1}, i)),
-            r"rows differ .* inputs.input_ids \[2\], .* and inputs.input_ids \[3\], .*: convert or pad",
+            r"examples differ .* inputs.input_ids \[2\], .* and inputs.input_ids \[3\], .*: convert or pad",
         ),
-        (Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)), "rows differ in shape or type, such as inputs "),
+        (Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)), "examples differ in shape or type, such as inputs "),
         (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "there are 2 inputs but 3 labels: give one label"),
         (
             Rows(lambda i: {"height": 1, "width": 2, "label": 3}),
@@ -180,7 +180,7 @@ def test_random_transforms_stay_random():
         ),
         (
             Rows(lambda i: (picture(9, "F" if i else "L"), i)),
-            r"rows differ in shape or type, such as inputs \[1, 3, 4\] and inputs \[1, 3, 4\] of bytes",
+            r"examples differ in shape or type, such as inputs \[1, 3, 4\] and inputs \[1, 3, 4\] of bytes",
         ),
         (Rows(lambda i: (torch.ones(1), "cat")), "the labels cannot be converted .*str.*: number the classes from 0"),
         ((INPUTS, np.array(["a", "b", "a"])), "the labels cannot be converted .*str.*: number the classes from 0"),

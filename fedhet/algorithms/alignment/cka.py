@@ -90,7 +90,7 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
     """
     check_pair(x, y)
     if x.shape[1] != y.shape[1]:
-        raise ValueError(f"Procrustes needs features of equal width, got {x.shape[1]} and {y.shape[1]}: use CKA")
+        raise ValueError(f"x has {x.shape[1]} features and y {y.shape[1]}, but Procrustes needs equally many: use CKA")
     tiny = torch.finfo(x.dtype).tiny
     x, y = (each / torch.linalg.vector_norm(each).clamp_min(tiny) for each in (centred(x), centred(y)))
     product = x.T @ y

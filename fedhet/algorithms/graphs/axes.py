@@ -159,7 +159,7 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Constrain `count` equal parts of an axis to be permuted alike; return one, or None if this splits units."""
+        """Constrain `count` equal parts of an axis to be permuted alike; return one, or None if a unit is split."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:
@@ -189,11 +189,11 @@ class Variables:
         self.refuse(axes, f"{node} works along hidden units, whose order or number changes its result: leave it out")
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return axes whose permutable units make the network unsupported (see `refuse`), each with its message."""
+        """Return the axes passed to `refuse` whose units may still be permuted, each with its error message."""
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis)]
 
     def other_way(self, axis: Axis) -> str | None:
-        """Return the name of the last reshape whose result has a smaller axis that could hold these units, or None."""
+        """Return the last reshape node that could put permutable units of `axis` along a smaller axis, or None."""
         for node, part, ways in reversed(self.splits):
             if self.choices.get(node, 0) < ways - 1 and self.moves(axis) & self.moves(part):
                 return node

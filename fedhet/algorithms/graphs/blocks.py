@@ -215,7 +215,7 @@ class Exits(nn.Module):
         self.ends, self.depth = tuple[tuple[str, int], ...](), count  # modules, and the axes of their features
 
     def add_exits(self, groups: PermutationGroups) -> None:
-        """Add the linear layers `exits`, whose places and shapes are in `groups`, the result of `groups_by_depth`."""
+        """Add the early exits (linear layers); `groups`, from `groups_by_depth`, has their positions and shapes."""
         self.ends = tuple((slot.parameter, slot.axis) for slot in groups[0].rows)
         floats = filter(torch.is_floating_point, self.network.parameters())
         shapes, like = groups.shapes(groups.widths), next(floats, torch.empty(0))
@@ -275,7 +275,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     slots = []
     for number, name in enumerate(ends):
         if [len(value) for value in values[name]] != [len(inputs)]:
-            raise ModelError(f"module {name} does not run once and keep the batch axis: set the key blocks to others")
+            raise ModelError(f"module {name} runs repeatedly or changes the batch size: set the key blocks to others")
         shape = values[name][0].shape
         slots.append(Slot(name, "output", axis := output_axis(graph, name, shape)))
         shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], shape[axis]

@@ -268,7 +268,7 @@ class Submodel:
 
     @cached_property
     def units(self) -> dict[int, NDArray[np.int64]]:
-        """Indices of the units that the submodel keeps, the first ones of each group, by index of the group."""
+        """Indices of the hidden units that the submodel keeps, the first of each permutation group, by group index."""
         return {group.index: np.arange(math.ceil(round(group.width * self.width, 6))) for group in self.groups}
 
     def cut(self, model: nn.Module) -> nn.Module:

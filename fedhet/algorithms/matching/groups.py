@@ -31,7 +31,7 @@ class Matching:
     Attributes:
         gamma: mass of the beta process; a larger mass leads to more global units.
         average: `map` for posterior or `mean` for plain means, which embeddings and recurrent layers always have.
-        variances: of weights around global weights, and of these around prior means: `fixed` (1), or `estimated`.
+        variances: of weights around global weights, and of global weights around the prior: `fixed` (1) or `estimated`.
         max_growth: largest number of global units, as a multiple of the widest client's; 0 for no limit.
     """
 

@@ -71,10 +71,10 @@ fd = Method(
 
 @dataclass(frozen=True)
 class LearnerOptions(WidthOptions):
-    """Configuration keys of methods such as FedGH, whose server trains a network on clients' mean representations."""
+    """Keys of methods such as FedGH, whose server trains a network on clients' mean representations."""
 
     server_epochs: ClassVar[int] = 1
-    """Number of epochs per round in which the server trains."""
+    """Number of epochs that the server trains per round, fixed by the method (not a key)."""
 
     server_learning_rate: float = option(0.01, "learning rate of the server's SGD", above=0)
 
