@@ -84,7 +84,7 @@ def _build(client: Client, name: str, key: str) -> nn.Module:
             network = models.build_auxiliary(name, config.architectures, batch, outputs).to(client.device)
         except ModelError as error:
             why = re.sub("^model '[^']*': ", "", str(error))  # the user may not know the name, if a preset chose it
-            raise ModelError(f"{config.family}.{kebab(key)}: {why}; choose a model for the client's inputs") from error
+            raise ModelError(f"key {config.family}.{kebab(key)}: {why}; set a model for the client's inputs") from error
     if (dtype := precision(network)) and client.representation.precision not in (None, dtype):
         network.register_forward_pre_hook(lambda _module, inputs: tuple(in_precision(each, dtype) for each in inputs))
     return network

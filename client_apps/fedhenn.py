@@ -116,11 +116,11 @@ def on_rad(
     stream: RandomStream,
     kind: tuple[Kernel, bool],
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return `weight` times the distance of representations from `target` (n, r), and {"distance": distance}.
+    """Return `weight` times the distance of representations from FedHeNN's `target`, and {"distance": distance}.
 
-    The network of `step` computes the `representation` of n examples `inputs` with dropout drawn from `stream`. `kind`
-    is a pair: the distance (1 - CKA with a "linear" or "rbf" kernel, or "procrustes"), and whether the inputs are a
-    random mini-batch, for which debiased CKA is used.
+    The client's network computes representations (n, d) of public `inputs` with dropout drawn from `stream`. `kind` is
+    a pair: the distance (1 - CKA with a "linear" or "rbf" kernel, or "procrustes"), and whether the inputs are a random
+    mini-batch, for which debiased CKA is used.
     """
     distance = distance_to(step.represent(inputs, representation, stream), target, kind=kind)
     return weight * distance, {"distance": distance}

@@ -55,7 +55,7 @@ class Matched(ClientSide[M]):
 
 
 class PFNM(Matched[PFNMOptions]):
-    """Client side of PFNM: trains its own network or, once there is a global model, its units of the global model."""
+    """Client side of PFNM: trains its own network or, later, the units of the global model that match its units."""
 
     def begin(self, payload: Payload) -> None:
         if "model" in payload.arrays:

@@ -62,7 +62,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             )
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return each client's payload: indices of public examples and, from round 2, target and alignment weight."""
+        """Return payloads by client: indices of public examples; from round 2, target and weight of the alignment."""
         payloads, common = super().configure_fit(round, clients), Payload()
         if not self.options.eta0:
             return payloads

@@ -202,7 +202,7 @@ class Answers:
             log_once(self, f"client {client.name}: {report.note}")
             report.note = ""
         if client.request.question == HANDSHAKE and not policy.tells_metrics:
-            report.note = "its node sends no metrics (allow in its config), so its accuracy is not known"
+            report.note = "its node sends no metrics (key allow of its node config), so its accuracy is not known"
         tells, loss = policy.tells_metrics, client.trained.mean_loss if client.privacy is None else None
         return Reply(
             examples=job.examples or len(client.data.train),

@@ -121,8 +121,8 @@ class _Loop:
     accuracy: str
     loss: str
     train_loss: str
-    metrics: dict[str, dict[str, float]] = field(default_factory=lambda: {"train": {}, "evaluate": {}})
-    left_out: set[str] = field(default_factory=set)
+    metrics: dict[str, dict[str, float]] = field(default_factory=lambda: {"train": {}, "evaluate": {}})  # by function
+    left_out: set[str] = field(default_factory=set)  # names of metrics whose values are not finite or too large
 
     def train(self, job: Job) -> None:
         client = job.client

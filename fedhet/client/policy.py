@@ -117,7 +117,7 @@ class Policy:
         self._check(method, traits.kinds, sums_examples=traits.sums_examples)
 
     def check_shared(self, side: AnySide) -> None:
-        """Raise `Refused` if a client, given by its client side, shares arrays of a kind that is not allowed."""
+        """Raise `Refused` if the client shares arrays of a kind that the key `allow` of its node config lacks."""
         if self.allowed is not None:
             kinds = {_kind_of("model", name, side) for name in side.shared()}
             self._check(side.client.config.method_name, kinds, remedy="set batch-norm = local")
@@ -154,7 +154,7 @@ class Policy:
         return Payload(payload.arrays, values)
 
     def account(self, reply: Reply, side: AnySide) -> str:
-        """Describe a client's reply for the node's log: its kinds of values, and their arrays' size in bytes."""
+        """Return the kinds of values in a client's reply, and the bytes of each kind's arrays, for the node's log."""
         bytes_of: Counter[str] = Counter()
         for group, arrays in reply.payload.arrays.items():
             for name, array in arrays.items():

@@ -63,7 +63,7 @@ def ask(
 
 
 def _configurations(name: str, base: Mapping[str, Any], functions: UserFunctions) -> Iterator[tuple[Choice, Config]]:
-    """Yield pairs (changed settings, configuration) to try for a method; the first configuration has no changes."""
+    """Yield pairs (settings changed in `base`, configuration) to try for a method; the first has no changes."""
     variants = variants_of([CONTROLS[0], name])
     shared = shared_settings(variants, seeds=[SEED], config=base, functions=functions, strict=False)
     as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones

@@ -107,7 +107,7 @@ class VariantResult:
 
     @property
     def label(self) -> str:
-        """The variant's name in tables, with a star if `equalised` is True."""
+        """The variant's name in tables, with a star if the method required one architecture for all clients."""
         return self.variant + (" *" if self.equalised else "")
 
     @property

@@ -60,7 +60,7 @@ class Trial:
 
 @dataclass
 class Search:
-    """A variant's tuning; `grid` is the number of configurations in its grid, `idle` says why keys have no effect."""
+    """A variant's trials; `grid` is the size of its grid, and `idle` has the reason for each key without effect."""
 
     variant: str
     grid: int

@@ -164,7 +164,7 @@ def presets() -> list[str]:
 
 
 def preset_settings(name: str) -> dict[str, Any]:
-    """Return the settings in a preset's file, or {} for `own` and `""`, which have none; else raise a ConfigError."""
+    """Return the settings in a preset's file, or {} for `""` or `own` (a user's models and data), which have none."""
     name = name.removesuffix(".toml")
     if name in ("", OWN):
         return {}

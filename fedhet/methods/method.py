@@ -96,7 +96,7 @@ class Traits:
 
     @property
     def alike(self) -> Literal["equal", "widths", "parts", "any"]:
-        """How networks differ: not (`"equal"`), in layers' `"widths"`, in `"any"` way, or as `"parts"` of one."""
+        """Clients' networks: `equal`, of different `widths`, `parts` of a common network, or `any` architectures."""
         return "parts" if self.shares.units else self.networks
 
     @property

@@ -160,8 +160,8 @@ RUNNING = ("running_", "moving_", "num_batches_tracked")  # prefixes of names of
 def kinds_of(model: nn.Module) -> dict[str, Kind]:
     """Return the kind of each array of a network's state dict, by name.
 
-    Parameters are `trained` if they require gradients, else `frozen`. Buffers of BatchNorm or InstanceNorm, or with a
-    prefix in `RUNNING`, are `statistic`, unless their module stays in evaluation mode; all others are `buffer`.
+    Parameters are `trained` if they require gradients, else `frozen`. Buffers of BatchNorm or InstanceNorm, or named
+    `running_*`, `moving_*` or `num_batches_tracked`, are `statistic` if `train()` affects the module, else `buffer`.
     """
     with in_evaluation_mode(model):
         model.train()

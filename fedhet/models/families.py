@@ -102,7 +102,7 @@ class SqueezeExcitation(nn.Module):
         self.scale = nn.Sequential(nn.AdaptiveAvgPool2d(1), *layers)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Return feature maps (n, channels, height, width), each scaled by its factor."""
+        """Return feature maps (n, channels, height, width), with each channel multiplied by a factor."""
         return maps * self.scale(maps)
 
 

@@ -280,7 +280,7 @@ def test_node_without_metrics(federate, caplog):
     assert watch.rows[2]["participants"] == ["0", "1", "2"]
     accuracies = {row.client: row.accuracy for row in watch.clients if row.round == 2}
     assert [accuracies[name] is None for name in "012"] == [False, True, False]
-    assert "client 1: its node sends no metrics (allow in its config), so its accuracy" in caplog.text
+    assert "client 1: its node sends no metrics (key allow of its node config), so" in caplog.text
 
 
 # ---- what errors say

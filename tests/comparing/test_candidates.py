@@ -113,13 +113,13 @@ def test_refusals_of_a_users_networks():
     refused = asked("fedkd", "fml", "lora", "flha-distillation", functions=one_layer_on(16, 4)).refused
     reason = (
         "the model needs images (channels, height, width) of 4 x 4 pixels or more, not shape (16, 4); "
-        "choose a model for the client's inputs"
+        "set a model for the client's inputs"
     )
-    assert refused["flha-distillation"] == f"2 clients (0, 1): flha-distillation.teacher: {reason}"
+    assert refused["flha-distillation"] == f"2 clients (0, 1): key flha-distillation.teacher: {reason}"
     assert refused["lora"].startswith(
         "2 clients (0, 1): lora adapts nn.Linear layers, but Sequential has none except its head '"
     )
-    assert refused["fml"] == f"2 clients (0, 1): fml.shared-model: {reason}"
+    assert refused["fml"] == f"2 clients (0, 1): key fml.shared-model: {reason}"
 
 
 @pytest.mark.parametrize(

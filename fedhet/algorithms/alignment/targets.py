@@ -36,7 +36,7 @@ LARGEST = 1e6  # largest accepted magnitude of features: CKA squares their inner
 
 
 def check_finite_features(features: Tensor, name: str) -> None:
-    """Check that `features` (n, d), named `name` in errors, are at most `LARGEST`; raise a ModelError otherwise."""
+    """Raise a ModelError, which calls `features` (n, d) `name`, unless they are finite and at most 1e6 in magnitude."""
     largest = float(check_features(features, name).abs().max())
     if not largest <= LARGEST:
         raise ModelError(f"values of {name} must be at most {LARGEST:.0e}, got {largest:.1e}: lower the learning-rate")
@@ -219,8 +219,8 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
 def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
     """Return the distance, a scalar, of a client's tensors `parts` from FedHARM's `target` for the same images.
 
-    For `kind` `cosine`, `parts` has descriptors (n, width) by block; the distance is the mean of 1 - cosine over their
-    common columns. For `spectral`, it has one tensor of representations (n, d); the distance is 1 - CKA.
+    For `kind` `cosine`, both have descriptors (n, width) by block, of which the wider one is cut; the distance is the
+    mean of 1 - cosine. For `spectral`, `parts` has one tensor of representations (n, d); the distance is 1 - CKA.
     """
     if kind == "cosine":
         pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in zip(parts, target, strict=True)]

@@ -166,10 +166,10 @@ class Variables:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Add the constraint that dimension `axis` of a parameter has the segments `layout`, or new units for None.
+        """Add the constraint that dimension `axis` of a parameter has the segments (ranges of indices) `layout`.
 
-        Return the segments. `node` is the operator that uses the parameter, and `role` the parameter's name in its
-        layer (``weight``). With `writes`, the layer's outputs lie along the dimension; otherwise, it is summed over.
+        Return them; for None, those of an earlier call or new units. `node` uses the parameter, named `role` in
+        its layer (``weight``). With `writes`, the layer's outputs lie along the dimension; else it is summed over.
         """
         name = node.parameters[role]
         place = name, axis

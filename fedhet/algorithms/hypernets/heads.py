@@ -37,7 +37,7 @@ class Latents(nn.Module):
 
         z = LeakyReLU(W1 h + b1),    s = 1 + w . LeakyReLU(W1' h + b1')
 
-    W1, W1', b1, b1' and w are learned for each of the `types`. With `normalise`, z is divided by its root mean square.
+    W1, W1', b1, b1' and w are learned for each layer type in `types`. `normalise` divides z by its root mean square.
     """
 
     def __init__(self, types: Sequence[str], *, normalise: bool) -> None:

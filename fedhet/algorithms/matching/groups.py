@@ -47,7 +47,7 @@ class Matching:
         prior: npt.NDArray[np.float64],
         random: np.random.RandomState,
     ) -> LayerMatch:
-        """Match `group` by clients' rows `matrices` (L_j, D) with prior mean `prior` (D,); `random` orders clients."""
+        """Match clients' units of `group`, given their weights (L_j, D) as `matrices`, and the weights' prior mean."""
         limit = int(self.max_growth * max(map(len, matrices))) if self.max_growth else None
         options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "max_rows": limit}
         if self.variances == "estimated":

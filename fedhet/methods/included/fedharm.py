@@ -57,7 +57,7 @@ class FedHARMOptions(Options):
 
 
 def traits(options: FedHARMOptions) -> Traits:
-    """Return FedHARM's traits, which depend on the values of its keys."""
+    """Return what FedHARM needs and exchanges, which depends on the values of its keys."""
     sends = {"distance": METRICS}
     if options.alpha < 1:
         sends["sent"] = "posteriors" if options.align == "spectral" else "descriptors"
