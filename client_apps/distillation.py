@@ -166,7 +166,7 @@ class FML(Mutual[FMLOptions]):
 
 
 def mutual(step: Step, alpha: float, beta: float) -> Tensor:
-    """Return FML's loss of both networks without alpha CE(own, y), the task's loss; `beta` weighs CE(shared, y)."""
+    """Return FML's loss but for the client network's task loss: both divergences and `beta` times the shared one's."""
     shared = step.captured[SMALL].to(step.outputs.dtype)
     learnt = (1 - alpha) * step.divergence(step.outputs, shared)
     taught = (1 - beta) * step.divergence(shared, step.outputs)
@@ -174,7 +174,7 @@ def mutual(step: Step, alpha: float, beta: float) -> Tensor:
 
 
 LEAST = 1e-3
-"""Smallest divisor s of FedKD's distillation losses, which limits the loss of networks that make no mistake."""
+"""Smallest value by which FedKD divides distillation losses, if the sum of both networks' task losses is less."""
 
 RECEIVED = "received/"
 """Prefix of the received shared network's tensors in the client's memory."""
@@ -218,7 +218,7 @@ class FedKD(Projected[AuxiliaryOptions]):
 
 
 def mutual_with_hidden(step: Step) -> Tensor:
-    """Return the sum of FedKD's losses of both networks without CE(own, y), which is the task's loss."""
+    """Return FedKD's loss of both networks, except for the task loss of the client's own network."""
     shared, hidden = step.captured[SMALL].to(step.outputs.dtype), step.captured["own"]
     shared_loss = step.loss(shared)
     both = (step.loss(step.outputs) + shared_loss).detach().clamp(min=LEAST)

@@ -41,7 +41,7 @@ from fedhet.training import Loss, Phase, Step, Term
 
 
 class Scaled(Submodel):
-    """A client's part of a network, whose hidden layers' outputs are divided by its fraction r of units, or r^.5."""
+    """A part with a fraction r of units: outputs of layers are divided by r, or sqrt(r) if deep and not normalised."""
 
     def cut(self, model: nn.Module) -> nn.Module:
         part = super().cut(model)

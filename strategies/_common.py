@@ -30,7 +30,7 @@ def outputs_of(reply: Reply) -> int:
 
 
 def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
-    """Return a client's number of examples of each class, (classes,) int64, and check that they add up."""
+    """Return a client's number of examples of each class, (classes,) int64; raise a WireError if invalid."""
     arrays = reply.arrays.get("classes", {})
     check(arrays, {"counts": ((classes,), "int64")}, "the client's class counts")
     counts = arrays["counts"]

@@ -199,7 +199,7 @@ class Client:
             )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Re-estimate running statistics on training examples, where `chosen` is true for the running mean's name."""
+        """Re-estimate running statistics on training examples in layers whose running mean's name is `chosen`."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)
 
 

@@ -45,7 +45,7 @@ GLOBAL = "global"
 class ClientStore:
     """The files of one client in one run, written atomically.
 
-    `client` is the client's name, and `run` the name of the run's subfolder of `state_dir`; empty if it has no others.
+    `client` is the client's name, and `run` the run's subfolder of `state_dir`; empty if no other run uses `state_dir`.
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:

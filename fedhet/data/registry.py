@@ -12,7 +12,7 @@ Loader = Callable[[Path | None], DataSet]
 """A function that loads a data set from a folder, or from its default place if the folder is None."""
 
 LOADED: dict[tuple[str, Path | None, int], DataSet] = {}
-"""Data sets that this process has loaded, by the arguments of `load`; they are copied to worker processes."""
+"""Data sets that this process has loaded, by (name, folder, input size); they are copied to worker processes."""
 
 _LOADERS: dict[str, Loader] = {}
 _WITHOUT_EFFECT: dict[str, set[str]] = {}

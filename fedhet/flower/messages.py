@@ -235,11 +235,11 @@ def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, actual = read(source)
     if (shape, actual) != (array.shape, dtype):
-        raise ValueError(f"its data are {actual}{list(shape)}, but its description says {dtype}{list(array.shape)}")
+        raise ValueError(f"the data are {actual}{list(shape)}, but the Array declares {dtype}{list(array.shape)}")
     _check_size(shape, dtype, len(array.data) - source.tell())
     return array.numpy()
 
 
 def _check_size(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> None:
     if len(shape) > 32 or any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"its data have {size} bytes, which is not the size of {dtype}{list(shape[:32])}")
+        raise ValueError(f"the data have {size} bytes, which is not the size of {dtype}{list(shape[:32])}")

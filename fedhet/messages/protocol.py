@@ -310,7 +310,7 @@ class LostState(FedhetError):
 
 
 def with_public_dataset(public: PublicDataset) -> Payload:
-    """Return a handshake's payload with the inputs and labels of the public dataset, the group `public`."""
+    """Return a handshake's payload whose arrays `public` are the inputs and, if any, labels of the public dataset."""
     labels = {} if public.labels is None else {"labels": public.labels}
     return Payload({"public": to_arrays({**parts_of(public.inputs), **labels})})
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # methods name their map, and are listed without torch
 
 @dataclass(frozen=True, eq=False)
 class NetworkDescription:
-    """A client's network, its head's name and its architecture, by which a function (`Keys`) selects shared arrays."""
+    """A client's network, its head's module name and its architecture's name, by which `Keys` select shared arrays."""
 
     model: "nn.Module"
     head: str
@@ -51,7 +51,7 @@ class Sharing:
             method that shares everything has a global model.
         averaged: whether the server averages the arrays of each key, which must then have the same shape for all
             clients; otherwise, the method's server class uses them.
-        statistics: whether running statistics are sent `"always"`, or only with `batch-norm = aggregate`.
+        statistics: when running statistics are sent: `"always"`, or `"configured"`: only if `batch-norm = aggregate`.
         units: the function that selects a client's units in each hidden layer, if clients have parts of one network.
             Each entry of an array is then averaged over the clients that have it.
     """
@@ -97,7 +97,7 @@ def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Ten
 
 
 def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a function from arrays' names to keys, equal for networks' n-th layers of one class, shape and options."""
+    """Give layers of two networks the same keys if both are the n-th of their class, shape and options."""
     counts: Counter[str] = Counter()
     keys: dict[str, str] = {}
     before = ""
@@ -112,7 +112,7 @@ def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a function from arrays' names to keys, equal for networks' layers if all layers up to them are equal."""
+    """Give n-th layers of two networks the same keys if their first n layers have equal classes, shapes and options."""
     keys: dict[str, str] = {}
     kinds = ""
     for number, (kind, arrays) in enumerate(layers(network), 1):

@@ -112,7 +112,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
             return model
         heads = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         if not heads:
-            raise ModelError(f"it has no nn.Linear whose input could be pooled to width {width}: use {base!r} instead")
+            raise ModelError(f"the network has no nn.Linear, before which to pool to width {width}: use {base!r}")
         return place_before(model, heads[-1], {"pooling": nn.AdaptiveAvgPool1d(int(width))}, int(width))
     except ModelError as error:
         raise ModelError(f"model {name!r}: {error}") from None

@@ -199,12 +199,12 @@ class RunFiles:
 
     @property
     def personal(self) -> Which | None:
-        """Whether personal models are networks as clients `received` or `trained` them; None without `summary.json`."""
+        """Which networks are the personal models: `received` or (after training) `trained`; None without a summary."""
         return self.summary.get("personal") if self.summary else None
 
     @property
     def scored(self) -> Which:
-        """Which networks' accuracy is the run's result: as clients `received` or (also if unknown) `trained` them."""
+        """Networks whose accuracy is the run's result: `received`, or `trained` (also without a summary)."""
         return self.personal or "trained"
 
     @property

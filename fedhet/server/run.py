@@ -67,7 +67,7 @@ class Round:
         return [f"{named(clients)}: {reason}" for reason, clients in hit.items()]
 
     def reasons(self, otherwise: str = "") -> str:
-        """Return `lines()` as one indented text for an error message, or `otherwise` if no client failed."""
+        """Return why clients failed, one indented line per reason, or `otherwise`, indented, if no client failed."""
         return "\n".join(f"  {line}" for line in self.lines() or [otherwise])
 
 

@@ -45,7 +45,7 @@ class Outputs:
         return outputs
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Return labels converted to the task's shape and dtype, or unchanged if unsuitable, as `problem` reports."""
+        """Return labels converted to the task's shape and dtype, or unchanged if they are not suitable for the task."""
         return labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:

@@ -211,7 +211,7 @@ class Term:
 
 
 def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], loss: Tensor | None = None) -> Tensor:
-    """Return `loss` (default: the task's) plus loss terms; add terms' scalars to `recorded`: (sum, steps) by name."""
+    """Return `loss` (default: the task's) plus loss terms; add their scalars to `recorded` (sum and steps by name)."""
     if loss is None:
         loss = step.loss(step.outputs) if phase.task_weight else 0 * step.outputs.sum()
         loss = loss if phase.task_weight == 1 else phase.task_weight * loss

@@ -270,8 +270,8 @@ def unpack(packed: Packed) -> Tensor:
         raise ValueError(f"a tensor must be sent as {DTYPES}, not {str(dtypes)[:200]}: use the server's fedhet version")
     values, exponent, (least, most) = packed["values"], packed["exponent"], EXPONENTS
     if exponent.shape != () or not least <= int(exponent) <= most:
-        wrong = f"the exponent in a tensor's scale 2^exponent must be a number from {least} to {most}"
-        raise ValueError(f"{wrong}, not {str(exponent)[:50]}: use the server's version of fedhet")
+        got = f"{str(exponent)[:50]}: use the server's version of fedhet"
+        raise ValueError(f"a sent tensor's exponent (scale 2^exponent) must be from {least} to {most}, not {got}")
     with np.errstate(over="ignore"):  # infinities are refused below
         unpacked = torch.from_numpy(np.asarray(np.ldexp(values.astype(np.float32), int(exponent))))
     check_finite_features(unpacked, "a sent tensor")

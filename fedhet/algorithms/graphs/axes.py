@@ -103,12 +103,12 @@ class Variables:
         return (Segment(self._count, width),)
 
     def known(self, axis: Axis) -> Axis:
-        """Return the axis after applying the constraints so far, which can replace a variable by several segments."""
+        """Return `axis` with each variable replaced by the segments to which constraints so far equate it."""
         meaning = ((self.meaning.get(segment.group), segment) for segment in axis)
         return joined(*(scaled(self.known(found), each.block) if found else (each,) for found, each in meaning))
 
     def moves(self, *axes: Axis) -> set[int]:
-        """Return the variables (``Segment.group``) along these axes whose hidden units may still be permuted."""
+        """Return the numbers of the variables along these axes whose units no constraint so far has fixed."""
         return moving(*map(self.known, axes))
 
     def pin(self, axis: Axis) -> None:
@@ -139,7 +139,7 @@ class Variables:
         return self.known(axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Divide `axis` into axes of these `sizes`, as reshape `node` does; constrain its units to lie along one."""
+        """Return axes of these `sizes`, into which reshape `node` divides `axis`; hidden units lie along only one."""
         if not self.moves(axis):
             return list(map(fixed, sizes))
         before, ways = self.meaning, []

@@ -318,7 +318,7 @@ def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -
         raise UnsupportedArchitecture(f"projections, which {node} has, are not supported: build it with proj_size=0")
     if not all(variables.graph[name].operator.removeprefix("new_").startswith("zeros") for name in node.inputs[1:]):
         raise UnsupportedArchitecture(
-            f"{node} takes an initial state that the network computes, which is not supported: leave it out (zeros)"
+            f"an initial state that the network computes, as for {node}, is not supported: leave the state out (zeros)"
         )
     axis, hidden = value[-1], []
     for layer in range(node.options["num_layers"]):

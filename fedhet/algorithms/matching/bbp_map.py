@@ -145,7 +145,7 @@ def _checked(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]
 
 
 class GlobalRows:
-    """The global rows of a layer during matching; `assignments` has, for each client, the global rows of its rows.
+    """The neurons (rows) of a global layer; `assignments` has, for each client, the global row of each of its rows.
 
     `counts` (L,) has the number of rows assigned to each global row, and `g` (L, D) is s0 * `prior` (the prior mean) +
     s * (sum of these rows). s and s0 are 1 / sigma2 and 1 / sigma0_2; other arguments are as in `match_layer`.
