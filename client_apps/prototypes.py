@@ -154,7 +154,7 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
 def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> Tensor:
     """Return `weight` times the mean squared distance of a step's representations to the prototypes of the labels.
 
-    `prototypes` is (k, width). `row_of` has each class's row in it; examples of classes without one (-1) are left out.
+    `row_of` (classes,) has each class's row in `prototypes` (k, width), or -1; such classes' examples are left out.
     """
     rows = row_of[step.labels]
     known = (rows >= 0).float()

@@ -198,7 +198,7 @@ class Run:
 
     @property
     def files(self) -> dict[str, Any]:
-        """The content of the files that must be equal if a run is repeated: the other properties in a dict."""
+        """What is equal if a run is repeated: `clients`, `rows`, `summary` (no warnings), `models`, `checkpoint`."""
         summary = {name: value for name, value in self.summary.items() if name != "warnings"}
         files = {"models": self.models, "checkpoint": self.checkpoint}
         return {"clients": self.clients, "rows": self.rows, "summary": summary, **files}

@@ -206,7 +206,7 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Replace the factors of a client's change by its weights; only a client that lost its state may send none."""
+        """Convert the low-rank `update` in a reply to weights; only a client that lost its state may leave it out."""
         if "update" in reply.arrays:
             spec, update = self.federation.specs[reply.client], reply.arrays["update"]
             reply.arrays["update"] = from_factors(update, self.state.model, spec, "the client's update")

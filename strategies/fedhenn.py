@@ -46,7 +46,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         if self.options.rad_source == "train-union" and supplied:
             raise ConfigError(
                 "fedhenn.rad-source = 'train-union' takes the public examples from the training examples of all "
-                "clients, but a public dataset was passed, too: set fedhenn.rad-source = held-out, or pass no public"
+                "clients, but a public dataset was passed, too: leave it out, or set fedhenn.rad-source = held-out"
             )
 
     def public_dataset(self) -> PublicDataset | None:

@@ -125,7 +125,7 @@ def parsed(name: str, given: str | float, units: Mapping[str, int], example: str
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)", str(given).strip())
     factors = {unit.lower(): factor for unit, factor in units.items()} | {"": 1}
     if not match or match[2].lower() not in factors or not float(match[1]):
-        raise ConfigError(f"{name} = {given}: write a number above 0 and one of {', '.join(units)}, such as {example}")
+        raise ConfigError(f"{name} = {given}: write a number above 0 and a unit ({', '.join(units)}), as in {example}")
     return float(match[1]) * factors[match[2].lower()]
 
 

@@ -207,14 +207,14 @@ def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
 
 
 def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in the method's preset `METHOD/NAME`, or {} without one; `base["preset"]` is `OTHER/NAME`."""
+    """Return the settings in the method's preset for the data set of `base["preset"]`, by key; {} if there is none."""
     name = str(base.get("preset", "")).rpartition("/")[2]
     own = name if name == OWN else f"{method.family}/{name}"
     return _preset({**base, "preset": own}, method) if own in (OWN, *configuration.presets()) else {}
 
 
 def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the methods' own keys, such as `fedprox.mu`, from each method's preset, by key."""
+    """Return the values of keys with a method's prefix, such as `fedprox.mu`, from `_own_preset` of each method."""
     for_all, method_keys = _preset(base, methods[0]), dict[str, Any]()
     for method in methods:
         settings, prefix = _own_preset(method, base), f"{method.family}."

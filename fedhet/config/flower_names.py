@@ -96,7 +96,7 @@ def to_send(argument: str, settings: Mapping[str, Any] | None) -> dict[str, Any]
     for name in settings or {}:
         if (key := OURS.get(kebab(name), kebab(name))) in ("method", "rounds"):
             where = "start(num_rounds=...)" if key == "rounds" else "the strategy's class, such as fedhet.FedAvg"
-            raise ConfigError(f"{argument} cannot set {name!r}: use {where}")
+            raise ConfigError(f"the argument {argument} cannot set {name!r}: use {where}")
     return dict(settings or {})
 
 

@@ -128,7 +128,7 @@ def _examples(value: Any) -> Examples:
         value = pair_of(value)
     two = value if isinstance(value, tuple | list) and len(value) == 2 else ()
     if two and all(isinstance(each, tuple | list) and len(each) == 2 for each in two):
-        raise DataError("two sequences of two entries may be two rows, or inputs and labels: give tensors instead")
+        raise DataError("data of two sequences of two entries may be two rows, or inputs and labels: give tensors")
     if two and not isinstance(two[1], Mapping):
         inputs, labels = as_tensor(two[0]), as_labels(two[1])
         for part in parts_of(inputs).values():

@@ -33,8 +33,8 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     if not len(rest):
         owned = len(np.unique(owners))
         raise DataError(
-            f"public-samples = {size} leaves no data for clients, since it needs all {owned} owners (patients) of "
-            f"{dataset.name}: lower it"
+            f"public-samples = {size} leaves no data for clients, since all {owned} owners (patients) of "
+            f"{dataset.name} become public: lower public-samples"
         )
     return public, rest
 

@@ -65,7 +65,7 @@ class RunResult:
 
         figure = accuracy_figure(read_run(self.folder))
         if figure is None:
-            raise FedhetError(f"no client was evaluated in the run {self.folder}: set evaluate-every to plot it")
+            raise FedhetError(f"no client was evaluated in the run {self.folder}: repeat it with evaluate-every = 1")
         return figure
 
     def __str__(self) -> str:

@@ -42,7 +42,7 @@ def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Map
 
 
 def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the user's config for `action` (`train` or `evaluate`), and names of records by Flower's argument."""
+    """Return the user's config for `action` (`train` or `evaluate`) and the `names`; the inverse of `sent_along`."""
     names = {key.removeprefix(NAMES): value for key, value in record.items() if key.startswith(NAMES)}
     if action == "evaluate":
         return {key.removeprefix(EVALUATE): v for key, v in record.items() if key.startswith(EVALUATE)}, names
@@ -179,7 +179,7 @@ class Encoder:
     def __call__(self, payload: Payload) -> RecordDict:
         """Return the record of a payload (arrays and values); raises a ValueError for a reserved name of arrays."""
         if taken := RESERVED & payload.arrays.keys():
-            raise ValueError(f"groups of arrays cannot be called {', '.join(sorted(taken))}: use other names")
+            raise ValueError(f"arrays cannot be called {', '.join(sorted(taken))}, as fedhet's records: rename them")
         record = RecordDict({name: self._record(group) for name, group in payload.arrays.items()})
         if payload.values:
             record["values"] = ConfigRecord(payload.values)

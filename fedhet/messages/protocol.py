@@ -273,7 +273,7 @@ class Reply:
 
 
 READ = {key for dataclass in (Reply, Work) for _, key in named_fields(dataclass)}
-"""Keys of fields of `Reply` and `Work` in a reply's metrics; a user's own metrics with these names need a prefix."""
+"""Keys of a reply's metrics for fields of `Reply` and `Work`; a user's metrics of these names get a prefix."""
 
 
 def _own(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
@@ -323,6 +323,6 @@ def public_dataset_in(payload: Payload) -> PublicDataset | None:
     tensors = {name: to_tensor(sent[name]) for name in names}
     counts = {len(part) if part.ndim else 0 for part in tensors.values()}
     if names in ([], ["labels"]) or len(counts) > 1 or 0 in counts:
-        raise WireError("the server's public dataset must have inputs and as many labels, or only inputs: correct it")
+        raise WireError("the server's public dataset must have inputs and as many labels, or only inputs: pass another")
     labels = tensors.pop("labels", None)
     return PublicDataset(from_parts(tensors), labels)

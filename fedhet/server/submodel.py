@@ -147,11 +147,11 @@ def described(description: str, spec: Spec, *, complete: bool = False) -> Permut
         widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
         for few, group in zip(widths, groups, strict=True):
             if few > group.width:
-                raise ValueError(f"{group.name[:100]} has {few} units, but {group.width} in the whole network")
+                raise ValueError(f"layer {group.name[:100]} has {few} units, but {group.width} in the whole network")
         shapes = groups.shapes(widths)
         for name, (shape, _) in spec.items():
             if shapes[name] != shape:
-                raise ValueError(f"{name[:100]} has shape {list(shape)}, but its layers need {list(shapes[name])}")
+                raise ValueError(f"array {name[:100]} has shape {list(shape)}, but must have {list(shapes[name])}")
         lacking = [name for name in (shapes if complete else groups.needs) if name in shapes.keys() - spec.keys()]
         if lacking := [name for name in lacking if groups.kinds.get(name) != "statistic"]:
             raise ValueError(f"array {lacking[0][:100]} of the network is missing")

@@ -205,7 +205,7 @@ def test_one_seed_gives_no_verdict(made):
 
 @pytest.mark.parametrize("budget", ["", "0", "-1m", "soon", "5 days", "1e3s", math.nan])
 def test_a_budget_that_is_none_is_refused(budget):
-    with pytest.raises(ConfigError, match="write a number above 0 and one of s, m, h"):
+    with pytest.raises(ConfigError, match=r"write a number above 0 and a unit \(s, m, h"):
         recommend(SETTINGS, budget=budget)
 
 

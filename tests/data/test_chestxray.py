@@ -92,7 +92,7 @@ def test_a_public_dataset_has_whole_patients(tmp_path: Path) -> None:
     assert sum(map(len, held)) == len(dataset.train) - 4 * EACH
     again, other = (data.hold_out(dataset, 10, seed=seed)[0].tolist() for seed in (0, 1))
     assert held_out.tolist() == again != other
-    with pytest.raises(DataError, match="public-samples = 71 leaves no data for clients, since it needs all 24 owners"):
+    with pytest.raises(DataError, match="public-samples = 71 leaves no data for clients, since all 24 owners"):
         data.hold_out(dataset, 71, seed=0)
 
 

@@ -289,6 +289,6 @@ def unpack_all(group: Packed, count: int) -> list[Tensor]:
     for name, array in group.items():
         place, _, key = name.partition("/")
         if place not in parts:
-            raise ValueError(f"arrays must be named 0/... to {count - 1}/..., not {name[:50]!r}: name them by pack_all")
+            raise ValueError(f"sent arrays must be named 0/... to {count - 1}/..., not {name[:50]!r}: use pack_all")
         parts[place][key] = array
     return [unpack(part) for part in parts.values()]

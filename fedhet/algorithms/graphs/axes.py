@@ -61,7 +61,7 @@ def scaled(axis: Axis, block: int, of: int = 1) -> Axis:
 
 
 def joined(*axes: Axis) -> Axis:
-    """Return the concatenation of axes; adjacent fixed segments are merged, and empty segments removed."""
+    """Concatenate axes (tuples of `Segment`): empty segments are left out, and adjacent fixed segments merged."""
     result: list[Segment] = []
     for segment in (segment for axis in axes for segment in axis if segment.size):
         if segment.group is not None:
@@ -118,7 +118,7 @@ class Variables:
                 self.meaning[segment.group] = fixed(segment.width)
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Record that permutable units along these axes make the network unsupported, with error message `reason`."""
+        """Require that no units along these axes can be permuted; `reason` is the message of the error otherwise."""
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:

@@ -52,7 +52,7 @@ class SubmodelOptions(Options):
         return tuple(size / self.largest for size in self.all_sizes)
 
     def width_at(self, node_config: Mapping[str, Any]) -> float | None:
-        """Return the size in a node config as a fraction of the whole network's, or None if it is not set there."""
+        """Return the node config's `width`, `depth` or `rank` as a fraction of the largest; None if it is not set."""
         chosen, largest = node_config.get(self.size_name), self.largest
         return None if chosen is None else self._size(chosen, f"the node's {self.size_name}", largest) / largest
 
