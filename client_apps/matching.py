@@ -84,7 +84,7 @@ def class_counts(client: Client, output: str) -> Arrays:
 
 
 LAST_WEIGHT_DECAY = 1e-4
-"""Weight decay in the last round of a pass, which trains the output layer, as in the authors' code."""
+"""Weight decay when FedMA trains the output layer, after all other layers are matched, as in the authors' code."""
 
 
 class FedMA(Matched[FedMAOptions]):

@@ -130,7 +130,7 @@ class FjORD(ClientSide[declared.FjORDOptions]):
 class Ordered(nn.Module):
     """A network that runs each batch in its full width or in one of the narrower networks `cuts`, drawn at random.
 
-    A forward pass stores outputs in the drawn width as `narrow`; with `keeps_widest`, it returns those in full width.
+    It returns the outputs in the drawn width, which `narrow` has, too, or, with `keeps_widest`, those in full width.
     """
 
     narrow: Tensor
@@ -151,7 +151,7 @@ class Ordered(nn.Module):
 
 
 def learnt(step: Step, ordered: Ordered) -> Tensor:
-    """Return the mean KL divergence of the step's outputs in the width that `ordered` drew from the full-width ones."""
+    """Return the mean KL(f || g) of a step's outputs f at full width and g in the width that `ordered` drew."""
     return step.divergence(ordered.narrow, step.outputs)
 
 

@@ -57,7 +57,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
     def target(self, round: int) -> list[Tensor]:
         """Return, for each block, the mean of the clients' descriptors (n, width) of n images; [] if none were sent.
 
-        With `align = spectral`, it is a matrix of singular vectors of class probabilities; `round` seeds their number.
+        With `align = spectral`, return [Z], with Z from `cluster_rows`, whose random numbers depend on `round`.
         """
         sent = [self._unpacked(self.state.sent[client]) for client in in_order(self.state.sent)]
         if not sent:
@@ -71,5 +71,5 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
             parts = unpack_all(sent, settings.parts)
             check_sent(settings.align, parts, self.state.public_size, settings.lengths)
         except ValueError as error:
-            raise WireError(f"the client's descriptors of images are invalid: {error}; check its mods") from error
+            raise WireError(f"the client's descriptors are invalid ({error}): check the client's mods") from error
         return parts

@@ -92,13 +92,13 @@ class ByClass(FederatedStrategy[P, C]):
         return {}
 
     def bounded(self, replies: Mapping[str, Reply]) -> list[Arrays]:
-        """Return each client's classes, vectors (clipped by `clip-norm`) and numbers of examples."""
+        """Return each client's `classes` (k,), `means` (k, width), clipped by `clip-norm`, and `counts` (k,)."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
         return [arrays | means[client] for client, arrays in sent.items()]
 
     def combined(self, replies: Mapping[str, Reply]) -> Arrays:
-        """Return `classes` (k,), `means` (k, width) by the configured aggregation rule, and `counts` (k,), all 1."""
+        """Return `classes` (k,), `means` (k, width) averaged by the key `aggregation`, and `counts` (k,), all 1."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         by_class = {
             client: dict(zip(map(str, arrays["classes"]), arrays["means"], strict=True))

@@ -191,17 +191,17 @@ def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
 
 
 def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
-    """Group the names of arrays of equal shape that differ only in the block (their first number); leave out exits."""
+    """Group names of arrays of equal shape that differ in their first number (the block) only; leave out exit heads."""
     inside = (name for name in shapes if not name.startswith(f"{EXITS}."))
     return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return the momentum of arrays in `last`, the last block of InclusiveFL's clients with `depth` blocks, by name.
+    """Return InclusiveFL's momentum of the arrays in `last`, the last block of clients with `depth` blocks, by name.
 
-    It is the mean of `change` over the array and arrays of deeper blocks that have the same shape and, except for the
-    block's number, the same name. Arrays without such others have none. `change` has the arrays of the next deeper
-    clients before a round minus those after it, and `blocks` the number of each array's block.
+    An array's momentum is the mean of `change` over it and the arrays of deeper blocks with the same shape and, except
+    for the block's number, the same name; without a deeper one, it has none. `change` has the values before a round
+    minus those after it for clients with the next larger number of blocks, and `blocks` each array's block.
     """
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):

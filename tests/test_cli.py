@@ -105,7 +105,7 @@ class TestBadInput:
             (["--set", "="], "--set =: write KEY=VALUE"),
             (["--set", "method="], "--set method=: there is no value; write KEY=VALUE, or leave the key out"),
             (["--set", 'head=""'], "there is no value"),
-            (["--set", "rounds=1", "--set", "rounds=2"], "--set rounds=2: rounds is set twice, to 1 before; set it"),
+            (["--set", "rounds=1", "--set", "rounds=2"], "--set rounds=2: rounds is set twice, first to 1: remove"),
             (["--set", "batch-size=1", "--set", "batch_size=1"], "batch-size is set twice"),
             (["--set", "seed=1", "--seed", "1"], "--seed 1 and --set seed set the same key: give only one of them"),
             (["--set", "out=one", "--out", "other"], "--out other and --set out set the same key"),

@@ -55,7 +55,7 @@ def make_client_app(
     Args:
         model: a function from a `ClientInfo` to an `nn.Module`, a network class, or a network whose weights all clients
             start from; by default the configured architecture. The network returns a tensor, or an object with
-            `.logits`. Torch's global generator is seeded before each call of the function.
+            `.logits`. Torch's, NumPy's and Python's global generators are seeded before each call of the function.
         data: a function from a `ClientInfo` to the client's data: a `ClientData`, a pair (train, test), or a mapping
             with `train`, `test` and optionally `public` (the public dataset: inputs, or inputs and labels), `common`
             (the common test set), `validation` and `augment` (a function from a training batch, and optionally a

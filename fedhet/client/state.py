@@ -129,7 +129,7 @@ def _read_public(path: Path, modified: int) -> PublicDataset:
         tensors = read_tensors(path) or {}
         return PublicDataset(from_parts(tensors, "public"), tensors.get("labels"))
     except (FedhetError, KeyError, ValueError) as error:
-        log.warning("%s; the file of the public dataset is removed, and the server sends it again", error)
+        log.warning("the public dataset's file is removed, and the server sends it again: %s", error)
         path.unlink(missing_ok=True)
         raise LookupError from error
 

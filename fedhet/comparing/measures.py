@@ -116,12 +116,12 @@ class VariantResult:
         return self.outcomes[0].models if self.outcomes else "-"
 
     def mean(self, measure: str) -> float | None:
-        """Return the mean over seeds of a measure in `MEASURES`, or None if no run has it."""
+        """Return the mean over seeds of a measure such as `seconds` (see `MEASURES`), or None if no run has it."""
         values = self._by_seed(measure).values()
         return statistics.fmean(values) if values else None
 
     def spread(self, measure: str) -> float | None:
-        """Return the sample standard deviation over seeds of a measure in `MEASURES`; None for fewer than two seeds."""
+        """Return the sample standard deviation over seeds of a measure such as `seconds`; None below two seeds."""
         values = self._by_seed(measure).values()
         return statistics.stdev(values) if len(values) > 1 else None
 

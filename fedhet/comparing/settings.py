@@ -173,10 +173,10 @@ def shared_settings(
 
 
 def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """Return the settings that all variants share: each key's value for the first variant in which it has an effect.
+    """Return the settings for all variants: a key's value is that of the first variant in which the key has an effect.
 
-    `alike` has each variant's configuration without the settings of this variant only, and `adapted` the same settings,
-    by key, adapted to the user's models and data. Values are from `adapted`; keys of the optimiser are from `alike`.
+    `alike` has, by variant, the configuration without the settings given for this variant only. `adapted` has these
+    configurations adapted to the user's models and data; settings are from it, except for the optimiser's keys.
     """
 
     def first(key: str) -> str:

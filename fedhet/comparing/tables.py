@@ -51,7 +51,7 @@ class TerminalTable:
 
 
 def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
-    """Return the tables of `separate_tables` as one table with all columns."""
+    """Return one table, headings first, of variants' accuracies, gains over local training, and costs, as text."""
     lines = zip(*separate_tables(results, baseline), strict=True)
     return [[*line, *(cell for other in others for cell in other[1:])] for line, *others in lines]
 

@@ -33,7 +33,7 @@ def load(path: Path) -> dict[str, Any]:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else reason
         raise ConfigError(f"{path} is not a TOML file: {reason}; correct the file") from error
     if wrong := [noted for noted in NOTED if not isinstance(table.get(noted, {}), dict)]:
-        raise ConfigError(f"{path}: {wrong[0]} is a table that a run writes and cannot be used as a key: remove it")
+        raise ConfigError(f"{path}: {wrong[0]} cannot be a key, since runs write a table of this name: remove the key")
     return table
 
 
@@ -111,7 +111,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Value]:
         if value == "":
             raise ConfigError(f"--set {text}: there is no value; write KEY=VALUE, or leave the key out for its default")
         if key in settings:
-            raise ConfigError(f"--set {text}: {key} is set twice, to {settings[key]!r} before; set it once")
+            raise ConfigError(f"--set {text}: {key} is set twice, first to {settings[key]!r}: remove one of them")
         settings[key] = value
     return settings
 

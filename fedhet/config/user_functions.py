@@ -236,9 +236,9 @@ def described(function: Any) -> str:
 
 
 def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
-    """Return a function of a client that calls `function` with those of `client`, `partition_id` etc. that it takes.
+    """Return a function of a client that calls a user's `function` with the arguments of `_FACTS` that it accepts.
 
-    If its only required parameter has another name, it gets the client. `argument`, such as `model`, is for errors.
+    If its only required parameter has another name, it gets the `ClientInfo`. Errors name `argument`, such as `model`.
     """
     taken, needed = open_parameters(function)
     named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}

@@ -264,7 +264,7 @@ def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
         raise ConfigError(
-            f"client-batching must be off, auto ({BATCH}) or the most clients in a batch (at least 2), not {chosen!r}"
+            f"client-batching must be off, auto (up to {BATCH} clients) or a number of at least 2, not {chosen!r}"
         )
     if chosen == "off":
         return (), 1

@@ -70,7 +70,7 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype != DTYPES[dtype]:
             actual = f"{array.dtype.name}{list(array.shape)}, not {dtype}{list(shape)}"
-            raise WireError(f"error in {group}: {name} is {actual}; do not change the model during a run")
+            raise WireError(f"error in {group}: array {name} is {actual}; do not change the model during a run")
     check_finite(arrays, group)
 
 
@@ -291,7 +291,7 @@ def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
 
 
 def written(record: Any) -> dict[str, Any]:
-    """Return the text, number and boolean fields of the dataclass object `record` by key, without default values."""
+    """Return the text, number and boolean fields of a dataclass object that differ from their default, by key."""
     kind: Any = type(record)
     values = {key: (getattr(record, each.name), each.default) for each, key in named_fields(kind)}
     return {key: value for key, (value, default) in values.items() if value != default}

@@ -153,7 +153,7 @@ class Method:
             object.__setattr__(self, "family", self.name)
 
     def variant(self, name: str, **changes: Any) -> "Method":
-        """Return a copy named `name`, with the same keys and new attributes: `changes`, with classes or their names."""
+        """Return a copy named `name` with the same keys and changed attributes; `server`, `client` may be classes."""
         for side in {"server", "client"} & changes.keys():
             if isinstance(each := changes[side], type):
                 changes[side] = f"{each.__module__}:{each.__qualname__}"
@@ -165,5 +165,5 @@ class Method:
         return self.common.get("rounds") == 0
 
     def traits_of(self, options: options.Options) -> Traits:
-        """Return the method's traits for the values of its own keys in `options`."""
+        """Return the method's properties for the values in `options`, the keys that only this method has."""
         return self.traits(options) if callable(self.traits) else self.traits

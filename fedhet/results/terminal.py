@@ -47,7 +47,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def by_architecture(run: RunFiles) -> list[list[str]]:
-    """Return a table of the clients' last accuracies: rows of headings, of each architecture, and of all clients."""
+    """Return a table of clients' last accuracies, headings first: a row by architecture, and one for all clients."""
     final = final_clients(run.clients)
     if not final:
         return []
@@ -149,7 +149,7 @@ class ProgressLine(Observer):
         self._news, self._numbers = "", list[str]()
 
     def prepare(self, name: str, doing: str) -> None:
-        """Show the line before the run starts, with the `name` and a description (`doing`) of the current step."""
+        """Show the line with the label `name` before the first round; `doing` describes the current step."""
         self._live.update(self._task, description=printable(name), news=doing)
         self._live.start()
 

@@ -273,7 +273,7 @@ def mini_batches(
     """Return an iterator over the index tensors of a phase's mini-batches, and the number of mini-batches.
 
     `generator` shuffles the `examples`; groups of examples (`examples.groups`) stay in one mini-batch. With `privacy`,
-    mini-batches are drawn by Poisson sampling instead. With BatchNorm in `model`, each has at least two examples.
+    mini-batches are drawn by Poisson sampling instead. If `model` has BatchNorm, they have at least two examples.
     """
     if examples.groups == ():
         return iter(()), 0

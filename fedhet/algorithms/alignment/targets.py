@@ -257,7 +257,7 @@ EXPONENTS = (-163, 113)  # `exponent` that `pack` returns for the smallest and t
 
 
 def pack(tensor: Tensor) -> Packed:
-    """Return float16 `values` and a scalar int16 `exponent`: arrays with the rounded tensor as values * 2^exponent."""
+    """Return arrays `values` (float16) and `exponent` (int16, a scalar): the tensor is about values * 2^exponent."""
     array = tensor.detach().cpu().float().numpy()
     largest = float(np.abs(array).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest > 0 else 0  # which uses the range of float16 best

@@ -74,7 +74,7 @@ def joined(*axes: Axis) -> Axis:
 
 
 class _Misfit(Exception):
-    """Raised for a constraint on axes that would split a hidden unit, or that contradicts the order of units."""
+    """Raised if a constraint on the permutation of hidden units would divide a unit, or contradicts another one."""
 
 
 class Variables:
@@ -83,7 +83,7 @@ class Variables:
     A variable stands for consecutive hidden units along an axis of a tensor; ``Segment.group`` has its number.
     Operators of the `graph` add constraints: two variables are equal, several units act as one, a variable consists of
     others, or its units are never permuted. If a reshape divides an axis, its units are assumed to lie along the
-    largest possible new axis. `choices` selects a smaller one, by name of the reshape node: 1 for the second largest.
+    largest possible new axis. By a reshape node's name, `choices` can select a smaller one: 1 is the second largest.
     """
 
     def __init__(self, graph: ArchitectureGraph, choices: Mapping[str, int]) -> None:

@@ -315,7 +315,7 @@ def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -
     if "batch_first" not in node.options:
         raise UnsupportedArchitecture(f"packed sequences, which {node} takes, are not supported: use padded tensors")
     if "weight_hr_l0" in node.parameters:
-        raise UnsupportedArchitecture(f"projections, which {node} has, are not supported: build it with proj_size=0")
+        raise UnsupportedArchitecture(f"LSTM {node} has projections, which are not supported: set its proj_size to 0")
     if not all(variables.graph[name].operator.removeprefix("new_").startswith("zeros") for name in node.inputs[1:]):
         raise UnsupportedArchitecture(
             f"an initial state that the network computes, as for {node}, is not supported: leave the state out (zeros)"

@@ -119,7 +119,7 @@ def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
 
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
-    """Return the state with the weights of group `index` replaced by `matrix` (L, D), arranged as `rows` returns it."""
+    """Return the state with a group's weights replaced by `matrix` (L, D), with a row for each unit (see `rows`)."""
     result, end = _arrays(state), 0
     result |= {slot.parameter: result[slot.parameter].copy() for slot in groups[index].rows}
     for slot, places in _row_places(state, groups, index):

@@ -20,7 +20,7 @@ from fedhet.utils.randomness import torch_generator
 
 Head = Literal["dense", "base-lowrank", "tiled"]
 """Heads of a hypernetwork: for each layer type, ``dense`` (a linear map of a latent vector; Litany et al., 2022) or
-``base-lowrank`` (learned weights plus a generated matrix of low rank); or one for all types, ``tiled`` (by tiles)."""
+``base-lowrank`` (learned weights plus a generated matrix of low rank); ``tiled``: one head generates tiles of all."""
 Shape = tuple[int, ...]
 
 WIDTH, STEPS = 51, 6
@@ -52,7 +52,7 @@ class LayerType:
 
 
 Catalogue = Mapping[str, LayerType]
-"""Layer types by name, in order of name."""
+"""Layer types of several networks by name, such as `l64_10` (see `LayerNode`), sorted by name."""
 
 
 def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
@@ -89,7 +89,7 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 
 
 def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
-    """Return the ratio of an array's standard deviation in a new network (in `own`) to the usual one, `rule`.
+    """Return an array's standard deviation in a new network, `own.std`, divided by the usual one, `rule`.
 
     Return 1 without `own`, or for a ratio of about 1/3 to 1.5 (a wider range for a small `shape`): PyTorch's default
     initialisation, with a ratio of 0.41, would let activations vanish.

@@ -105,7 +105,7 @@ class Vector(nn.Module):
         self.vector = nn.Parameter(torch.zeros(LATENT, prod(slot.shape)))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
-        """Return arrays (layers, *shape) from latent vectors z (layers, LATENT); `scale` is not used."""
+        """Return vectors (layers, *shape) from latent vectors z (layers, LATENT); `scale` is not used here."""
         written = z @ self.vector
         return (written + self.start if self.start else written).view(-1, *self.shape)
 

@@ -180,7 +180,7 @@ class GraphHypernetwork(nn.Module):
 class Written(nn.Module):
     """A network that runs with generated weights, so that training it trains the hypernetwork.
 
-    `reading` is the result of the hypernetwork's `read`. Other arrays, such as buffers, are those of `network`.
+    `reading` is the result of `hypernetwork.read`. Arrays that are not generated, such as buffers, are `network`'s.
     """
 
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:

@@ -242,7 +242,8 @@ def _present(
 def due(groups: graphs.PermutationGroups, step: int, *, statistics: bool) -> tuple[str, ...]:
     """Return the names of the arrays that a client sends in a step of FedMA.
 
-    In step i, these belong to group i; in the last step, to no group, with BatchNorm's statistics if `statistics`.
+    Step i has the arrays of the i-th group of hidden units, and the last step those of no group; if `statistics`, the
+    last step has BatchNorm's running statistics, too.
     """
     running = {name for name, kind in groups.kinds.items() if kind == "statistic"}
     settled = [

@@ -34,7 +34,7 @@ class FLHAGHNOptions(Options):
         return () if self.head == "tiled" else ("architectures",)
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return `head = tiled` and a learning rate for a user's own models, by key, each with a reason."""
+        """Return pairs (value, reason) by key for users' models: a learning rate, and `head = tiled` unless set."""
         suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}
         if self.head != "tiled":
             why = "which writes layers of any type: the models are not those of `architectures`"

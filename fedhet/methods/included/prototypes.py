@@ -21,7 +21,7 @@ class WidthOptions(Options):
     )
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return {"width": (its value, a remark)} if `width` is above 0 (a layer is added to models), else {}."""
+        """Return {"width": (`width`, a remark that a layer is added to models)}, or {} if `width` is 0 (no layer)."""
         why = "the width of a linear layer that is added before the head of each model (0: no such layer)"
         return {"width": (self.width, why)} if self.width else {}
 

@@ -126,7 +126,7 @@ class DepthOptions(SubmodelOptions):
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return `blocks` with the value "" and a reason (a preset names modules of its network); {} if it is ""."""
+        """Return {"blocks": ("", reason)} if `blocks` is set, since a preset names modules of its network; else {}."""
         return {"blocks": ("", "since a preset's are modules of its own network")} if self.blocks else {}
 
 
