@@ -286,7 +286,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "an empty parameter": (lambda: run(lambda client: empty()), "whose nothing cannot be sent"),
     "a head that is read": (
         lambda: run(lambda client: Head(), method="fedproto"),
-        "reads head.weight: call the head instead",
+        "reads weight of its head (last layer): call the head",
     ),
     "no gradients": (
         lambda: run(lambda client: Detached()),

@@ -143,7 +143,7 @@ WRONG = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
     [
         (
             lambda: start(fedhet.wrap(hospital(wrong=WRONG), network)),
-            r"that the app's train function returned: 0\.weight is float64\[6, 4\]",
+            r"that the app's train function returned: array 0\.weight is float64\[6, 4\]",
         ),
         (
             lambda: start(fedhet.wrap(hospital(), network), validation=0.2),

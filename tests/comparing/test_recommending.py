@@ -153,7 +153,7 @@ def test_a_budget_that_is_too_short(made):
 def test_a_short_budget_is_enough_for_fewer_rounds(made, monkeypatch, budget, fewer):
     long = [{"round": 1, "timing": {"seconds": SECONDS / 10}}]
     monkeypatch.setattr(recommending, "read_run", lambda folder: replace(read_run(folder), rows=long))
-    with pytest.raises(FedhetError, match="or at least --budget 2m for 2 rounds of 1 epoch"):
+    with pytest.raises(FedhetError, match="or at least --budget 2m for only 2 rounds of 1 epoch"):
         made.go("20s")
     done = made.go(budget)
     assert f"the time budget allows {fewer} per run (configured: 3 rounds of 5 epochs)" in made.printed
