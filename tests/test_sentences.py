@@ -190,10 +190,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a model that is a name": (lambda: run("mlp"), "model must be a network, a class of networks"),
     "labels beyond outputs": (lambda: run(data=many), "its network has 2 outputs, for classes 0 to 1"),
     "a tuple without a tensor": (lambda: run(lambda client: Strange(4, 2)), "Strange returned a tuple: a network must"),
-    "data alone": (
-        lambda: run(None),
-        "training inputs, float32 of shape (8, 4): the configured architectures fit only",
-    ),
+    "data alone": (lambda: run(None), "inputs, float32 of shape (8, 4): the configured architectures fit only"),
     "data alone, own": (lambda: run(None, dataset="own"), "needs your own data and your own model"),
     "no labels": (
         lambda: run(data=lambda client: ((torch.ones(8, 4), None),) * 2),
