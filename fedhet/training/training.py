@@ -1,4 +1,4 @@
-"""The training loop of all methods, and the loss terms that methods add to the task's loss."""
+"""The training loop of all methods."""
 
 import math
 import operator
@@ -14,10 +14,10 @@ from torch.utils.checkpoint import CheckpointError
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.models.representation import Capturing
 from fedhet.tasks import LARGEST, Task
 from fedhet.training.evaluation import forward, uses_batch_statistics
-from fedhet.training.phases import Phase, Privacy, Step, Trained, Value
+from fedhet.training.phases import Phase, Step, Term, Trained
+from fedhet.training.privacy import Privacy
 from fedhet.utils.machine import brought
 from fedhet.utils.randomness import seed_everything
 from fedhet.utils.statistics import Work
@@ -176,38 +176,6 @@ def _backward(loss: Tensor) -> None:
             "the method reads values inside the network, which torch.utils.checkpoint computes again with other "
             "tensors: leave the checkpoint out of forward, or choose another method"
         ) from error
-
-
-class Term:
-    """A loss term as a pure function `function(step, **constants)`, which can be computed for several clients at once.
-
-    Args:
-        function: a module-level function that reads nothing but the step and `constants`.
-        draw: function of a step's number and number of examples that returns more keyword arguments of `function`,
-            such as randomly drawn examples, or None to leave the term out of the step.
-        captures: values to capture inside the network in each step, by their names in `Step.captured`.
-        weighted: whether the function averages over examples only by `Step.mean`, so that padding is ignored.
-        public: whether the function reads neither the step's examples nor what the network computes from them.
-        constants: keyword arguments of `function`; tensors (also in containers) can differ between clients.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Value],
-        *,
-        draw: Callable[[int, int], Mapping[str, Any] | None] | None = None,
-        captures: Mapping[str, Capturing] | None = None,
-        weighted: bool = False,
-        public: bool = False,
-        **constants: Any,
-    ) -> None:
-        self.function, self.draw, self.captures, self.constants = function, draw, captures or {}, constants
-        self.weighted, self.public = weighted, public
-
-    def __call__(self, step: Step) -> Value:
-        """Return the term's loss (or loss and scalars to record) in a step; None if the step does not have the term."""
-        drawn = self.draw(step.number, len(step.labels)) if self.draw else {}
-        return None if drawn is None else self.function(step, **self.constants, **drawn)
 
 
 def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], loss: Tensor | None = None) -> Tensor:

@@ -24,8 +24,8 @@ from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.tasks import Task
 from fedhet.training.evaluation import Evaluation, forward
-from fedhet.training.phases import Step
-from fedhet.training.training import Term, Training, loss_of, mini_batches, only_trained, outcome, record
+from fedhet.training.phases import Step, Term
+from fedhet.training.training import Training, loss_of, mini_batches, only_trained, outcome, record
 from fedhet.utils.text import log
 
 MOST = 512  # largest number of test examples of a client whose network is evaluated together with other networks
