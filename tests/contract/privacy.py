@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.client.app import make_client_app
-from fedhet.client.policy import KINDS
 from fedhet.config import client_setup
 from fedhet.config.client_setup import ClientInfo
 from fedhet.data import ClientData, Examples
@@ -25,7 +24,7 @@ from fedhet.flower.grid import FIRST_NODE
 from fedhet.flower.insides import RUN_ID, be_server, identify
 from fedhet.flower.messages import decode_arrays, encode_arrays, write_refusal
 from fedhet.messages.protocol import JOIN
-from fedhet.methods.method import METRICS, STRUCTURE
+from fedhet.methods.method import KINDS, METRICS, STRUCTURE
 from fedhet.testing import Case
 
 from .runs import RecordedRuns, where
@@ -189,7 +188,7 @@ class Privacy:
                 parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
             return torch.zeros(())
 
-        monkeypatch.setattr("fedhet.training.phases.Privacy.backward", idle)
+        monkeypatch.setattr("fedhet.training.privacy.Privacy.backward", idle)
         monkeypatch.setattr("secrets.randbits", lambda bits: 7)
         messages, noise = self.messages(case, cache, {}, settings={}), {"dp-noise": 1.0, "dp-clip": 1.0}
         nodes = [Node(data, None, tmp_path / data.__name__, **noise) for data in (same_data, other_data)]
