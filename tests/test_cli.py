@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 
 import fedhet
 from fedhet import cli, data, models
-from fedhet.cli import arguments
 from fedhet.config import configuration
 from fedhet.engines.running import RunResult
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
+from fedhet.methods.method import KINDS
 
 QUICK = ["local/digits", "--set", "rounds=1", "--set", "clients=2", "--set", "local-epochs=1", "--set", "report=false"]
 
@@ -169,7 +169,7 @@ class TestBadInput:
         for command in (["report", ""], ["report", "one", "two", "--out", ""], ["clean", "--state-dir", ""]):
             assert "'' is not the name of a file or folder" in refused(*command)
         assert "'' is not the name of a file or folder" in refused("compare", "local", "--out", "")
-        assert ", ".join(sorted(arguments._KINDS.split(", "))) in refused("recommend", "--allow", "nothing")
+        assert ", ".join(sorted(KINDS)) in refused("recommend", "--allow", "nothing")
         assert "rounds is set twice" in refused("compare", "a=local,rounds=1,rounds=2")
         assert "is given twice" in refused("compare", "local", "--tune", "alpha=.1", "--tune", "alpha=.2")
         assert "no such folder" in refused("report", "nothing")

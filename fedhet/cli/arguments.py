@@ -10,6 +10,7 @@ from fedhet.config import configuration
 from fedhet.config.toml import parse_setting
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
+from fedhet.methods.method import KINDS
 
 
 def path_of(name: str | Path) -> Path:
@@ -55,8 +56,9 @@ Data = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder with the data set's files.", parser=lambda name: path_of(name).resolve()),
 ]
-_KINDS = "weights, statistics, features, posteriors, prototypes, descriptors, hypernetwork, metrics"
-Kinds = Annotated[str | None, typer.Option(metavar="KIND,...", help=f"What clients may send: {_KINDS}; default: all.")]
+Kinds = Annotated[
+    str | None, typer.Option(metavar="KIND,...", help=f"What clients may send: {', '.join(KINDS)}; default: all.")
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit in memory.")]
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories.", parser=path_of)]
 Tune = Annotated[

@@ -22,27 +22,12 @@ from fedhet.flower.messages import read_request
 from fedhet.messages import LostState, Payload, Reply, Request, WireError
 from fedhet.messages.protocol import MOST_PARTITIONS, WHOLE, Measured
 from fedhet.methods import registry
-from fedhet.methods.method import METRICS, STRUCTURE, Traits
+from fedhet.methods.method import KINDS, METRICS, STRUCTURE, Traits
 from fedhet.methods.options import Config, keys_about, keys_that, listed
 from fedhet.utils.files import plain_name, state_folder
 from fedhet.utils.machine import out_of_memory, proof
 from fedhet.utils.statistics import Metric
 from fedhet.utils.text import log
-
-KINDS = ("weights", "statistics", "features", "posteriors", "prototypes", "descriptors", "hypernetwork", METRICS)
-"""Kinds of values that a node can send.
-
-- `weights`: arrays of a network, or their changes.
-- `statistics`: classes of the examples, numbers of examples by class, and BatchNorm's statistics.
-- `features`: representations of public examples.
-- `posteriors`: class scores of public examples, or mean class scores and numbers of examples by class.
-- `prototypes`: mean representations and numbers of examples by class.
-- `descriptors`: the most important activations of a network's blocks for public images (FedHARM).
-- `hypernetwork`: parameters of a hypernetwork.
-- `metrics`: metrics and losses.
-
-Numbers of examples and facts about a network (`STRUCTURE`), such as the width of its representation, are always sent.
-"""
 
 TRAINED = frozenset({"weights", "hypernetwork", "features", "descriptors", "posteriors", METRICS, STRUCTURE})
 # Kinds of values that depend on training examples only through a trained network, unless `Traits.sums_examples` is set.

@@ -12,6 +12,21 @@ from fedhet.methods.sharing import NOTHING, Sharing
 METRICS, STRUCTURE = "metrics", "structure"
 """Kinds of values that any method can make clients send: metrics, and facts about a network, such as widths."""
 
+KINDS = ("weights", "statistics", "features", "posteriors", "prototypes", "descriptors", "hypernetwork", METRICS)
+"""Kinds of values that a node can send.
+
+- `weights`: arrays of a network, or their changes.
+- `statistics`: classes of the examples, numbers of examples by class, and BatchNorm's statistics.
+- `features`: representations of public examples.
+- `posteriors`: class scores of public examples, or mean class scores and numbers of examples by class.
+- `prototypes`: mean representations and numbers of examples by class.
+- `descriptors`: the most important activations of a network's blocks for public images (FedHARM).
+- `hypernetwork`: parameters of a hypernetwork.
+- `metrics`: metrics and losses.
+
+Numbers of examples and facts about a network (`STRUCTURE`), such as the width of its representation, are always sent.
+"""
+
 ABSENT = "clients took no part"
 """Text in the warning about clients that trained in no round, by which the warning is found in a log."""
 
@@ -44,7 +59,7 @@ class Traits:
             `clip-norm` can limit; or `""` if there are no such arrays or neither key applies to them.
         sends: the kind of each value and group of arrays that a client sends, by name: `STRUCTURE` (facts about a
             network) or a kind that a node may refuse to send: `METRICS`, weights, statistics, features, posteriors,
-            prototypes, descriptors or hypernetwork (see `fedhet.client.policy.KINDS`). Shared arrays are the group
+            prototypes, descriptors or hypernetwork (see `KINDS`). Shared arrays are the group
             `model`, by default of kind `weights`.
         sums_examples: clients send means over training examples, or numbers of them, as values of a kind such as
             `posteriors`, so that nodes with differentially private training (`dp-noise`) must refuse the method.
@@ -71,7 +86,7 @@ class Traits:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Kinds of the arrays and values that clients send, such as `weights` (see `fedhet.client.policy.KINDS`)."""
+        """Kinds of the arrays and values that clients send, such as `weights` (see `KINDS`)."""
         weights = {"weights"} if self.shares.keys != "nothing" and "model" not in self.sends else set()
         return frozenset({*self.sends.values()} | weights)
 
