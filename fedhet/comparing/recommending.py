@@ -247,12 +247,12 @@ class _Search:
         fit = next((number for number in range(len(best), 2, -1) if sum(seconds[:number]) <= available), 2)
         self.refused |= dict.fromkeys(best[fit:], LATE)
         _tell({name: why for name, why in self.refused.items() if name in self.choices}, "compared", self.execute)
-        spent = sum(seconds[:fit])
-        if spent > available:  # the trials took longer than expected from the first round
-            whole = self.plan(best[0], SEED).settings.rounds
-            self.shorter = {**self.shorter, "rounds": max(min(whole, 2), int(whole * available / spent))}
-        settings = self.plan(best[0], SEED).settings
-        words = _training(settings.rounds, settings.local_epochs)
+        tried, needed = self.plan(best[0], SEED).settings, sum(seconds[:fit])
+        rounds = tried.rounds
+        if needed > available:  # the trials took longer than expected from the first round
+            rounds = max(min(rounds, 2), int(rounds * available / needed))
+            self.shorter = {**self.shorter, "rounds": rounds}
+        words = _training(rounds, tried.local_epochs)
         self.execute.tell(f"comparing the best methods with {words} per run on test examples: {', '.join(best[:fit])}")
         runs, failed = list[PlannedRun](), dict[str, str]()
         for number, seed in enumerate(seeds):
