@@ -203,10 +203,14 @@ def decode(record: RecordDict) -> Payload:
 
 def decode_arrays(record: ArrayRecord) -> Arrays:
     """Return the arrays of a record, from raw bytes or Flower's format; raises a WireError if they cannot be read."""
-    try:
-        return {(name := key): _decode(array) for key, array in record.items()}
-    except (ValueError, TypeError, EOFError, OverflowError, SyntaxError) as error:
-        raise WireError(f"array {name[:100]!r} cannot be read: {error}; make it by flwr.app.Array(values)") from error
+    arrays = {}
+    for name, array in record.items():
+        try:
+            arrays[name] = _decode(array)
+        except (ValueError, TypeError, EOFError, OverflowError, SyntaxError) as error:
+            reason = f"array {name[:100]!r} cannot be read: {error}; make it by flwr.app.Array(values)"
+            raise WireError(reason) from error
+    return arrays
 
 
 def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
