@@ -198,7 +198,7 @@ class Run:
 
     @property
     def files(self) -> dict[str, Any]:
-        """What is equal if a run is repeated: `clients`, `rows`, `summary` (no warnings), `models`, `checkpoint`."""
+        """Results that a repeated run has, too: `clients`, `rows`, `summary` (no warnings), `models`, `checkpoint`."""
         summary = {name: value for name, value in self.summary.items() if name != "warnings"}
         files = {"models": self.models, "checkpoint": self.checkpoint}
         return {"clients": self.clients, "rows": self.rows, "summary": summary, **files}

@@ -91,7 +91,7 @@ class UserFunctions:
 
     @property
     def words(self) -> dict[str, str]:
-        """What was passed for each attribute, in words such as `package.make_model`, for the files of a run."""
+        """A text for each attribute that was passed, such as `package.make_model`, for the files of a run."""
         said = {name: described(each) for name, each in self.arguments.items() if each is not None}
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 

@@ -35,7 +35,7 @@ from fedhet.utils.machine import memory
 from fedhet.utils.statistics import Metric, Work
 
 HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
-"""What a query (see `Request.question`) asks for: a client's report before the first round, initial weights that all
+"""Subjects of queries (see `Request.question`): a client's report before the first round, initial weights that all
 clients receive, or the training of a client that joins after the last round."""
 
 STARTS = ("received", "scratch")

@@ -1,4 +1,4 @@
-"""What each family of methods must do with a network: the property, checked with the family's own functions."""
+"""The property that each family of methods must have with a network, checked with the family's own functions."""
 
 import copy
 from collections.abc import Callable
