@@ -81,10 +81,9 @@ def check_finite(arrays: Arrays, group: str) -> None:
             # A small sum of squares means that all values are small; otherwise each value is checked.
             if array.dtype.kind == "f" and array.size and not float(np.vdot(array, array)) <= LARGEST:
                 largest = float(np.abs(array).max())
-                if not math.isfinite(largest):
-                    raise WireError(f"error in {group}: {name} has values that are not finite; lower learning-rate")
-                if largest > LARGEST:
-                    raise WireError(f"error in {group}: {name} has values up to {largest:.1e}; lower learning-rate")
+                if not largest <= LARGEST:
+                    values = f"values up to {largest:.1e}" if math.isfinite(largest) else "values that are not finite"
+                    raise WireError(f"error in {group}: {name} has {values}: training diverged, lower learning-rate")
 
 
 def bytes_of(spec: Spec) -> int:

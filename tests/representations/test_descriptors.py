@@ -84,7 +84,7 @@ def test_wrong_outputs() -> None:
     with torch.no_grad():
         model[1].weight.fill_(torch.nan)
     with pytest.raises(
-        ValueError, match="gradients of block '0' are not finite: training diverged, lower the learning-rate"
+        ValueError, match="gradients of block '0' are not finite: training diverged, lower learning-rate"
     ):
         describe(model, ["0"], torch.randn(3, 4), None, [2], identity)
     with pytest.raises(ValueError, match=r"logits \(3, classes >= 2\), not \(3, 1\)"):

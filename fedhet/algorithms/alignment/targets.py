@@ -39,7 +39,9 @@ def check_finite_features(features: Tensor, name: str) -> None:
     """Raise a ModelError, which calls `features` (n, d) `name`, unless they are finite and at most 1e6 in magnitude."""
     largest = float(check_features(features, name).abs().max())
     if not largest <= LARGEST:
-        raise ModelError(f"values of {name} must be at most {LARGEST:.0e}, got {largest:.1e}: lower the learning-rate")
+        raise ModelError(
+            f"values of {name} must be at most {LARGEST:.0e}, got {largest:.1e}: training diverged, lower learning-rate"
+        )
 
 
 def compress(features: Tensor) -> Tensor:
@@ -174,7 +176,7 @@ def describe(
             scores = gradient.flatten(1).abs_()
             if not scores.isfinite().all():
                 raise ModelError(
-                    f"gradients of block {blocks[block]!r} are not finite: training diverged, lower the learning-rate"
+                    f"gradients of block {blocks[block]!r} are not finite: training diverged, lower learning-rate"
                 )
             best = strongest(scores, min(slots[block], scores.shape[1]))
             values[block].append(gathered(outputs[block].detach(), best))
