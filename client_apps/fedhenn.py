@@ -79,7 +79,8 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         reply = super().end(payload)
         if "next-rad" in payload.arrays:
             rad = self._rad(payload.arrays["next-rad"], self.client.request.round + 1)
-            reply.arrays[self.options.sent] = self._part_of_target(rad)
+            own = self.posteriors(rad) if self.options.sent == "posteriors" else compress(self.represent(rad))
+            reply.arrays[self.options.sent] = pack(own)
         return reply
 
     def _rad(self, arrays: Arrays, round: int) -> Tensor:
@@ -97,11 +98,6 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
 
     def posteriors(self, rad: Tensor) -> Tensor:
         return self.client.scores(rad, "probabilities")
-
-    def _part_of_target(self, rad: Tensor) -> Arrays:
-        if self.options.sent == "posteriors":
-            return pack(self.posteriors(rad))
-        return pack(compress(self.represent(rad)))
 
     def represent(self, rad: Tensor) -> Tensor:
         return self.client.read(rad, until=self.client.representation, rows=ROWS_AT_ONCE)

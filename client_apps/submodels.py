@@ -20,7 +20,7 @@ exp(-5 (1 - min(t - 1, T) / T)^2), T = `ramp-up`. InclusiveFL (Liu et al., KDD 2
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import permutations
 from typing import ClassVar, TypeVar, cast
 
@@ -47,13 +47,11 @@ class Scaled(Submodel):
         part = super().cut(model)
         slots = [slot for group in self.groups for slot in group.rows + group.completes]
         names = {slot.parameter.rpartition(".")[0]: None for slot in slots if self.width < 1}
-        layers = [
-            each for each in map(part.get_submodule, names) if isinstance(each, nn.Linear | _ConvNd | nn.Embedding)
-        ]
         # Divided by r, outputs would grow with each layer; r^.5 keeps their variance.
         divisor = self.width**0.5 if multiplies(model) else self.width
-        for layer in layers:
-            layer.register_forward_hook(partial(_divided, divisor))
+        for layer in map(part.get_submodule, names):
+            if isinstance(layer, nn.Linear | _ConvNd | nn.Embedding):
+                layer.register_forward_hook(lambda module, inputs, outputs: outputs / divisor)
         return part
 
 
@@ -97,10 +95,6 @@ def masked_loss(step: Step, absent: Tensor) -> Tensor:
     if step.task.outputs.places == "pixels":  # whose classes are the first axis of an example
         absent = absent.reshape(-1, *(1 for _ in step.outputs.shape[2:]))
     return step.loss(step.outputs.masked_fill(absent, 0))
-
-
-def _divided(width: float, module: nn.Module, inputs: object, outputs: Tensor) -> Tensor:
-    return outputs / width
 
 
 class FjORD(ClientSide[declared.FjORDOptions]):

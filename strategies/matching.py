@@ -65,7 +65,10 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     state_class = MatchedState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        groups, equal = self._groups_of(reply), self.config.shared_init
+        groups = described(reply.values.text("groups", longest=2**20), reply.report.spec, complete=True)
+        if not groups.fixed:
+            raise WireError("the client's network has no output layer: end the network with a linear layer")
+        equal = self.config.shared_init
         digest = sha256(groups_to_json(groups if equal else groups.with_widths([1] * len(groups))).encode()).hexdigest()
         remedy = "all clients need one architecture" + " in equal widths, or shared-init = false" * equal
         kind = "classes" if reply.values.flag("classes") else "numbers"
@@ -77,12 +80,6 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     def admit(self, reply: Reply) -> None:
         if (state := self.state).classes is None:
             state.groups, state.classes = reply.values.text("groups", longest=2**20), reply.values.flag("classes")
-
-    def _groups_of(self, reply: Reply) -> PermutationGroups:
-        groups = described(reply.values.text("groups", longest=2**20), reply.report.spec, complete=True)
-        if not groups.fixed:
-            raise WireError("the client's network has no output layer: end the network with a linear layer")
-        return groups
 
     @property
     def groups(self) -> PermutationGroups:

@@ -139,7 +139,8 @@ def pair_of(row: Any) -> tuple[Any, Any]:
         kind = "None" if row is None else f"of type {type(row).__name__}"
         raise DataError(f"a dataset's row must be a pair (input, label) or a dict of both, not {kind}")
     labels, others = [name for name in row if name in LABELS], [name for name in row if name not in LABELS]
-    tokens = {name: row[name] for name in others if not _is_text(row[name])} if "input_ids" in row else {}
+    first = {name: row[name][0] if isinstance(row[name], list) and row[name] else row[name] for name in others}
+    tokens = {name: row[name] for name in others if not isinstance(first[name], str)} if "input_ids" in row else {}
     inputs = ["input_ids"] if tokens else [name for name in others if name in INPUTS] or others
     if len(inputs) != 1 or len(labels) != 1:
         raise DataError(
@@ -147,10 +148,6 @@ def pair_of(row: Any) -> tuple[Any, Any]:
             f"as {LABELS[0]}: rename or remove columns, or give pairs (input, label)"
         )
     return tokens or row[inputs[0]], row[labels[0]]
-
-
-def _is_text(column: Any) -> bool:
-    return isinstance(column[0] if isinstance(column, list) and column else column, str)
 
 
 def as_tensor(value: Any) -> Tensor:
