@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BATCH = 10  # largest number of clients that are trained as one batch with `client-batching = auto`
-MOST = 10_000_000  # largest number of multiply-adds in a training step for which batches of clients are faster on a CPU
+MOST = 20_000_000  # largest number of multiply-adds in a training step for which batches of clients are faster on a CPU
 
 
 @dataclass(frozen=True)
