@@ -64,7 +64,7 @@ def test_values(value, tmp_path):
 
 def test_auto_leaves_out_large_networks():
     random = torch.get_rng_state()
-    config = configured(client_batching="auto", architectures="mlp-20,cnn", batch_size=64)
+    config = configured(client_batching="auto", architectures="mlp-20,cnn", batch_size=256)
     architectures, size = _batches(config, torch.device("cpu"))
     assert ({*architectures}, size) == ({"mlp-20", ""}, 10)
     assert torch.equal(torch.get_rng_state(), random)
