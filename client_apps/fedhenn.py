@@ -31,7 +31,7 @@ def public_rows(arrays: Arrays, public: Tensor) -> Tensor:
 
 
 class FedHeNN(ClientSide[FedHeNNOptions]):
-    """Client side of FedHeNN: trains with a penalty on the distance of representations to a target (equations 5, 6)."""
+    """Client side of FedHeNN: penalises the distance of representations to a target (Makhija et al., 2022, eq. 5)."""
 
     def handshake(self, payload: Payload) -> Payload:
         settings = self.options

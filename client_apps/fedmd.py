@@ -27,7 +27,7 @@ class Scores(ClientSide[Q]):
     @staticmethod
     @abstractmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:
-        """Return the mean distance, such as L1, of class scores `outputs` (n, C) from received ones, `step.labels`."""
+        """Return the method's mean distance between class scores `outputs` (n, C) and received ones, `step.labels`."""
 
     def end(self, payload: Payload) -> Payload:
         reply = super().end(payload)
@@ -37,7 +37,7 @@ class Scores(ClientSide[Q]):
         return reply
 
     def in_turn(self, phases: Sequence[Phase]) -> list[Phase]:
-        """Return a round's phases with scheduled learning rates, and batches of `public-batch` public examples."""
+        """Return the round's `phases` with the learning rates of their turn, and public batches of `public-batch`."""
         stepped = []
         for part, phase in enumerate(phases):
             optimisation = self.client.optimisation(part, len(phases))

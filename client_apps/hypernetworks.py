@@ -86,7 +86,7 @@ class PFedHN(ClientSide[PFedHNOptions]):
     reads_starts = True
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return (offset, scale) of arrays offset + scale * output, by key, if the server's defaults do not suit."""
+        """Return (base, scale) of generated arrays base + scale * output, by key, unless the server's fit."""
         starts, tensors = {}, self.client.tensors
         for name, key in self.shared_names().items():
             shape = tuple(tensors[name].shape)

@@ -152,7 +152,7 @@ def learnt(step: Step, ordered: Ordered) -> Tensor:
 class Cut:
     """A narrower network that uses the first units of each hidden layer of a client's `network`.
 
-    `size` describes the client's network, and `narrow` the narrower one, as parts of the whole network.
+    `size` and `narrow` say which units of the whole network the client's network and the narrower one have.
     """
 
     def __init__(self, network: nn.Module, size: Submodel, narrow: Submodel) -> None:

@@ -93,7 +93,7 @@ class Tampering(ClientApp):
         self.before, self.after, self.app = before, after, make_client_app()
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Handle a message, and call `before` and `after`."""
+        """Call `before`, let fedhet's ClientApp answer the message, call `after`, and return the reply."""
         client = str(context.node_config["partition-id"])
         self.before(message, client)
         reply = self.app(message, context)
@@ -179,9 +179,9 @@ class Run:
 
     @property
     def checkpoint(self) -> dict[str, Any]:
-        """The last checkpoint, by file name: a dict of arrays, as tuples (dtype, shape, bytes), and texts by name.
+        """The content of the last checkpoint's files: by file and name, arrays as (dtype, shape, bytes), and texts.
 
-        The hashes of `history.jsonl`, which contains durations, and of `clients.csv` are left out.
+        The hashes that it has of `history.jsonl` and `clients.csv` are left out, since those have durations.
         """
         contents: dict[str, Any] = {}
         for path in (self.folder / "checkpoint").glob("*.safetensors"):
@@ -198,7 +198,7 @@ class Run:
 
     @property
     def files(self) -> dict[str, Any]:
-        """Results that a repeated run has, too: `clients`, `rows`, `summary` (no warnings), `models`, `checkpoint`."""
+        """By property, all results that must be equal if the run is repeated; `summary` is without warnings."""
         summary = {name: value for name, value in self.summary.items() if name != "warnings"}
         files = {"models": self.models, "checkpoint": self.checkpoint}
         return {"clients": self.clients, "rows": self.rows, "summary": summary, **files}
@@ -236,7 +236,7 @@ class RunCache:
         return self.runs[name, self.case]
 
     def normal(self, folder: Path) -> Run:
-        """Execute a run with the settings `PARTIAL` in `folder`, and return its files."""
+        """Execute an uninterrupted run in `folder`, with the settings `PARTIAL`, and return its files."""
         return run(folder, self.case.settings(PARTIAL))
 
     def crash(self, folder: Path) -> Run:

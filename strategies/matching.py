@@ -212,7 +212,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
             if rounds < of_a_pass:
                 raise FedhetError(needs)
             if not self.run.round.number:  # warn once
-                log.warning("the last rounds (%d) do not change the global model: %s", rounds % of_a_pass, needs)
+                log.warning("the last %d round(s) will not change the global model: %s", rounds % of_a_pass, needs)
         return rounds or self.options.passes * of_a_pass
 
     @property

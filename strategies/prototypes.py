@@ -98,7 +98,7 @@ class ByClass(FederatedStrategy[P, C]):
         return [arrays | means[client] for client, arrays in sent.items()]
 
     def combined(self, replies: Mapping[str, Reply]) -> Arrays:
-        """Return `classes` (k,), `means` (k, width) averaged by the key `aggregation`, and `counts` (k,), all 1."""
+        """Return `classes` (k,), their `means` (k, width) over replies by the rule `aggregation`, and `counts` of 1."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         by_class = {
             client: dict(zip(map(str, arrays["classes"]), arrays["means"], strict=True))

@@ -212,7 +212,7 @@ def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]
 
 
 def check_alike(groups: PermutationGroups) -> None:
-    """Raise a FedhetError if consecutive blocks have no weights of equal shapes and, but for a number, equal names.
+    """Raise a FedhetError if a block has no weights with the shapes and, up to a number, names of the next one's.
 
     The network's blocks are the units of the only group in `groups`.
     """

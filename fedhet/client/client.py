@@ -274,7 +274,7 @@ class ClientSide(Generic[P]):
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """Kinds of the arrays of `network`, such as "statistic", by name and, in the same dict, by key in messages."""
+        """Kinds of the arrays of `network`, such as "statistic": by name, and also by key in messages."""
         kinds, keys = kinds_of(self.network), self.shared_names()
         return kinds | {keys[name]: kind for name, kind in kinds.items() if name in keys}
 
@@ -306,7 +306,7 @@ class ClientSide(Generic[P]):
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the reply after training; by default, shared arrays and the means of values recorded by loss terms."""
+        """Return the reply to `payload` after training: by default, shared arrays and means of what terms recorded."""
         reply = self.share()
         reply.values |= self.client.trained.means
         return reply

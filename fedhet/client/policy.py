@@ -139,7 +139,7 @@ class Policy:
         return Payload(payload.arrays, values)
 
     def account(self, reply: Reply, side: AnySide) -> str:
-        """Return the kinds of values in a client's reply, and the bytes of each kind's arrays, for the node's log."""
+        """Return text for the node's log: what kinds of values a reply of the method `side` has, and how many bytes."""
         bytes_of: Counter[str] = Counter()
         for group, arrays in reply.payload.arrays.items():
             for name, array in arrays.items():
@@ -186,7 +186,7 @@ class Policy:
         if refused := sorted({*kinds} - {METRICS, STRUCTURE, *allowed}):
             remedy = (refused == ["statistics"] and remedy) or "choose another method"
             out, sent = ", ".join(sorted(allowed)), ", ".join(refused)
-            raise Refused(f"this node allows only {out} (allow in its config), but {method} sends {sent}: {remedy}")
+            raise Refused(f"this node allows only {out} (its key allow), but {method} sends {sent}: {remedy}")
         if self.noise and (sums_examples or not TRAINED.issuperset(kinds)):
             raise Refused(
                 f"this node trains with differential privacy (dp-noise), but {method} also sends means or numbers of "

@@ -210,7 +210,7 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
 
 
 def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Path]:
-    """Return a client's saved tensors (the global model's if `owner` is `all` or there are none), and their file."""
+    """Return saved tensors and their file: `client`'s, or the global model's if `owner` is `all` or it has none."""
     folder = folder / "models" if (folder / "models").is_dir() else folder
     own, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
     if owner == "all" and not common.is_file():

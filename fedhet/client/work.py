@@ -333,10 +333,10 @@ def enough(job: Job, count: int, metric: str) -> bool:
 
 
 def _common(job: Job, when: str) -> Examples | None:
-    """Return the test set that all clients share, or None if the client does not evaluate the model `when` on it.
+    """Return the test set that all clients share, or None if this evaluation (`when`) does not need it.
 
-    Of the models before (`received`) and after training (`trained`), only the one for the method's results is evaluated
-    on it, unless it is the global model, which the server evaluates. Clients that join later use other names.
+    Of the models before (`received`) and after training (`trained`), one counts as the method's result: only this one
+    is evaluated on the common test set, unless it is the global model, which the server evaluates.
     """
     client, traits = job.client, job.side.traits
     if when in ("received", "trained") and when != traits.scored:

@@ -108,7 +108,7 @@ def recommend(
         base["public-samples"] = configuration.resolve({**base, "method": "local"}, strict=False).public_samples
     execute.tell(f"checking which of {len(wanted)} methods can train the clients")
     choices, refused = ask(wanted, base, functions, allow=allow, deadline=began + seconds / 10)
-    execute.tell(f"methods that can train the clients: {', '.join(choices) or 'none'}")
+    execute.tell(f"these methods can train the clients: {', '.join(choices) or 'none'}")
     _tell(refused, "tried", execute)
     if "local" not in choices:
         raise FedhetError(f"no method can be recommended, since local training is not possible: {refused['local']}")
@@ -139,9 +139,9 @@ class _Search:
     """The search for the best method: trials on validation examples, then a comparison on test examples.
 
     `choices` has the settings to change for each method that can train the clients, and `refused` the reason why each
-    other method is left out. Runs stop at the deadline of `execute`, and runs with the first `FEWEST` seeds of the
-    comparison, which every recommendation needs, at the later time `latest` (seconds, as `time.monotonic()`). `shorter`
-    has fewer rounds and epochs if the budget requires this, and `accuracies` validation accuracies by method.
+    other method is left out. Runs stop at the deadline of `execute`; those with the first `FEWEST` seeds of the
+    comparison, which every recommendation needs, stop at `latest` (`time.monotonic()`, in seconds). `shorter` has fewer
+    rounds and epochs if the budget requires this, and `accuracies` validation accuracies by method.
     """
 
     shared: SharedSettings
@@ -168,7 +168,7 @@ class _Search:
         return {run.name: failed.get(run.name, LATE) for run in runs if why_incomplete(run) is not None}
 
     def shorten(self, began: float, budget: float) -> None:
-        """Measure the time of a round of `local`; choose fewer rounds and epochs if the budget requires this.
+        """Measure the time of a round of the method `local`; choose fewer rounds and epochs if the budget requires it.
 
         `began` (as `time.monotonic()`) and `budget` are in seconds. Raises a FedhetError if not even two rounds fit.
         """

@@ -20,7 +20,7 @@ from fedhet.utils.statistics import grouped
 
 _WORDS = ("method", "models")
 _LEAST = ("own steps", "public", "labelled", "models", "seeds", "steps", "worst tenth", "p", "global")
-"""Headings of the columns that are left out on a narrow terminal, the least important first."""
+"""Headings of the columns of a comparison that are left out on a narrow terminal, the least important first."""
 _COUNTED = "labelled", "public", "own steps", "steps", "examples seen"
 _COUNTS = dict(zip((*measures.EXAMPLES, *measures.WORK), _COUNTED, strict=True))
 _GAINS = dict(zip(measures.GAINS, ("{:.0%}", "{:+.3f}"), strict=True))
@@ -57,7 +57,7 @@ def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> li
 
 
 def markdown(results: Sequence[VariantResult], baseline: VariantResult, notes: Sequence[str], verdict: str = "") -> str:
-    """Return a Markdown text: the sentence `verdict`, the table of `results` (see `whole_table`) and the notes."""
+    """Return a Markdown text: the sentence `verdict`, a table of `results` and differences to `baseline`, `notes`."""
     headings, *lines = whole_table(results, baseline)
     lines = [headings, ["---" if heading in _WORDS else "---:" for heading in headings], *lines]
     table = "\n".join(f"| {' | '.join(map(_in_markdown, line))} |" for line in lines)
@@ -91,7 +91,7 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
 
 
 def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[list[str]]]:
-    """Return tables of accuracies, of gains over local training (if known), and of costs, as rows of text."""
+    """Return tables as rows of text: accuracies and differences to `baseline`, gains over local training, costs."""
     found = measures.differences(results, baseline)
     p_values = {variant: each.p for variant, each in found.items() if each.p is not None}
     shown = {name: _HEADINGS.get(name, name.removesuffix("_accuracy")) for name in _shown(results)}

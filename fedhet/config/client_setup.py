@@ -212,7 +212,7 @@ def _check_models(config: Config, traits: Traits) -> None:
 
 
 def must_be_equal(config: Config) -> bool:
-    """Return whether the configured architectures differ more than the method allows (`Traits.networks`)."""
+    """Return whether clients need one architecture, as the configured ones differ more than the method allows."""
     networks = registry.traits(config).networks
     dealt = sorted(set(architectures(config, config.clients)))
     if networks == "any" or len(dealt) == 1:

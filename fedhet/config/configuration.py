@@ -209,7 +209,8 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
 def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:
     """Return settings from a mapping or from a file, preset or method (see `named`).
 
-    If a mapping has no key `preset`, its method's preset is added. `supplied` names the arguments passed in Python.
+    If a mapping has no key `preset`, its method's preset is added, or `own` if `supplied`, the names of the arguments
+    that the user passes to `fedhet.run`, has `model` and `data`.
     """
     if not isinstance(config, Mapping):
         return named(config, supplied=supplied)
@@ -253,7 +254,7 @@ def from_file(
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
-    """Yield the keys that only `method` has or, if None, all keys, of methods outside fedhet only if `outside`."""
+    """Yield the keys that only `method` has, or all keys; without `outside`, no keys of methods outside fedhet."""
     names = ["", *(registry.methods() if outside else registry.own_methods())]
     for name in names if method is None else [registry.method(method).family]:
         try:

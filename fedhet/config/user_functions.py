@@ -262,7 +262,7 @@ def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[Cli
 
 
 def _as_network(client: str, model: Any) -> nn.Module:
-    """Return a copy of a user's network with hooks that copy its inputs and return the `logits` of its outputs."""
+    """Return a copy of the client's `model` with hooks that copy its inputs and return the `logits` of its outputs."""
     name = "None" if model is None else f"a {type(model).__name__}"
     if problem := unusable(model):
         raise ModelError(f"client {client}: the model function returned {name}{problem}")

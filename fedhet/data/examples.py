@@ -27,8 +27,8 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 class Examples:
     """Labelled examples: raw inputs (n, ...), in memory or read on demand (`[:]` reads all), and their labels.
 
-    Labels are (n,) int64 classes, (n, labels) of 0 and 1, (n, targets) float32, (n, tokens) int64 for tokens, or (n, h,
-    w) integers for pixels. If `groups`, tensors of example indices, are given, a mini-batch consists of whole groups.
+    Labels are (n,) int64 classes, (n, labels) of 0 and 1 (multi-label), (n, targets) float32, (n, tokens) int64, or (n,
+    h, w) integers for pixels. If `groups`, tensors of example indices, are given, a mini-batch has whole groups.
     """
 
     inputs: Tensor | LazyInputs

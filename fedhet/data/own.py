@@ -71,8 +71,8 @@ def as_client_data(client: str, value: Any) -> ClientData:
                 "None" if value is None else f"an object of type {type(value).__name__}"
             )
             raise DataError(
-                "the data function must return (train, test), or a mapping of 'train', 'test' and, optionally, "
-                f"'public', 'common', 'validation' and 'augment'; it returned {got}"
+                "the data function must return (train, test), or a mapping with 'train', 'test' and any of 'public', "
+                f"'common', 'validation' and 'augment' (see fedhet.make_client_app); it returned {got}"
             )
         present = [name for name in PARTS if name in ("train", "test") or value.get(name) is not None]
         parts = {name: _part(name, value[name], public=name == "public") for name in present}
@@ -212,7 +212,7 @@ def _as_augment(augment: Any) -> Augment | None:
             got = f"{batch.dtype} of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else "no tensor"
             raise DataError(
                 f"the augment function returned {got} for a batch of {inputs.dtype} of shape {tuple(inputs.shape)}: it "
-                "must return a tensor with as many inputs, of bytes (torch.uint8) if and only if the batch has bytes"
+                f"must return {len(inputs)} inputs, as bytes (torch.uint8) if it gets bytes, and as floats otherwise"
             )
         return batch
 

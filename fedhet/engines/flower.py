@@ -110,8 +110,8 @@ def _follow(
                 asked = math.inf
                 if status()[0] == "pending":
                     log.warning(
-                        "the run is still pending: the SuperLink of %r has not started its ServerApp. See the log "
-                        "of flower-superlink; its certificate must also be valid for 127.0.0.1",
+                        "the run is still pending: the SuperLink of the federation %r has not started the ServerApp. "
+                        "See the log of flower-superlink, whose certificate must also be valid for 127.0.0.1",
                         engine,
                     )
         watch.look()

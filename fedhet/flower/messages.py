@@ -239,7 +239,7 @@ def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, actual = read(source)
     if (shape, actual) != (array.shape, dtype):
-        raise ValueError(f"the data are {actual}{list(shape)}, but the Array declares {dtype}{list(array.shape)}")
+        raise ValueError(f"its data are {actual}{list(shape)}, but it declares {dtype}{list(array.shape)}")
     _check_size(shape, dtype, len(array.data) - source.tell())
     return array.numpy()
 

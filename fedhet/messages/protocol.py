@@ -187,7 +187,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
 
 
 def check_room(size: int, needed: str) -> None:
-    """Raise a WireError that quotes the reason `needed` if `size` bytes exceed a quarter of this machine's memory."""
+    """Raise a WireError if `size` bytes exceed a quarter of this machine's memory; `needed` says who needs them."""
     if size > (most := memory() / 4):
         raise WireError(f"use a smaller model: {needed} {size / 1e9:.3g} GB, but has {most / 1e9:.3g} GB per client")
 

@@ -61,8 +61,8 @@ class Traits:
             network) or a kind that a node may refuse to send: `METRICS`, weights, statistics, features, posteriors,
             prototypes, descriptors or hypernetwork (see `KINDS`). Shared arrays are the group
             `model`, by default of kind `weights`.
-        sums_examples: clients send means over training examples, or numbers of them, as values of a kind such as
-            `posteriors`, so that nodes with differentially private training (`dp-noise`) must refuse the method.
+        sums_examples: clients send means over training examples or counts of them, which private training by
+            `dp-noise` does not protect, so that nodes with this key refuse the method.
         planned: what happens in a round depends on the total number of rounds.
     """
 
@@ -168,7 +168,7 @@ class Method:
             object.__setattr__(self, "family", self.name)
 
     def variant(self, name: str, **changes: Any) -> "Method":
-        """Return a copy named `name` with the same keys and changed attributes; `server`, `client` may be classes."""
+        """Return a copy named `name` with attributes `changes`, of which `server` and `client` may be classes."""
         for side in {"server", "client"} & changes.keys():
             if isinstance(each := changes[side], type):
                 changes[side] = f"{each.__module__}:{each.__qualname__}"

@@ -180,7 +180,7 @@ def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRec
 
     `clients` has all clients' records. The entries `own` and `common` (test sets) are dicts of two lists: `received`,
     for training from the server's weights, and `scratch`, from random ones; item k has the statistics over clients
-    after k epochs. The entry `clients` has, by client, the `architecture`, and these two lists of its metric.
+    after k epochs. The entry `clients` has, by client, a dict: `architecture`, and its metric in two such lists.
     """
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
     measured = {name for reply in replies.values() for name in reply.measured}

@@ -254,7 +254,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         return result
 
     def _evaluate_globally(self, function: EvaluateFunction | None, result: Result) -> None:
-        """Evaluate the global model with `function`; store metrics in `result` and for the next round's record."""
+        """Evaluate the global model with `function`; add metrics to `result`, and keep them for the round's record."""
         round, common = self.state.round, None
         if function and self.has_global_model and (round == self.run.last_round or self.run.evaluates(round + 1)):
             with seeded(self.config.seed, "evaluation", "server"):
@@ -283,7 +283,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     @contextmanager
     def _recording(self, grid: Grid, lines: bool) -> Iterator[None]:
-        """Context manager that writes the run directory and, if `lines`, prints progress, unless observers are set."""
+        """Context manager that records a run on `grid` and, if `lines`, prints progress, unless it has observers."""
         if self.reporter.observers:
             yield
             return

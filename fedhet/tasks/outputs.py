@@ -1,4 +1,4 @@
-"""Kinds of network outputs: scores of exclusive classes, scores of several labels, and numbers."""
+"""Kinds of network outputs: class scores, multi-label scores, and numbers (regression)."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class Outputs:
         name: name of the task, such as `classification`.
         metric: `accuracy`, `auc`, `iou` or `r2`.
         places: what has a prediction: each example (`one`), each of its `tokens`, or each of its `pixels`.
-        meaning: what outputs are: scores of exclusive `classes`, scores of several `labels`, or `numbers`.
+        meaning: what outputs are: scores of exclusive `classes`, multi-label scores (`labels`), or `numbers`.
     """
 
     name: ClassVar[str] = "classification"

@@ -149,7 +149,7 @@ class Evaluation:
 
     @property
     def prediction(self) -> Prediction | None:
-        """`predict` as a `Prediction`; None if it is neither a network nor a `Prediction`."""
+        """The field `predict` (a network becomes a `Prediction`); None if it is another function."""
         known = Prediction(self.predict) if isinstance(self.predict, nn.Module) else self.predict
         return known if isinstance(known, Prediction) else None
 

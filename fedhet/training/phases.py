@@ -107,8 +107,8 @@ def _bare(method: Callable[..., Any]) -> Callable[..., Any]:
 def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many_labels: bool = False) -> Tensor:
     """Return the mean KL(softmax(wanted / T) || softmax(outputs / T)) of logits (n, ..., classes) at `temperature` T.
 
-    `wanted` are target logits, which are detached. With `many_labels`, each output is the logit of a separate label,
-    and divergences are averaged over labels. Gradients scale with 1 / T^2, for which the caller must compensate.
+    `wanted` are target logits, which are detached. With `many_labels` (multi-label tasks), the divergences are those of
+    sigmoids, averaged over labels. Gradients scale with 1 / T^2, for which the caller must compensate.
     """
     outputs, wanted = outputs / temperature, wanted.detach() / temperature
     divergences = partial(F.kl_div, log_target=True, reduction="none")
@@ -155,7 +155,7 @@ class Step:
         return values.mean() if self.weights is None else (values * self.weights).sum()
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """Return the task's loss of `outputs` (n, ...) for the step's labels, in the dtype of the step's outputs."""
+        """Return the task's loss of `outputs` (n, ...), converted to `self.outputs.dtype`, for the step's labels."""
         outputs = outputs.to(self.outputs.dtype)
         if self.weights is None:
             return self.task.loss(outputs, self.labels)

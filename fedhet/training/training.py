@@ -179,7 +179,7 @@ def _backward(loss: Tensor) -> None:
 
 
 def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], loss: Tensor | None = None) -> Tensor:
-    """Return `loss` (default: the task's) plus loss terms; add their scalars to `recorded` (sum and steps by name)."""
+    """Return `loss` (default: the task's) plus the phase's loss terms; add what terms report to `recorded`."""
     if loss is None:
         loss = step.loss(step.outputs) if phase.task_weight else 0 * step.outputs.sum()
         loss = loss if phase.task_weight == 1 else phase.task_weight * loss
@@ -268,7 +268,7 @@ def mini_batches(
 def batches(
     count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield shuffled int64 indices below `count` in batches of `size`; fewer than `least` at the end join the last."""
+    """Yield shuffled int64 indices below `count` in batches of `size`; the last is larger rather than below `least`."""
     order = torch.randperm(count, generator=generator)
     order = order if device is None else brought(order, device)
     start = 0
@@ -280,7 +280,7 @@ def batches(
 def grouped_batches(
     groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield the indices in `groups` in batches of about `size` and at least `least`; shuffled groups stay together."""
+    """Yield batches of about `size`, at least `least`, indices: whole `groups` (index tensors) in random order."""
     order = torch.randperm(len(groups), generator=generator).tolist()
     together = max(1, round(size * len(groups) / sum(map(len, groups))))
     start = 0

@@ -185,7 +185,7 @@ class Variables:
         return layout
 
     def refuse_moving(self, node: Node, axes: Iterable[Axis]) -> None:
-        """Record that permutable units along these axes make the network unsupported, as `node` needs their order."""
+        """Refuse the network if units along `axes` could be permuted, which would change the result of `node`."""
         self.refuse(axes, f"{node} works along hidden units, whose order or number changes its result: leave it out")
 
     def torn(self) -> list[tuple[Axis, str]]:

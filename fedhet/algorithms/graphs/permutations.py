@@ -54,7 +54,7 @@ class PermutationGroups:
         axes: segments (see `axes.Segment`) of each axis of each array, by ``state_dict`` name.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
         tied: for each further name of a parameter that has several, its first name.
-        needs: for each array that narrow networks lack, a group's index, and the group's least width with the array.
+        needs: for each array that only wider networks have, a group's index and its least width with the array.
         kinds: kind of each array that is not trained (see `kinds_of`), by name.
     """
 

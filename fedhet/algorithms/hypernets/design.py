@@ -27,7 +27,7 @@ WIDTH, STEPS = 51, 6
 """Width of a layer's embedding h, and number of steps of message passing."""
 
 RANK = 4
-"""The rank of a ``base-lowrank`` head is RANK times the largest number of layers of its type in one network."""
+"""The rank of a ``base-lowrank`` head is RANK times the largest number of layers in one network that it writes."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 
 
 def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
-    """Return an array's standard deviation in a new network, `own.std`, divided by the usual one, `rule`.
+    """Return the ratio of an array's standard deviation in a new network, `own.std`, to that of He's rule, `rule`.
 
-    Return 1 without `own`, or for a ratio of about 1/3 to 1.5 (a wider range for a small `shape`): PyTorch's default
-    initialisation, with a ratio of 0.41, would let activations vanish.
+    The result is 1 if `own` is None or the ratio is between 1/3 and 1.5 (for arrays of few entries, a wider range):
+    with PyTorch's default initialisation, whose ratio is 0.41, activations would vanish.
     """
     ratio, margin = (own.std / rule if own else 1.0), prod(shape) ** -0.5
     return 1.0 if (1 - margin) / 3 < ratio < 1.5 * (1 + margin) else ratio

@@ -192,7 +192,7 @@ class Tiles(nn.Module):
         self.factor = nn.Parameter(torch.zeros(LATENT))
 
     def forward(self, h: Tensor, tiles: Mapping[str, Tiled]) -> Iterator[tuple[str, Tensor]]:
-        """Yield arrays' names and values, from `tiles` by kind of array and embeddings h (layers, width)."""
+        """Yield names and values of arrays, given layers' embeddings h (layers, width) and `tiles` by kind."""
         nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
         middle = KERNEL // 2
         decoders = {"kernels": self.tile, "matrices": self.tile[..., middle, middle], "vectors": self.vectors}

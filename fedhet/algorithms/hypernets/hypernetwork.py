@@ -35,8 +35,8 @@ class Embedding(nn.Module):
 
         h'_v = ReLU(W1 h_v + sum_{u -> v} W2 h_u + b),    equation 2
 
-    W1, W2 and b are learned. Initially h_v is a learned vector of the layer's type or, without `types`, a linear map of
-    the layer's `shape_features`. With `normalise`, a LayerNorm follows the last step.
+    W1, W2 and b are learned for each of `STEPS` steps. Initially h_v is a learned vector of the layer's type, one of
+    `types`, or, if `types` is empty, a linear map of `shape_features`. `normalise` adds a final LayerNorm.
     """
 
     def __init__(self, types: Sequence[str], *, normalise: bool) -> None:
@@ -83,7 +83,7 @@ class Reading:
         heads: names of the arrays that each head generates, by layer type and role; None for layers without the array.
         tiles: tiles of the arrays to generate (see `tiling`), for a ``tiled`` head, which does not use `heads`.
         names: names of the generated arrays.
-        tensors: edges, `shape_features` and indices of layers, by name, on the hypernetwork's device.
+        tensors: on the hypernetwork's device, by name: edges, layers' `shape_features`, and indices of layers by type.
     """
 
     nodes: tuple[str, ...]

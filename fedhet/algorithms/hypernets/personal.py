@@ -50,8 +50,8 @@ class PersonalHypernetwork:
     ) -> dict[str, Tensor]:
         """Generate the weights of a client's network, by name, as differentiable float32 tensors.
 
-        `shapes` has the arrays' shapes by name; if they are equal, clients share all but their embeddings. An array is
-        base + scale * generated values; `starts` has (base, scale) by name, by default those of `begin_of`.
+        `shapes` has the arrays' shapes by name; clients with equal `shapes` share all but their embeddings. An array is
+        base + scale * generated values; `starts` has (base, scale) by name (default: `begin_of(name, shape)`).
         """
         features = self._features(client)
         first = replace(self, tensors={})._features(client).detach() if starts else features

@@ -6,7 +6,8 @@ with variance sigma0_2. With s = 1 / sigma2 and s0 = 1 / sigma0_2, a global row 
 
     g_i = s0 * mu + s * (sum of the rows assigned to it),    G_i = s0 + n_i * s,    posterior mean g_i / G_i.
 
-The rows of client j are assigned to different global rows so that the sum of these values is maximal, with J clients:
+The rows of one of J clients are assigned to different global rows so that the sum of their values is maximal. The
+value of a row l is, with the mass parameter gamma of the Beta process,
 
     an existing row i:   |s w_l + g_i|^2 / (s + G_i) - |g_i|^2 / G_i + log(c_i / (J - c_i)),   c_i = min(n_i, 10)
     the k-th new row:    |s w_l + s0 mu|^2 / (s + s0) - |s0 mu|^2 / s0 - 2 log k + 2 log(gamma / J)
@@ -147,8 +148,8 @@ def _checked(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]
 class GlobalRows:
     """The neurons (rows) of a global layer; `assignments` has, for each client, the global row of each of its rows.
 
-    `counts` (L,) has the number of rows assigned to each global row, and `g` (L, D) is s0 * `prior` (the prior mean) +
-    s * (sum of these rows). s and s0 are 1 / sigma2 and 1 / sigma0_2; other arguments are as in `match_layer`.
+    `counts` (L,) is the number of clients' rows assigned to each global row, and `g` (L, D) is s0 * `prior`, the prior
+    mean, plus s * (sum of the assigned rows), where s0 and s are inverse variances of global and clients' rows.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class GlobalRows:
         self.assignments[j] = units
 
     def costs(self, rows: Floats) -> Floats:
-        """Return the costs (L_j, n) of assigning a client's `rows` (L_j, D) to n existing or new global rows."""
+        """Return the costs (L_j, n) of assigning a client's `rows` (L_j, D) to global rows: old, then new ones."""
         clients, size, s, s0 = len(self.weights), len(self.counts), self.s, self.s0
         room = len(rows) if self.max_rows is None else max(min(len(rows), self.max_rows - size), len(rows) - size)
         norms, squares = (np.einsum("ld,ld->l", each, each) for each in (rows, self.g))

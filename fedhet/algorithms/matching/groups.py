@@ -58,9 +58,10 @@ class Matching:
     def prior_mean(
         self, states: Sequence[State], matrices: Sequence[Array], groups: graphs.PermutationGroups, index: int
     ) -> npt.NDArray[np.float64]:
-        """Return the prior mean (D,) of the global rows of group `index`, given clients' `states` and `matrices`.
+        """Return the prior mean (D,) of the weights of units in the permutation group `index` of `groups`.
 
-        It is 0.1 for biases, the mean of the `matrices` (L_j, D) for scales of normalisation layers, and 0 otherwise.
+        `matrices` (L_j, D) have the weights of each client's L_j units, taken from `states`. The prior mean is 0.1 for
+        biases, the mean of all units for scales of normalisation layers, and 0 for other weights.
         """
         slots = graphs.columns(states[0], groups, index)
         prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])
@@ -160,10 +161,10 @@ def patch(
 def assemble(
     groups: graphs.PermutationGroups, dtypes: Mapping[str, str], settled: Sequence[tuple[Array, State]], rest: State
 ) -> dict[str, Array]:
-    """Return the state of the global model, assembled from the results of matching.
+    """Return the state dict of the global model, whose hidden units were matched in permutation `groups`.
 
-    `settled` has, for each group, the weights (L', D) of its global units (see `graphs.rows`) and its other averaged
-    parameters; `rest` has the arrays that belong to no group, and `dtypes` the dtype of each array, by name.
+    `settled` has, for each group, the weights (L', D) of its L' global units (see `graphs.rows`) and other averaged
+    arrays of their layers; `rest` has the arrays of no group. `dtypes` has the dtype of each array, by name.
     """
     shapes = groups.shapes([len(matrix) for matrix, _ in settled])
     state: dict[str, Array] = {

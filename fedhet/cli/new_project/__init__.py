@@ -13,8 +13,8 @@ PROGRAM, APP = ("run.py",), ("client_app.py", "server_app.py", "pyproject.toml")
 def write(folder: Path, *, flower: bool) -> list[str]:
     """Copy a Flower app (with `flower`) or a script to an empty or new folder; return the names of the files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        problem = "is not empty" if folder.is_dir() else "is a file"
-        raise ConfigError(f"{folder} {problem}: give the name of a new folder, since no files are overwritten")
+        problem = "is not empty" if folder.is_dir() else "exists as a file"
+        raise ConfigError(f"the folder {folder} {problem}: give the name of a new one, since no files are overwritten")
     folder.mkdir(parents=True, exist_ok=True)
     names = [*PARTS, *(APP if flower else PROGRAM)]
     for name in names:

@@ -52,7 +52,7 @@ class FedHARMOptions(Options):
 
     @property
     def parts(self) -> int:
-        """Number of arrays that a client sends: 1 (of scores) if `align = spectral`, else 1 per block (descriptors)."""
+        """Number of arrays that a client sends: class scores (`align = spectral`), or the descriptors of each block."""
         return 1 if self.align == "spectral" else len(self.lengths)
 
 

@@ -91,7 +91,7 @@ class FedHeNNOptions(Options):
 
 
 def traits(options: FedHeNNOptions) -> Traits:
-    """Return FedHeNN's traits, which depend on the values of its keys."""
+    """Return what FedHeNN needs and exchanges, which depends on the values of its keys."""
     return Traits(
         networks="equal" if options.homogeneous else "any",
         shares=EVERYTHING if options.homogeneous else NOTHING,
