@@ -60,7 +60,7 @@ class Scores(ClientSide[Q]):
 
 
 def match(step: Step, distance: Callable[[Step, Tensor], Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the loss `distance(step, scores)` for the step's class scores, and {"distance": loss} to record."""
+    """Return the `distance` of the network's class scores in a step as the loss, and {"distance": loss} to record."""
     apart = distance(step, step.task.outputs.scores(step.outputs))
     return apart, {"distance": apart}
 

@@ -41,7 +41,7 @@ from fedhet.training import Loss, Phase, Step, Term
 
 
 class Scaled(Submodel):
-    """A part with a fraction r of units: outputs of layers are divided by r, or sqrt(r) if deep and not normalised."""
+    """A submodel with a fraction r of units, and outputs divided by r, or sqrt(r) in deep unnormalised networks."""
 
     def cut(self, model: nn.Module) -> nn.Module:
         part = super().cut(model)

@@ -319,7 +319,7 @@ class MethodContract:
 
 
 def resume(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resume the run of `case` in `folder`; as in a new process, a method `package.module:name` is not registered."""
+    """Resume the run of `case` in `folder`, with no method registered by reference, as in a new process."""
     by_reference = ":" in case.reference
     if by_reference:
         monkeypatch.setattr(registry, "_registered", {})

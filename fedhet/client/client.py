@@ -119,7 +119,7 @@ class Client:
 
     @property
     def root(self) -> int:
-        """The seed of the client's random streams: the run's seed or, if the node has a secret seed, a secret one."""
+        """The seed of the client's random streams: the run's, mixed with the node's secret seed if it has one."""
         return self.config.seed if self.secret is None else derive_seed(self.secret, self.config.seed)
 
     def seed(self, *purpose: object) -> int:

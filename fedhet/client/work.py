@@ -49,10 +49,11 @@ class Job:
         side: the method's client side, with the client as its attribute `client`.
         payload: the arrays and values that the server sent.
         policy: the rules of the client's node.
-        build: function from a client's name to a whole network with its initial weights; `all` gives common weights.
-        redraw: function that loads the initial weights that `build` describes into the client's network.
+        build: function that builds the whole network with a client's initial weights by name, or, for `all`, with
+            those common to all clients.
+        redraw: function that loads such initial weights into the client's network.
         loop: the user's own training and evaluation; None for fedhet's training loop.
-        measured: the client's evaluations so far, by name.
+        measured: the client's evaluations so far, by name, such as `received` or `common-trained`.
         lost: whether the state that the server expects is missing.
         further: metrics that the user's own train function returned, by name.
         evaluated: metrics that the user's own evaluate function returned, by name.

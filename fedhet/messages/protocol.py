@@ -187,9 +187,9 @@ def _spec(record: Mapping[str, Any]) -> Spec:
 
 
 def check_room(size: int, needed: str) -> None:
-    """Raise a WireError if `size` bytes exceed a quarter of this machine's memory; `needed` says who needs them."""
+    """Raise a WireError if `size` bytes exceed a quarter of this machine's memory; `needed` begins its message."""
     if size > (most := memory() / 4):
-        raise WireError(f"use a smaller model: {needed} {size / 1e9:.3g} GB, but has {most / 1e9:.3g} GB per client")
+        raise WireError(f"use a smaller model: {needed} {size / 1e9:.3g} GB; a client may take {most / 1e9:.3g} GB")
 
 
 @dataclass

@@ -137,7 +137,7 @@ def strategy_classes() -> dict[str, str]:
 
 @cache
 def _own_sides(which: str) -> dict[str, str]:
-    """Return the included methods with their own `server` or `client` class (`which`), as `module:Class` by name."""
+    """Return the classes (`module:Class`) that included methods have for the side `which`, by the method's name."""
     found, package = {}, SIDES[which][0]
     names = {name.replace("-", ""): name for name in own_methods()}
     for folder in find_spec(package).submodule_search_locations:  # type: ignore[union-attr]

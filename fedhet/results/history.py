@@ -204,7 +204,7 @@ class RunFiles:
 
     @property
     def scored(self) -> Which:
-        """Networks whose accuracy is the run's result: `received`, or `trained` (also without a summary)."""
+        """Which networks' accuracy is the result: `received` or, after training, `trained` (the default)."""
         return self.personal or "trained"
 
     @property

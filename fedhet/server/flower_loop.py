@@ -164,7 +164,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
             return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
 
     def _take_arrays(self, arrays: ArrayRecord) -> None:
-        """Set the shared model to `arrays`; raise a ConfigError if they were changed but no model is averaged."""
+        """Set the shared model to `arrays` of a Flower strategy; raise a ConfigError if changes would be lost."""
         if self.traits.averages_model:
             self.run.initial = decode_arrays(arrays)
             self._initialise()

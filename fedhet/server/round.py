@@ -208,7 +208,7 @@ class Hooks(Generic[P, S]):
             self.run.override({"rounds": rounds})
 
     def _initialise(self) -> None:
-        """Initialise the shared arrays from `initial_arrays` or, with `shared-init`, from the clients' weights."""
+        """Initialise the shared arrays from `initial_arrays`, and others, with `shared-init`, by asking a client."""
         run, state, specs = self.run, self.state, self.federation.specs
         if not run.traits.shares.averaged:
             return

@@ -147,7 +147,7 @@ def described(description: str, spec: Spec, *, complete: bool = False) -> Permut
         widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
         for few, group in zip(widths, groups, strict=True):
             if few > group.width:
-                raise ValueError(f"layer {group.name[:100]} has {few} units, but {group.width} in the whole network")
+                raise ValueError(f"layer {group.name[:100]} has {few} units, the whole network's {group.width}")
         shapes = groups.shapes(widths)
         for name, (shape, _) in spec.items():
             if shapes[name] != shape:

@@ -204,8 +204,8 @@ def distance_to(features: Tensor, target: Tensor, *, kind: tuple[Kernel, bool]) 
     """Return FedHeNN's distance, a scalar, between features `(b, d)` and the `target` `(b, r)` of the same b examples.
 
     The target has r features of each example, such as the global model's or the result of `mean_target`. `kind` is a
-    pair: the kernel, and whether to use debiased CKA, which suits mini-batches. The distance is 1 - CKA (equation 6)
-    for a `"linear"` or `"rbf"` kernel, and the Procrustes distance for `"procrustes"`.
+    pair: the kernel, and whether to use debiased CKA, which suits mini-batches. The distance is 1 - CKA (FedHeNN's
+    equation 6) for a `"linear"` or `"rbf"` kernel, and the Procrustes distance for `"procrustes"`.
     """
     (kernel, debiased), features = kind, features.to(target.dtype)  # Phi may be computed in another dtype
     if kernel == "procrustes":

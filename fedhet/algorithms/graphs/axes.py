@@ -108,7 +108,7 @@ class Variables:
         return joined(*(scaled(self.known(found), each.block) if found else (each,) for found, each in meaning))
 
     def moves(self, *axes: Axis) -> set[int]:
-        """Return the numbers of the variables along these axes whose units no constraint so far has fixed."""
+        """Return the numbers of the sets of units (variables) along these axes that may still be permuted."""
         return moving(*map(self.known, axes))
 
     def pin(self, axis: Axis) -> None:

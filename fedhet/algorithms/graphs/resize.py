@@ -268,7 +268,7 @@ class Submodel:
 
     @cached_property
     def units(self) -> dict[int, NDArray[np.int64]]:
-        """Indices of the hidden units that the submodel keeps, the first of each permutation group, by group index."""
+        """Indices of the units that the submodel keeps, by index of the permutation group: the group's first units."""
         return {group.index: np.arange(math.ceil(round(group.width * self.width, 6))) for group in self.groups}
 
     def cut(self, model: nn.Module) -> nn.Module:

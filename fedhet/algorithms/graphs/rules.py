@@ -303,7 +303,7 @@ def _matrices(variables: Variables, node: Node, *values: Value) -> Value:
 
 def _product(variables: Variables, node: Node, one: Value, other: Value) -> Value:
     if len(one) < 2 or len(other) < 2:
-        raise UnsupportedArchitecture(f"operator {node} multiplies a vector: make x a matrix (x.unsqueeze(-1))")
+        raise UnsupportedArchitecture(f"operator {node} multiplies a vector: make it a matrix by unsqueeze(-1)")
     if prod(map(entries, one[:-2])) > variables.batch:
         variables.refuse_moving(node, [*one[-2:], *other[-2:]])
     variables.read.append(variables.unify(one[-1], other[-2], node))
