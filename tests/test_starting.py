@@ -49,9 +49,9 @@ def test_an_app_runs_as_it_is(folder, monkeypatch):
 
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="is not empty: give the name of a new folder"):
+    with pytest.raises(ConfigError, match="is not empty: give the name of a new one"):
         write(tmp_path, flower=False)
-    with pytest.raises(ConfigError, match="is a file"):
+    with pytest.raises(ConfigError, match="exists as a file"):
         write(tmp_path / "notes.txt", flower=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

@@ -49,8 +49,7 @@ class Job:
         side: the method's client side, with the client as its attribute `client`.
         payload: the arrays and values that the server sent.
         policy: the rules of the client's node.
-        build: function that builds the whole network with a client's initial weights by name, or, for `all`, with
-            those common to all clients.
+        build: function that builds the whole network with the initial weights of a client (its name), or `all` clients.
         redraw: function that loads such initial weights into the client's network.
         loop: the user's own training and evaluation; None for fedhet's training loop.
         measured: the client's evaluations so far, by name, such as `received` or `common-trained`.

@@ -248,7 +248,7 @@ class Handshake:
                 state.model = state.model | first
 
     def _public_dataset(self, reply: Reply) -> tuple[str, int]:
-        """Return digest and size of the server's or the client's public dataset; raise a FedhetError if there is none."""
+        """Return digest and size of the server's or the client's public dataset; raise a FedhetError without one."""
         report, public = reply.report, self.strategy.public_dataset()
         if public is not None:
             return public.digest, len(public)

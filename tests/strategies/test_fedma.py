@@ -66,7 +66,7 @@ def test_incomplete_pass_in_rounds(run, tmp_path, caplog):
     assert read_history(tmp_path / "short") == []
     done = run(tmp_path / "run", rounds=GROUPS + 2, local_epochs=0)
     (line,) = [line for line in caplog.messages if "set rounds to a multiple of" in line]
-    assert "the last rounds (1) do not change the global model: rounds = " in line
+    assert "the last 1 round(s) will not change the global model: rounds = " in line
     assert done.summary["status"] == "completed"
 
 
