@@ -166,18 +166,18 @@ class FML(Mutual[FMLOptions]):
 
 
 def mutual(step: Step, alpha: float, beta: float) -> Tensor:
-    """Return FML's loss but for the client network's task loss: both divergences and `beta` times the shared one's."""
+    """Return (1 - alpha) KL(shared || own) + (1 - beta) KL(own || shared) + beta L(shared), for task loss L.
+
+    `own` and `shared` are outputs of the client's and the shared network. FML's loss also has the term alpha L(own).
+    """
     shared = step.captured[SMALL].to(step.outputs.dtype)
     learnt = (1 - alpha) * step.divergence(step.outputs, shared)
     taught = (1 - beta) * step.divergence(shared, step.outputs)
     return learnt + taught + beta * step.loss(shared)
 
 
-LEAST = 1e-3
-"""Smallest value by which FedKD divides distillation losses, if the sum of both networks' task losses is less."""
-
-RECEIVED = "received/"
-"""Prefix of the received shared network's tensors in the client's memory."""
+LEAST = 1e-3  # smallest value by which FedKD divides distillation losses, if the sum of the two task losses is less
+RECEIVED = "received/"  # prefix of the received shared network's tensors in the client's memory
 
 
 class FedKD(Projected[AuxiliaryOptions]):

@@ -122,9 +122,9 @@ class FjORD(ClientSide[declared.FjORDOptions]):
 
 
 class Ordered(nn.Module):
-    """A network that runs each batch in its full width or in one of the narrower networks `cuts`, drawn at random.
+    """A network that draws a width for each batch: its full width, or that of one of the narrower networks `cuts`.
 
-    It returns the outputs in the drawn width, which `narrow` has, too, or, with `keeps_widest`, those in full width.
+    It keeps the outputs in the drawn width as `narrow`, and returns them or, with `keeps_widest`, those in full width.
     """
 
     narrow: Tensor
@@ -152,7 +152,7 @@ def learnt(step: Step, ordered: Ordered) -> Tensor:
 class Cut:
     """A narrower network that uses the first units of each hidden layer of a client's `network`.
 
-    `size` and `narrow` say which units of the whole network the client's network and the narrower one have.
+    `size` says which units of the server's whole network `network` has, and `narrow` which of them this network has.
     """
 
     def __init__(self, network: nn.Module, size: Submodel, narrow: Submodel) -> None:

@@ -227,7 +227,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return self.state.holding if self.state.step else super().participants(self.state.pass_ + 1)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the last matched layer with each client unit's index in it, or the global model if a pass begins."""
         state, payloads = self.state, {}
         for client in clients:
             if state.step:

@@ -5,15 +5,16 @@ array is averaged over the clients that have it, weighted by their examples, or 
 round has it (HeteroFL: Diao et al., ICLR 2021, equation 2). DepthFL (Kim et al., ICLR 2023) averages in the same way; a
 client of depth d has the first d blocks of the network and an exit (classifier) after each.
 
-In InclusiveFL (Liu et al., KDD 2022), clients of depth d share their last block and exit, W_d, only with each other.
-W_d also learns from the update of the next deeper clients, of depth e ("momentum distillation"):
+In InclusiveFL (Liu et al., KDD 2022), clients of depth d share their last block and exit, W_d, only with each other
+(at the largest depth: with all), and other arrays, W, with all clients. W_d also learns from the update of the next
+deeper clients, of depth e ("momentum distillation", with the key `momentum` as b):
 
-    g_d       = W_d(t-1) - sum_{i: d_i = d} n_i W_i(t) / n_d
-    W_d(t)[a] = W_d(t-1)[a] - (1 - b) g_d[a] - b m_d(t-1)[a]     for arrays a of m_d, else W_d(t-1)[a] - g_d[a]
-    W(t)[a]   = sum_i n_i W_i(t)[a] / sum_i n_i                  over the clients i deeper than the block of a
-    m_d(t)[a] = mean of g_e over arrays of blocks d to e named as a (of block d), except for the block's number
+    g_d[a]    = (a as sent to clients) - sum_{i: d_i = d} n_i W_i(t)[a] / n_d
+    W_d(t)[a] = W_d(t-1)[a] - (1 - b) g_d[a] - b m_d(t-1)[a]     if m_d(t-1) has a, else W_d(t-1)[a] - g_d[a]
+    W(t)[a]   = sum_i n_i W_i(t)[a] / sum_i n_i                  over the clients i that share a with all
+    m_d(t)[a] = mean of g_e over a and arrays of blocks d + 1 to e with a's name but for the number, if any
 
-where n_i is the number of examples of client i, n_d their sum for depth d, and b the key `momentum`.
+where client i returns W_i(t) and has n_i examples, and n_d is the sum of n_i over the clients of depth d.
 
 Low-rank adapters (LoRA) of different ranks are aggregated in one of three ways, with shares p_i = n_i / sum n:
 
@@ -288,7 +289,6 @@ def _layers(model: Arrays) -> list[str]:
 
 
 def _products(model: Arrays) -> Arrays:
-    """Return the product B A (out, in) of each layer's adapter, by layer."""
     with one_thread():
         pairs = {layer: [torch.from_numpy(model[layer + each]) for each in (B, A)] for layer in _layers(model)}
         return {layer: (b @ a).numpy() for layer, (b, a) in pairs.items()}

@@ -28,8 +28,7 @@ from fedhet.utils.randomness import derive_seed, splitting_alike
 from fedhet.utils.statistics import Metric
 from fedhet.utils.text import traceback_in_file
 
-COUNT = "num-examples"
-"""Name of the metric with the number of examples, as for Flower's strategies."""
+COUNT = "num-examples"  # name of the metric with the number of examples, as for Flower's strategies
 
 
 def wrap(
@@ -38,9 +37,9 @@ def wrap(
     """Return a ClientApp that serves fedhet's strategies with the train and evaluate functions of your own ClientApp.
 
     These functions receive what Flower's own strategies send: `arrays`, the network's state dict, and `config` with
-    `server-round`, `lr`, `local-epochs`, `batch-size`, keys of this method only, all entries of `train_config` or
-    `evaluate_config`, which take precedence. They return what Flower's strategies expect: arrays from training, and
-    metrics with `num-examples` from training and evaluation. The run's history has all metrics by name (a list as
+    `server-round`, `lr`, `local-epochs`, `batch-size`, the keys that only the run's method has, and, with precedence,
+    the strategy's `train_config` or `evaluate_config`. They return what Flower's strategies expect: arrays from
+    training, and metrics with `num-examples` from both. The run's history has all metrics by name (a list as
     `NAME.0`, `NAME.1`); a name that fedhet or both functions use gets the prefix `train_` or `evaluate_`. Arrays that
     the method does not share stay on the client. Methods that need fedhet's training loop are refused. Messages that
     are not from a strategy of fedhet go to your ClientApp, unless the node config limits what is sent (by the keys
@@ -113,7 +112,7 @@ def _placeholders(client: ClientInfo) -> ClientData:
 
 @dataclass
 class _Loop:
-    """A user's own ClientApp as training loop; `accuracy`, `loss` and `train_loss` are names of its metrics."""
+    """A user's own ClientApp as training loop: names of its metrics, values by function, and names of invalid ones."""
 
     app: ClientApp
     message: Message
@@ -133,7 +132,7 @@ class _Loop:
         job.weight = metrics.pop(weight, 0.0 if weight != COUNT else count)
         if not job.weight > 0:
             raise ModelError(
-                f"the app's train function returned no {weight!r} above 0 (weighted_by_key): add it to its MetricRecord"
+                f"your train function must return the metric {weight!r} (weighted_by_key), the client's weight, above 0"
             )
         try:
             check(arrays, spec_of(client.tensors), "the arrays that the app's train function returned")
@@ -213,7 +212,7 @@ class _Loop:
 
 def _count(action: str, metrics: dict[str, float]) -> float:
     if not (count := metrics.get(COUNT, 0)) > 0:
-        raise ModelError(f"the app's {action} function returned no {COUNT!r} above 0: add it to its MetricRecord")
+        raise ModelError(f"your {action} function must return the metric {COUNT!r}, its number of examples, above 0")
     return count
 
 

@@ -124,7 +124,7 @@ def train(job: Job) -> ClientWork[Payload]:
 
 
 def evaluate(job: Job) -> ClientWork[Payload]:
-    """Evaluate the received and the personal model for a message `job`; save the personal model at the run's end."""
+    """Evaluate the received and personal model, save the latter at the run's end, and return an empty payload."""
     side, client = job.side, job.client
     restore(job)
     # Until a client has trained, the received model is its own.

@@ -54,7 +54,7 @@ class Job:
         return [np.bincount(labels, minlength=self.dataset.classes) for labels in self.labels()]
 
     def by_owner(self, owners: Owners) -> list[dict[int, Indices]]:
-        """Return each owner's example indices, by the owner's number in `owners`, in dicts for training and test."""
+        """Return dicts for training and test: indices of examples by number of their owner, such as a patient."""
         parts = []
         for indices, owner in zip(self.examples, owners, strict=True):
             numbers, starts = np.unique(np.sort(owner[indices]), return_index=True)

@@ -131,7 +131,7 @@ class Traits:
 
     @property
     def starts_unseen_clients(self) -> bool:
-        """Whether clients may join after the last round: they receive weights, or the method only trains locally."""
+        """Whether clients can join after the last round: with weights from the server, or in purely local training."""
         return not self.communicates or self.scored == "received" or self.averages_model
 
 

@@ -97,7 +97,7 @@ def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Ten
 
 
 def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Give layers of two networks the same keys if both are the n-th of their class, shape and options."""
+    """Return a function from array names to keys: the layer's class, shapes, options, and number among such layers."""
     counts: Counter[str] = Counter()
     keys: dict[str, str] = {}
     before = ""
@@ -112,7 +112,7 @@ def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Give n-th layers of two networks the same keys if their first n layers have equal classes, shapes and options."""
+    """Return a function from array names to keys: the layer's number, and classes, shapes and options up to it."""
     keys: dict[str, str] = {}
     kinds = ""
     for number, (kind, arrays) in enumerate(layers(network), 1):

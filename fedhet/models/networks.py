@@ -228,7 +228,7 @@ class WordLSTM(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, layers: int, units: int = 100, hidden: int = 30):
         super().__init__()
         if len(input_shape) not in (1, 2):
-            raise ModelError(f"a word LSTM needs texts (words,) or (words, width), not {input_shape}: use another")
+            raise ModelError(f"word LSTMs need texts (words,) or (words, width), not {input_shape}: use another model")
         words = len(input_shape) == 1
         self.embedding = nn.Embedding(VOCABULARY, units) if words else nn.Identity()
         self.lstm = nn.LSTM(units if words else input_shape[1], units, num_layers=layers, batch_first=True)

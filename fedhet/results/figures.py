@@ -148,7 +148,7 @@ def save_png(figure: Figure, path: Path) -> None:
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """Return a figure as a transparent SVG element with the colours of the page; every id in it begins with `name`."""
+    """Return a figure as a transparent SVG element in the colours of the HTML page around it; ids begin with `name`."""
     name = re.sub(r"[^\w-]", "_", name)
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):

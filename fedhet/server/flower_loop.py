@@ -45,15 +45,17 @@ class FlowerLoop(Hooks[P, S], Strategy):
     Attributes:
         evaluate_last: function that evaluates all clients after the last round, and returns mean metrics.
         private_wrapper: the Flower strategy for differential privacy that wraps this strategy, if any.
+        _restart, _running: functions that prepare a run, and return its context manager for a grid and initial arrays.
+        _check_that_rounds_counted: function that raises a FedhetError if the last rounds had too few valid replies.
         _flowers_loop: the context managers of the current run in Flower's loop; None outside of such a run.
         _trained: the current round's valid replies by client, and its metrics; None before `aggregate_train`.
-        _arrays: the global arrays at the beginning of the run and, after `aggregate_train`, the newest ones.
+        _arrays: the global arrays at the beginning of the run and, as second element from round 1 on, the newest ones.
     """
 
     evaluate_last: Callable[[], MetricRecord]
-    _restart: Callable[[], None]  # begins a new run
-    _running: Callable[[Grid, ArrayRecord | None], AbstractContextManager[None]]  # given the initial arrays
-    _check_that_rounds_counted: Callable[[], None]  # raises a FedhetError if too few clients replied in the last rounds
+    _restart: Callable[[], None]
+    _running: Callable[[Grid, ArrayRecord | None], AbstractContextManager[None]]
+    _check_that_rounds_counted: Callable[[], None]
     fraction_train, fraction_evaluate = _argument("fraction_train"), _argument("fraction_evaluate")
     min_train_nodes, min_evaluate_nodes = _argument("min_train_nodes"), _argument("min_evaluate_nodes")
     min_available_nodes, weighted_by_key = _argument("min_available_nodes"), _argument("weighted_by_key")
@@ -129,7 +131,6 @@ class FlowerLoop(Hooks[P, S], Strategy):
 
     @contextmanager
     def _in_flowers_loop(self) -> Iterator[None]:
-        """Context manager that ends the run if an exception is raised in its body, and raises the exception again."""
         try:
             yield
         except BaseException as error:  # also Ctrl-C

@@ -224,7 +224,7 @@ def _outside(labels: Tensor, classes: int) -> str:
 
 
 class Vectors(Outputs):
-    """Base class of tasks with one output per label or target; `entries` is PyTorch's loss, such as `F.mse_loss`."""
+    """Base class of tasks with one output per label or target; `entries` is a loss called like `F.mse_loss`."""
 
     entries: ClassVar[Callable[..., Tensor]]
 

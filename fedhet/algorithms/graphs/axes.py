@@ -122,7 +122,7 @@ class Variables:
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
-        """Add the constraint that units of two axes, which `node` combines, are permuted alike; return the first."""
+        """Constrain the units of two axes, which `node` combines, to be permuted alike; return the axis `one`."""
         try:
             self._unify(one, other)
         except _Misfit:
@@ -130,7 +130,7 @@ class Variables:
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """Constrain every `count` entries, which `node` combines, to be permuted as one; return the resulting axis."""
+        """Constrain each run of `count` entries, which `node` combines, to move as a whole; return the axis."""
         try:
             self._coarsen(axis, count)
         except _Misfit:
@@ -159,17 +159,17 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Constrain `count` equal parts of an axis to be permuted alike; return one, or None if a unit is split."""
+        """Constrain `count` equal parts of an axis to be permuted alike; return one, or None if that divides a unit."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Add the constraint that dimension `axis` of a parameter has the segments (ranges of indices) `layout`.
+        """Constrain dimension `axis` of `node`'s parameter `role`, such as ``weight``, to the segments `layout`.
 
-        Return them; for None, those of an earlier call or new units. `node` uses the parameter, named `role` in
-        its layer (``weight``). With `writes`, the layer's outputs lie along the dimension; else it is summed over.
+        Return the dimension's segments (ranges of indices): for None, those of an earlier call or new hidden units.
+        `writes` says whether the layer's outputs lie along the dimension; otherwise, the layer sums over it.
         """
         name = node.parameters[role]
         place = name, axis

@@ -102,8 +102,8 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
         named = ", ".join([node.module for node in graph if _is_layer(graph, node)][:5])
         raise UnsupportedArchitecture(
             f"network {type(model).__name__} has {len(places)} modules that can end a block "
-            f"({', '.join(places.values()) or 'none'}), but needs {count - 1}: set smaller depths, or set the key "
-            f"blocks to the names of {count - 1} modules (its first layers are {named})"
+            f"({', '.join(places.values()) or 'none'}), but {count} blocks (key depths) need {count - 1}: set smaller "
+            f"depths, or name {count - 1} modules in the key blocks (the network's first layers are {named})"
         )
     chosen = [0]
     for number in range(1, count):

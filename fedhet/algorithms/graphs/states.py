@@ -103,10 +103,10 @@ def permute(state: State, groups: PermutationGroups, permutations: Assignments) 
 
 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
-    """Return the weights (L, D) by which FedMA matches the L units of group `index`: those in ``groups[index].rows``.
+    """Return the matrix (L, D) by which FedMA matches the L units of group `index` in a network's state dict.
 
-    A unit's row concatenates its weights: of all gates in an LSTM's W_ih, of all channels in an attention head, and of
-    all filters in a group of a convolution. Filters are flattened channel-major.
+    A row concatenates the weights of a unit in the parameters of ``groups[index].rows``: of all gates in an LSTM's
+    W_ih, all channels in an attention head, and all filters (flattened channel-major) in a group of a convolution.
     """
     pieces = ((_front(state, slot)[places], len(places)) for slot, places in _row_places(state, groups, index))
     return np.hstack([piece.reshape(width, -1) for piece, width in pieces])

@@ -64,11 +64,12 @@ def match_layer(
         >>> match.assignments
         [array([0, 1, 2, 3, 4]), array([4, 3, 2, 1, 0])]
 
-    `weights` has an array (L_j, D) for each client; a row has a neuron's weights and its bias. Rows have the variance
-    `sigma2` around global rows, and these `sigma0_2` around the prior mean, a number or (D,) (FedMA: 0.1 in the bias
-    column). A larger mass `gamma` of the beta process leads to more global rows: at most `max_rows` (None: no limit),
-    or the largest L_j if it is larger. `average` is `map` for posterior or `mean` for plain means. Each of the `sweeps`
-    matches every client again, in a random order drawn with `seed`. Raises a ValueError for invalid weights.
+    `weights` has an array (L_j, D) for each client j; a row has a neuron's weights and its bias. Clients' rows have the
+    variance `sigma2` around global rows; global rows have the variance `sigma0_2` around `prior_mean`, a number or an
+    array (D,) (FedMA: 0.1 in the bias column). A larger `gamma`, the mass of the beta process, leads to more global
+    rows: at most max(`max_rows`, L_1, L_2, ...), or any number for None. They are posterior (`average` is `map`) or
+    plain means (`mean`) of the clients' rows. Each of the `sweeps` matches every client again, in a random order drawn
+    with `seed`. Returns the global rows, with the clients' rows assigned. Raises a ValueError for invalid weights.
     """
     clients = _checked(weights)
     prior = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), clients[0].shape[1:])
