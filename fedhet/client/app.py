@@ -171,7 +171,7 @@ class Answers:
         return Message(record, reply_to=message)
 
     def question(self, job: Job) -> ClientWork[Payload]:
-        """Return the payload for a query: a handshake, initial weights, or training after the last round."""
+        """Answer a query: report in a handshake, send initial weights, or, as an unseen client, train after the run."""
         client, side, question = job.client, job.side, job.client.request.question
         if question == FIRST:
             return work.first(job)

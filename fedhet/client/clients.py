@@ -211,7 +211,7 @@ class Clients:
         return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
-        """Return a whole network with the initial weights of client `owner`, or of all clients if it is "all".
+        """Return the client's whole network with the initial weights of client `owner`, or common ones if it is "all".
 
         With `part`, the client's submodel, the network has what submodels need, such as exits after its blocks.
         """

@@ -155,9 +155,9 @@ class Policy:
     ) -> Measured:
         """Return an evaluation in the form that may be sent: rounded, without values from too few examples.
 
-        `examples` is the number of evaluated examples. `ranked` says that the metric is an AUC, whose weights are
-        numbers of pairs of examples. `behind` has the number of examples from which the IoU of each class is computed,
-        and weights are then rounded; None for other metrics.
+        `metric.weights` are the weights of its values in averages, and `examples` counts the evaluated examples. An AUC
+        is `ranked`: its weights count pairs of examples. For an IoU, `behind` has the number of examples behind each
+        class's value, and weights are rounded, too; it is None for other metrics.
         """
         values, weights = metric.values, metric.weights
         if behind is not None:

@@ -55,7 +55,7 @@ def variants_of(texts: Sequence[str]) -> list[Variant]:
 def _variant(text: str) -> Variant:
     match = _VARIANT.fullmatch(text)
     if not match:
-        raise ConfigError(f"{text} is not a method with settings: write METHOD or NAME=METHOD,KEY=VALUE,...")
+        raise ConfigError(f"{text} names no method: write METHOD or YOURNAME=METHOD,KEY=VALUE,...")
     method = match["method"]
     name = match["name"] or registry.method(method).name
     settings = parse_settings(each for each in _COMMA.split(match["settings"] or "") if each)

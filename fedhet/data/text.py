@@ -234,7 +234,7 @@ def _rows(path: Path) -> Iterable[tuple[str, str, str]]:
         for row in csv.reader(io.StringIO(read(path).decode("latin-1"), newline="")):
             number += 1
             if len(row) != 6 or row[0] not in POLARITIES:
-                raise csv.Error(f"the row must be: polarity (0 or 4), id, date, query, user, text; not {shown(row)}")
+                raise csv.Error(f"it must have polarity (0 or 4), id, date, query, user, text, not {shown(row)}")
             yield row[0], row[4], row[5]
     except csv.Error as error:
         raise DataError(f"row {number} of {path} is damaged ({error}): download the file again") from error

@@ -195,8 +195,8 @@ class Placed(nn.Sequential):
     def __getattr__(self, name: str) -> Any:
         if name in nn.Linear.__constants__ or name in ("weight", "bias"):
             raise HeadRead(
-                f"the network's forward reads {name} of its head (last layer): call the head, or let the method add no "
-                "layer before it: set the method's key width = 0 (in architectures: leave out :WIDTH)"
+                f"the network's forward reads {name} of its last layer, before which the method adds a layer: call the "
+                "last layer instead, or add none (the method's key width = 0; no :WIDTH in architectures)"
             )
         return super().__getattr__(name)
 

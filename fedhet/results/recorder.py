@@ -204,7 +204,7 @@ class RunDirectory(Observer):
         return [path for path in (self.folder / "checkpoint").glob("*.safetensors") if path.stem.isdecimal()]
 
     def _checkpoint(self) -> Path | None:
-        """Return the checkpoint to resume from, or None; read the history up to the checkpoint's round."""
+        """Return the checkpoint to resume from, or None; keep the history only up to the checkpoint's round."""
         rounds, planned = self.config.rounds, toml.load(self.folder / "config.toml").get("rounds", 0)
         last = max(self._checkpoints(), key=lambda path: int(path.stem), default=None)
         if last and 0 < planned < rounds:

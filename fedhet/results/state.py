@@ -98,7 +98,7 @@ class State:
             state.round = saved["round"]
             for name in filter(None, (state.run, *saved["clients"])):  # folders and files are named after them
                 if not plain_name(name):
-                    raise FedhetError(f"the checkpoint's run or client name {name!r} cannot be a file name")
+                    raise FedhetError(f"its name of a run or client, {name!r}, cannot be a file name")
             for name, record in saved["clients"].items():
                 place = record.get("partition")
                 state.clients[name] = ClientRecord(**record | {"partition": tuple(place) if place else None})

@@ -151,7 +151,7 @@ def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = {}) -> f
 
 
 def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
-    """Return, for each client, the sum of its arrays' distances to the closest array of that name at other clients."""
+    """Return, by client, the sum over arrays of the L2 distance to another client's nearest array of that name."""
     total = dict.fromkeys(sent, 0.0)
     for client, arrays in sent.items():
         for name, array in arrays.items():

@@ -160,7 +160,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
                 specs = [federation.specs[client] for client in federation.nodes]
                 check_wrapper(name, self.method.name, run.traits, specs, arrays)
                 if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
-                    raise ConfigError(f"{name} needs a server that sends only the shared model: set method = fedavg")
+                    raise ConfigError(f"{name} allows the server to send only the shared model: set method = fedavg")
             evaluate = run.evaluates(server_round)
             return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
 

@@ -42,7 +42,7 @@ class Handshake:
     def admit(self, *, unseen: bool = False) -> None:
         """Admit new nodes as clients; with `unseen`, also the unseen clients, which join after the last round.
 
-        Raises a FedhetError that lists refused clients: if none was admitted, or if one was and others were refused.
+        Raises a FedhetError with the reasons of refusals if no client is left, or one, and others were refused.
         """
         federation, round = self.federation, self.run.round
         assert federation.grid is not None

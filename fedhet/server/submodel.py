@@ -187,7 +187,7 @@ def cut(arrays: Arrays, parts: Parts) -> Arrays:
 
 
 def _blocks(parts: Mapping[str, Part | None], shape: tuple[int, ...]) -> Iterator[tuple[list[str], Place]]:
-    """Divide an array of this `shape` into blocks; yield (names of the clients that have a block, its index).
+    """Divide an array of this `shape` into blocks that the same clients have; yield the clients and the block's index.
 
     `parts` has each client's indices along each axis (None for all of an axis), or None for a client with all entries.
     """

@@ -17,7 +17,7 @@ from torch.utils.data import dataset as datasets
 
 
 def derive_seed(seed: int, *purpose: object) -> int:
-    """Derive a 63-bit seed, equal on any machine, from a run's for a purpose, such as `("batches", client, round)`."""
+    """Return a 63-bit seed from a run's `seed` and a `purpose`, such as `("batches", client, round)`, anywhere."""
     text = "\x1f".join([str(seed), *(str(part) for part in purpose)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 

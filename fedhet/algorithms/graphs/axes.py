@@ -103,7 +103,7 @@ class Variables:
         return (Segment(self._count, width),)
 
     def known(self, axis: Axis) -> Axis:
-        """Return `axis` with each variable replaced by the segments to which constraints so far equate it."""
+        """Return `axis` with each variable (unknown units) replaced by what it is known to equal by the constraints."""
         meaning = ((self.meaning.get(segment.group), segment) for segment in axis)
         return joined(*(scaled(self.known(found), each.block) if found else (each,) for found, each in meaning))
 

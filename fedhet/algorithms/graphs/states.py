@@ -30,8 +30,8 @@ def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
 def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) -> tuple[int, ...]:
     """Return the number of units of each group of interchangeable units in a network with arrays of these `shapes`.
 
-    A group without arrays in `shapes` keeps its width in `groups`. For a group of blocks (see `groups_by_depth`), it is
-    the least number of blocks that have all these arrays. Raises a ValueError for arrays of another architecture.
+    A group without arrays in `shapes` keeps its width in `groups`. If a group's units are blocks (`groups_by_depth`),
+    their number is that of the deepest block with an array. Raises a ValueError for arrays of another architecture.
     """
     known: dict[int, int] = {}
     for index, units in (groups.needs[name] for name in shapes if name in groups.needs):
@@ -113,7 +113,7 @@ def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floa
 
 
 def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
-    """Return the parameter and axis (`Slot`) of each column of the matrix (L, D) that the function `rows` returns."""
+    """Return the parameter and axis (`Slot`) of each of the D weights of a unit of group `index` (see `rows`)."""
     places = _row_places(state, groups, index)
     return [slot for slot, each in places for _ in range(each.shape[1] * _front(state, slot)[0].size)]
 

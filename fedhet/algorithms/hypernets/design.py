@@ -45,7 +45,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerType:
-    """A layer type: its arrays (`slots`) by role, such as ``weight``, and its largest number of layers in a network."""
+    """A layer type: its arrays (`slots`) by role, such as ``weight``, and the most layers of it in a network."""
 
     slots: Mapping[str, Slot]
     occurrences: int = 1
@@ -112,8 +112,8 @@ def std_of(type: str, shape: Shape) -> float:
 # ---- initial values
 
 BASE = 4.0
-"""Factor of the learned weights in `BaseLowRank`. Gradient steps then change generated weights as much as in `Dense`,
-as BASE^2 is the squared length of latent vectors."""
+"""Factor of the learned weights in a `BaseLowRank` head. As latent vectors have the length BASE, a gradient step then
+changes generated weights as much as in a `Dense` head."""
 
 PARTS: dict[str, Callable[[str, Shape], float]] = {
     "base": lambda type, shape: std_of(type, shape) / BASE,  # (units, fan-in axes)
@@ -122,7 +122,7 @@ PARTS: dict[str, Callable[[str, Shape], float]] = {
     "basis": lambda type, shape: float((shape[0] * max(shape[1:])) ** -0.5),
     **dict.fromkeys(("bias", "change", "vector"), lambda type, shape: 0.0),
 }
-"""Initial standard deviation of a head's parameter, as a function of layer type and shape, by the parameter's name."""
+"""By name of a hypernetwork head's parameter: its initial standard deviation, from a layer's type and shape."""
 
 
 def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tensor:

@@ -91,10 +91,10 @@ def begin_of(name: str, shape: tuple[int, ...], own: Start | None = None) -> tup
     """Return (base, scale) of an array, which is generated as base + scale * the hypernetwork's output.
 
     By default, the base is 1 for weights of normalisation layers, else 0; the scale is Kaiming's sqrt(2 / fan-in) or,
-    for vectors, 0.1. `own` has the mean and standard deviation of the array in a new network: the scale is then the
-    standard deviation unless Kaiming's is close, and the base the mean if it is larger in magnitude, else 0. If the
-    array is constant, the base is the constant, and the scale a tenth of it, at least 0.01 of Kaiming's. Biases that
-    are not constant have the defaults.
+    for vectors, 0.1. With `own`, the mean and standard deviation of the array in a new network, the scale is the
+    standard deviation unless Kaiming's is close (`scale_of`), and the base is the mean if its magnitude exceeds the
+    standard deviation, else 0. If the array is constant, the base is the constant, and the scale is a tenth of its
+    magnitude, at least a tenth of `LEAST` times Kaiming's. Biases that are not constant have the defaults.
     """
     kaiming = math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else 1.0
     usual = float(len(shape) == 1 and name.endswith("weight")), kaiming if len(shape) > 1 else VECTORS

@@ -189,7 +189,7 @@ def average_rest(
     sizes: Sequence[int],
     statistics: bool = True,
 ) -> dict[str, Array]:
-    """Return averages of the arrays that are in no group of hidden units, such as the output layer, by name.
+    """Return averages, by name, of arrays that are not matched, such as the output layer and BatchNorm's statistics.
 
     `states` has clients' arrays, with units in the order of the global model. `assignments` has the global indices of
     each client's units by group, and `sizes` the numbers of global units. With `statistics`, BatchNorm's statistics of
