@@ -53,7 +53,7 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0  # of the hypernetwork; CLIP is its gradient's 
 class PFedHNState(State):
     """The state of pFedHN: the parameters of the `hypernetwork`, and Adam's `moments` ("NAME:exp_avg", ...).
 
-    `starts` has by client and array [offset, scale], if not the default of `begin_of`; output * scale + offset is sent.
+    A client gets the hypernetwork's output * scale + offset; `starts` has [offset, scale] by client and array.
     """
 
     hypernetwork: Arrays = field(default_factory=dict)

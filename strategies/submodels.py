@@ -192,7 +192,7 @@ def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
 
 
 def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
-    """Group names of arrays of equal shape that differ in their first number (the block) only; leave out exit heads."""
+    """Group arrays of equal shape whose names differ only in the first number, the block; leave out exits' heads."""
     inside = (name for name in shapes if not name.startswith(f"{EXITS}."))
     return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
 

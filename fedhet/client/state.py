@@ -62,7 +62,7 @@ class ClientStore:
     def save(self, round: int, tensors: dict[str, Tensor], *, after: int, closing: bool = False) -> None:
         """Save `tensors` as the client's state after `round`; remove other states except the one after round `after`.
 
-        The server returns to the state after round `after` if this reply is lost. A `closing` round removes no state,
+        The server returns to the state after round `after` if the reply to it is lost. A `closing` round removes none,
         since a run that is resumed with more rounds continues from the state before it.
         """
         try:

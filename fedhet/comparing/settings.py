@@ -176,7 +176,7 @@ def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Val
     """Return the settings for all variants: a key's value is that of the first variant in which the key has an effect.
 
     `alike` has, by variant, the configuration without the settings given for this variant only. `adapted` has these
-    configurations adapted to the user's models and data; settings are from it, except for the optimiser's keys.
+    configurations adapted to the user's models and data, from which all values but the optimiser's are taken.
     """
 
     def first(key: str) -> str:

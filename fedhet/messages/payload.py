@@ -284,7 +284,7 @@ READERS: dict[Any, str] = {
 
 @cache
 def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
-    """Return the text, number and boolean fields of `dataclass`, each with its key in messages."""
+    """Return the text, number and boolean fields of `dataclass` as pairs (field, its key in a message)."""
     plain = [each for each in fields(dataclass) if each.type in READERS]
     return [(each, each.metadata.get("key", kebab(each.name))) for each in plain]
 

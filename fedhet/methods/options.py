@@ -276,5 +276,5 @@ def keys_about(*about: About) -> tuple[str, ...]:
 
 @cache
 def keys_that(may: Literal["at_node", "resumable", "path"]) -> tuple[str, ...]:
-    """Return the keys of all methods that a node may set (`at_node`), a resumed run may change, or that are paths."""
+    """Return the keys that a node may set (`at_node`), a resumed run may change (`resumable`), or that are paths."""
     return tuple(key for key, field in fields_of(Config).items() if field.metadata[may])

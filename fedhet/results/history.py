@@ -209,7 +209,7 @@ class RunFiles:
 
     @property
     def curve(self) -> list[tuple[int, float]]:
-        """The accuracy that is the run's result (see `scored`) after each round, as pairs (round, accuracy)."""
+        """The accuracy of personal (else global) models after each round, as pairs (round, accuracy); see `scored`."""
         return scored_curve(self.rows, self.scored)
 
     @property

@@ -81,7 +81,7 @@ class Handshake:
             self.run.warn_once(why)
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
-        """Ask the nodes `new` (node ids) for a `Report`; admit those that can take part, most typical ones first.
+        """Ask the nodes `new` (node ids) for a `Report`; admit those that can take part, those most like others first.
 
         A client must agree with those admitted before in its task, test set, public dataset and shared arrays. A node
         that sends the name of an admitted client gets this name only if the client's node no longer replies. Unseen
@@ -263,7 +263,7 @@ class Handshake:
         )
 
     def _test_on_own_parts(self) -> None:
-        """Set `test-on = local`; raise a FedhetError if the user set another value or clients have common tests."""
+        """Set `test-on = local`; raise a FedhetError if the user set another value or there are common test sets."""
         run = self.run
         if "test-on" in run.config.chosen or self.federation.known:
             raise FedhetError(

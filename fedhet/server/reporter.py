@@ -34,7 +34,7 @@ class Reporter:
     """The reporter of a run, which notifies observers and computes the record of each round.
 
     `size_of` returns the size of a client's network as text, such as "width 0.5". `on_common_test` has the server's
-    metrics of the global model at the beginning of the round, and `evaluated` clients' mean metrics in the last record.
+    metrics of the global model at the beginning of the round; `evaluated` has the clients' mean metrics of that round.
     """
 
     def __init__(self, run: Run, size_of: Callable[[str], str], observers: Sequence[Observer]) -> None:
@@ -137,9 +137,9 @@ def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluat
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return statistics of networks as `received` and `trained` on clients' own test examples, by these keys.
+    """Return statistics over clients of the metrics of `received` and `trained` networks, on their own test examples.
 
-    `common` and `validation` have the same on other examples; `on_common_test` is the server's for the global model.
+    The keys `common` and `validation` have the same on these sets; the server sent `on_common_test`, if any.
     """
     local, common, validation = (
         {which: over_clients(replies, f"{test}{which}") for which in ("received", "trained")}

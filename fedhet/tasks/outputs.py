@@ -71,7 +71,7 @@ class Outputs:
         return loss, labels.numel(), ((scores.argmax(-1) == labels).sum(),)
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Return the metric of `count` predictions; `columns[i]` has the i-th tensor of `evaluate` for each batch."""
+        """Return the metric of `count` predictions; `columns[i]` has the i-th tensor of `evaluate`'s, by batch."""
         return Metric((int(torch.stack(columns[0]).sum()) / count if count else math.nan,), (count,))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:

@@ -44,7 +44,7 @@ def train(
         prepare: function that transforms raw inputs, and augments them if its second argument is a generator.
         generator: random generator of the order of examples and the augmentation; dropout uses torch's global one.
         before: the combined result of the phases before this one; None if this is the first phase.
-        privacy: settings of example-level differential privacy, under which all loss terms must be `public`.
+        privacy: settings of example-level differential privacy, under which loss terms must use public data only.
 
     Raises:
         ModelError: the phase trains none of the model's parameters; training diverged, or the first loss is not finite.

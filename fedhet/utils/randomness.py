@@ -136,7 +136,7 @@ def reseeded(values: Iterable[object]) -> Iterator[None]:
 
 
 def _reseed(generator: Any, seed: int) -> Callable[[], object]:
-    """Seed a torch, NumPy or Python generator from `seed` and a draw; return a function that restores its state."""
+    """Seed a torch, NumPy or Python generator from `seed` and its next draw; return a function that restores it."""
     if isinstance(generator, torch.Generator):
         before, drawn = generator.get_state(), torch.empty((), dtype=torch.int64, device=generator.device)
         generator.manual_seed(derive_seed(seed, int(drawn.random_(generator=generator))))

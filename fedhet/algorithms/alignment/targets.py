@@ -221,8 +221,8 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
 def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
     """Return the distance, a scalar, of a client's tensors `parts` from FedHARM's `target` for the same images.
 
-    For `kind` `cosine`, both have descriptors (n, width) by block, of which the wider one is cut; the distance is the
-    mean of 1 - cosine. For `spectral`, `parts` has one tensor of representations (n, d); the distance is 1 - CKA.
+    For `kind` `cosine`, both have descriptors (n, width) by block, cut to the narrower of each pair; the distance
+    is the mean of 1 - cosine. For `spectral`, both have one tensor of representations (n, d); the distance is 1 - CKA.
     """
     if kind == "cosine":
         pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in zip(parts, target, strict=True)]

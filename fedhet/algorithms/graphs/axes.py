@@ -189,7 +189,7 @@ class Variables:
         self.refuse(axes, f"{node} works along hidden units, whose order or number changes its result: leave it out")
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return the axes passed to `refuse` whose units may still be permuted, each with its error message."""
+        """Return the axes that must have no permuted units (`refuse`), but still may, each with its error message."""
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis)]
 
     def other_way(self, axis: Axis) -> str | None:

@@ -1,7 +1,7 @@
 """The layer types that a graph hypernetwork knows, and the initial values of its parameters.
 
 Initial values depend on name, shape and seed only, so the server draws them without building the hypernetwork. A head
-generates weights sum_l z_l D_l from a latent vector z with E[z_l^2] = 1. The entries of D_l have the standard deviation
+generates weights sum_l z_l D_l from a latent vector z with E[z_l^2] = 1. Its arrays D_l have the standard deviation
 std / (width of z)^.5, so that the standard deviation of the weights is std, the result of `std_of`.
 """
 
@@ -70,7 +70,7 @@ def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
 
 
 def slots_of(node: LayerNode) -> dict[str, Slot]:
-    """Return the arrays to generate for a layer, which are its trained parameters, by role, such as ``weight``."""
+    """Return a `Slot` for each array to generate for a layer, its trained parameters, by name, such as ``weight``."""
     slots = {}
     for role, shape in node.shapes.items():
         if role in node.constants:

@@ -47,7 +47,7 @@ class Matching:
         prior: npt.NDArray[np.float64],
         random: np.random.RandomState,
     ) -> LayerMatch:
-        """Match clients' units of `group`, given their weights (L_j, D) as `matrices`, and the weights' prior mean."""
+        """Match units of `group`; `matrices` (L_j, D) have their weights by client, `prior` (D,) the means."""
         limit = int(self.max_growth * max(map(len, matrices))) if self.max_growth else None
         options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "max_rows": limit}
         if self.variances == "estimated":
@@ -91,8 +91,8 @@ def match_group(
 ) -> GroupMatch:
     """Match the units of group `index` among clients by the rule `how`; average its parameters that are not matched.
 
-    `states` has each client's arrays. For earlier groups, `assignments` has the global indices of each client's units,
-    and `sizes` the global widths. Posterior or plain means (`how.average`) are over the clients that have a unit, but
+    `states` has each client's arrays. For earlier groups, `assignments` has the indices of each client's units in the
+    global model, and `sizes` its widths. Posterior or plain means (`how.average`) are of clients that have a unit, but
     recurrent weights have plain means over all clients. `random` orders the clients.
     """
     matrices = [graphs.rows(state, groups, index) for state in states]
