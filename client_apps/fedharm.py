@@ -25,7 +25,7 @@ from fedhet.training import Phase, Step, Term, reestimate
 class FedHARM(ClientSide[FedHARMOptions]):
     """Client side of FedHARM: trains on private examples, then on public images.
 
-    The loss of public images is alpha * cross entropy + (1 - alpha) * distance of their descriptors to the target.
+    The loss of public images is alpha * cross entropy + (1 - alpha) * distance of descriptors to the server's target.
     """
 
     @cached_property

@@ -222,7 +222,7 @@ def run(
 
 
 class RunCache:
-    """Runs of a `Case` that several tests share, by name (`normal` or `crash`) and case; each is executed once."""
+    """Runs that several tests share, executed once: by name, `normal` or `crash` (of a client), and `Case`."""
 
     runs: ClassVar[dict[tuple[str, Case], Run]] = {}
 

@@ -110,7 +110,7 @@ def parse(text: str) -> Config:
 def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Config:
     """Return a node's configuration: the server's (`text`, see `Config.text`) with the node's own (key, value) pairs.
 
-    The server's values of keys that are paths are removed, unless it runs on the same machine or cluster (`here`).
+    Paths that the server set are removed, unless the node runs on the server's machine or cluster (`here`).
     """
     config = parse(text)
     paths = {} if here else {key: "" for key in keys_that("path") if config.flat()[key] != ""}
@@ -174,7 +174,7 @@ def preset_settings(name: str) -> dict[str, Any]:
 
 
 def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's defaults for a user's models and data: those for SGD if the settings in `chosen` select it."""
+    """Return a method's defaults for a user's models and data, for SGD if settings in `chosen` imply it, or Adam."""
     sgd = chosen.get("optimizer", "sgd" if {"learning-rate", "momentum"} & chosen.keys() else "adam") == "sgd"
     return {**OWN_SETTINGS, **method.own, **(OWN_SGD if sgd else {})}
 

@@ -42,7 +42,7 @@ def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Map
 
 
 def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the user's config for `action` (`train` or `evaluate`) and the `names`; the inverse of `sent_along`."""
+    """Return the user's config for `action` (`train` or `evaluate`) and Flower's names; the inverse of `sent_along`."""
     names = {key.removeprefix(NAMES): value for key, value in record.items() if key.startswith(NAMES)}
     if action == "evaluate":
         return {key.removeprefix(EVALUATE): v for key, v in record.items() if key.startswith(EVALUATE)}, names

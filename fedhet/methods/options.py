@@ -36,7 +36,7 @@ class Options:
     """Base class of the keys that only one method has: fields made with `option`, by default with the paper's values.
 
     Of the keys that all methods have (fields of `Config`), `without` lists those that have no effect with this method.
-    `uses` lists keys that this method uses although others with its `Traits`, or with a user's data or models, do not.
+    `uses` lists keys that have an effect although, by its `Traits`, or with a user's data or models, they have none.
     """
 
     uses: ClassVar[Collection[str]] = ()

@@ -149,7 +149,7 @@ def expand(architectures: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
-    """Return the name of each client's model, from the comma-separated list `architectures` of models and families.
+    """Return the name of each client's model, from the comma-separated names of models and families of models.
 
     `how` is `round-robin` (in turn), `blocks` (consecutive clients have one model) or `random` (drawn with `seed`).
     """

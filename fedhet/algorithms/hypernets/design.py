@@ -20,7 +20,7 @@ from fedhet.utils.randomness import torch_generator
 
 Head = Literal["dense", "base-lowrank", "tiled"]
 """Heads of a hypernetwork: for each layer type, ``dense`` (a linear map of a latent vector; Litany et al., 2022) or
-``base-lowrank`` (learned weights plus a generated matrix of low rank); ``tiled``: one head generates tiles of all."""
+``base-lowrank`` (learned weights plus a generated matrix of low rank); ``tiled``: one for all types, by tiles."""
 Shape = tuple[int, ...]
 
 WIDTH, STEPS = 51, 6
@@ -130,8 +130,8 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
 
     `key` is its name: `heads.<layer type>.<array's role>.<part of head>` (see `PARTS`), `latents.<part>.<layer type>`
     (computes the latent vector z), `embedding...` (embeds layers) or `tiles...` (``tiled`` head). Without `normalise`,
-    a ``dense`` head is drawn from Xavier's normal distribution times (2 inputs / width of z)^.5 (Litany et al., 2022),
-    and the layer that computes z is initialised as in PyTorch.
+    a ``dense`` head is drawn from Xavier's normal distribution, times (2 n / width of z)^.5 for layers of n inputs
+    (Litany et al., 2022), and the layer that computes z has PyTorch's default initialisation.
     """
     parts, generator = key.split("."), torch_generator(seed, "hypernetwork", key)
     try:

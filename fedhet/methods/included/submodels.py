@@ -126,7 +126,7 @@ class DepthOptions(SubmodelOptions):
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return {"blocks": ("", reason)} if `blocks` is set, since a preset names modules of its network; else {}."""
+        """Return, by key, the value of `blocks` for a user's models and why: they lack the modules of a preset."""
         return {"blocks": ("", "since a preset's are modules of its own network")} if self.blocks else {}
 
 
