@@ -108,7 +108,7 @@ def test_one_exit_is_fedavg(federate):
 @pytest.mark.parametrize(
     ("network", "count", "names", "words"),
     [
-        (lambda: models.build("mlp", (1, 8, 8), 10), 4, "", r"end a block \(body.2, body\), but needs 3"),
+        (lambda: models.build("mlp", (1, 8, 8), 10), 4, "", r"end a block \(body.2, body\), but 4 blocks"),
         (
             lambda: models.build("mlp", (1, 8, 8), 10),
             3,
