@@ -25,7 +25,8 @@ from fedhet.training import Phase, Step, Term, reestimate
 class FedHARM(ClientSide[FedHARMOptions]):
     """Client side of FedHARM: trains on private examples, then on public images.
 
-    The loss of public images is alpha * cross entropy + (1 - alpha) * distance of descriptors to the server's target.
+    The loss of public images is a * cross entropy + (1 - a) * `distance`, where a is the method's key `alpha`: the
+    distance of their descriptors (most important activations of each block) from the server's mean of all clients'.
     """
 
     @cached_property

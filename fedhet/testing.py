@@ -222,7 +222,7 @@ def run(
 
 
 class RunCache:
-    """Runs that several tests share, executed once: by name, `normal` or `crash` (of a client), and `Case`."""
+    """Runs shared by tests, by name and `Case`: `normal` (without failures) or `crash` (client 1 fails in round 2)."""
 
     runs: ClassVar[dict[tuple[str, Case], Run]] = {}
 

@@ -295,7 +295,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a tiny budget": (
         lambda: fedhet.recommend({"clients": 2}, methods=["local"], budget=0.01, jobs=1),
-        "the budget of 0.0 s is too short for a verdict",
+        "the budget of 0.0 s is too short to compare methods",
     ),
     "a run that is no run": (lambda: fedhet.load_model("nowhere", 0), "nowhere has no config.toml: give the directory"),
     "a run of another kind": (lambda: fedhet.load_model(3, 0), "run = 3: must be a text or a path"),

@@ -333,10 +333,10 @@ def enough(job: Job, count: int, metric: str) -> bool:
 
 
 def _common(job: Job, when: str) -> Examples | None:
-    """Return the test set that all clients share, or None if this evaluation (`when`) does not need it.
+    """Return the test set that all clients share, or None if the model `when` is not to be evaluated on it.
 
-    Of the models before (`received`) and after training (`trained`), one counts as the method's result: only this one
-    is evaluated on the common test set, unless it is the global model, which the server evaluates.
+    `when` is `received` (before training) or `trained` (after it). Only the model by which the method is scored is
+    evaluated on this test set, by the server if it is the global model and the data are not the user's own.
     """
     client, traits = job.client, job.side.traits
     if when in ("received", "trained") and when != traits.scored:

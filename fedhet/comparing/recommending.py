@@ -196,8 +196,8 @@ class _Search:
         if problem or not enough:
             most, least = (math.ceil(needed(*part) / 60) for part in (parts[0], parts[-1]))
             raise FedhetError(
-                f"the budget of {format_seconds(budget)} is too short for a verdict: set --budget {most}m for all "
-                f"{_training(*parts[0])}, or at least --budget {least}m for only {_training(*parts[-1])}"
+                f"the budget of {format_seconds(budget)} is too short to compare methods: set --budget {most}m to "
+                f"train {_training(*parts[0])}, or at least --budget {least}m for only {_training(*parts[-1])}"
             )
         self.shorter = {} if enough == parts[0] else {"rounds": enough[0], "local-epochs": enough[1]}
         if min(epochs, closing) > enough[1]:

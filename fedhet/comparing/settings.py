@@ -214,7 +214,7 @@ def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of keys with a method's prefix, such as `fedprox.mu`, in the `methods`' presets for `base`."""
+    """Return methods' own keys, such as `fedprox.mu`, with values from their presets for the data set of `base`."""
     for_all, method_keys = _preset(base, methods[0]), dict[str, Any]()
     for method in methods:
         settings, prefix = _own_preset(method, base), f"{method.family}."

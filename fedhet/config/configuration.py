@@ -108,9 +108,9 @@ def parse(text: str) -> Config:
 
 @lru_cache(maxsize=256)
 def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Config:
-    """Return a node's configuration: the server's (`text`, see `Config.text`) with the node's own (key, value) pairs.
+    """Return a node's configuration: the server's (`text`, see `Config.text`), updated by `node`'s (key, value) pairs.
 
-    Paths that the server set are removed, unless the node runs on the server's machine or cluster (`here`).
+    `here` says whether server and node run on one machine or cluster. If not, paths set by the server are removed.
     """
     config = parse(text)
     paths = {} if here else {key: "" for key in keys_that("path") if config.flat()[key] != ""}
@@ -174,7 +174,10 @@ def preset_settings(name: str) -> dict[str, Any]:
 
 
 def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's defaults for a user's models and data, for SGD if settings in `chosen` imply it, or Adam."""
+    """Return a method's default settings for a user's own models and data: with SGD or, by default, Adam.
+
+    SGD is used if `chosen`, the user's settings, have it or have `learning-rate` or `momentum` without `optimizer`.
+    """
     sgd = chosen.get("optimizer", "sgd" if {"learning-rate", "momentum"} & chosen.keys() else "adam") == "sgd"
     return {**OWN_SETTINGS, **method.own, **(OWN_SGD if sgd else {})}
 

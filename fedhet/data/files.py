@@ -138,7 +138,7 @@ class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
             # `read_cifar` adds the name of the file and the remedy.
-            raise DataError(f"the file has the object {module}.{name}, but may contain only NumPy arrays")
+            raise DataError(f"it contains {module}.{name}, but may contain only NumPy arrays, as others can run code")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 

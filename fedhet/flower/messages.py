@@ -35,14 +35,14 @@ PREFIXES = TRAIN, EVALUATE, NAMES = "train_config.", "evaluate_config.", "names.
 
 
 def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Join a user's configs for `train` and `evaluate`, and `names` (Flower's `arrayrecord_key`, ...), in one dict."""
+    """Join a user's configs for `train` and `evaluate`, and Flower's options `names` (`arrayrecord_key`, ...)."""
     prefixed = {f"{TRAIN}{key}" if key in OURS or key.startswith(PREFIXES) else key: v for key, v in train.items()}
     prefixed |= {f"{EVALUATE}{key}": value for key, value in evaluate.items()}
     return prefixed | {f"{NAMES}{key}": value for key, value in names.items()}
 
 
 def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the user's config for `action` (`train` or `evaluate`) and Flower's names; the inverse of `sent_along`."""
+    """Return from a request's `record` the config for `train` or `evaluate` (`action`), and options (`sent_along`)."""
     names = {key.removeprefix(NAMES): value for key, value in record.items() if key.startswith(NAMES)}
     if action == "evaluate":
         return {key.removeprefix(EVALUATE): v for key, v in record.items() if key.startswith(EVALUATE)}, names

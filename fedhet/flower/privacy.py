@@ -79,8 +79,8 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
     for key, (_, dtype) in specs[0].items():
         if dtype not in ("float32", "float64"):
             raise ConfigError(
-                f"array {key} is {dtype}, not float32 or float64, which {name} clips: convert it, or, if it is "
-                "BatchNorm's counter, set batch-norm = local"
+                f"{name} clips only float32 and float64, but the clients' array {key} is {dtype}: convert it, or, if "
+                "it is BatchNorm's counter, set batch-norm = local"
             )
 
 

@@ -35,8 +35,8 @@ _place = partial(option, about="place", resumable=True)
 class Options:
     """Base class of the keys that only one method has: fields made with `option`, by default with the paper's values.
 
-    Of the keys that all methods have (fields of `Config`), `without` lists those that have no effect with this method.
-    `uses` lists keys that have an effect although, by its `Traits`, or with a user's data or models, they have none.
+    `without` lists keys that all methods have (fields of `Config`), but that have no effect with this method. `uses`
+    lists keys that have an effect with it even if a user passes models or data, or the method's `Traits` exclude it.
     """
 
     uses: ClassVar[Collection[str]] = ()
@@ -53,7 +53,7 @@ class Options:
         return False
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return, by key, pairs of a value that suits a user's own models and the reason as text."""
+        """Return {key: (value, reason)}: defaults for a user's own models, with reasons (phrases) for a remark."""
         return {}
 
     def check(self, config: "Config") -> None:

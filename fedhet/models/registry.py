@@ -112,7 +112,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
             return model
         heads = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         if not heads:
-            raise ModelError(f"the network has no nn.Linear, before which to pool to width {width}: use {base!r}")
+            raise ModelError(f"the network has no nn.Linear before which to pool to width {width}: use {base!r}")
         return place_before(model, heads[-1], {"pooling": nn.AdaptiveAvgPool1d(int(width))}, int(width))
     except ModelError as error:
         raise ModelError(f"model {name!r}: {error}") from None
@@ -149,9 +149,9 @@ def expand(architectures: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
-    """Return the name of each client's model, from the comma-separated names of models and families of models.
+    """Return the name of each client's model; `architectures` has names of models or families, separated by commas.
 
-    `how` is `round-robin` (in turn), `blocks` (consecutive clients have one model) or `random` (drawn with `seed`).
+    A family stands for all of its models. For `how` (`round-robin`, `blocks` or `random`) and `seed`, see `spread`.
     """
     return spread(expand(architectures), how, clients, seed)
 

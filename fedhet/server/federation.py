@@ -58,9 +58,7 @@ class Federation:
         names = itertools.chain([self.earlier_name(node, claimed) or claimed, claimed], numbered)
         name = next(name for name in names if name not in self.nodes)
         if not plain_name(name):
-            raise FedhetError(
-                f"two nodes have the name {claimed}, which is too long for a number: shorten it in the node configs"
-            )
+            raise FedhetError(f"two nodes have the name {claimed}, too long to append a number: set different names")
         if name != claimed:
             self.run.warn_once(
                 f"node {node} takes part as client {name}, since another node has the name {claimed}: each node needs "

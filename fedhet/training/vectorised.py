@@ -161,8 +161,6 @@ def _padded(
 
 
 def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int]) -> Callable[..., Any]:
-    """Return a function that returns a client's loss and scalars of step `number`, and appends to `passed`."""
-
     def of_one(constants: Sequence[Mapping[str, Any]], inputs: Tensor, labels: Tensor, rows: Tensor, w: Tensor) -> Any:
         model, recorded = client.model, dict[str, tuple[Tensor, int]]()
         outputs, captured = forward(model, inputs, client.phase.captures)

@@ -143,7 +143,7 @@ def test_no_federated_method_has_a_result(made, found):
 
 
 def test_a_budget_that_is_too_short(made):
-    with pytest.raises(FedhetError, match=r"too short for a verdict: set --budget 5m"):
+    with pytest.raises(FedhetError, match=r"too short to compare methods: set --budget 5m"):
         made.go("5s")
     assert made.now <= 5
     assert made.started == [f"local,rounds=1,local-epochs=1,seed={SEED}"]

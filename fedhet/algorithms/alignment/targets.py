@@ -273,7 +273,7 @@ def unpack(packed: Packed) -> Tensor:
     values, exponent, (least, most) = packed["values"], packed["exponent"], EXPONENTS
     if exponent.shape != () or not least <= int(exponent) <= most:
         got = f"{str(exponent)[:50]}: use the server's version of fedhet"
-        raise ValueError(f"a sent tensor's exponent (scale 2^exponent) must be from {least} to {most}, not {got}")
+        raise ValueError(f"a tensor is sent as values * 2^exponent, with exponent from {least} to {most}, not {got}")
     with np.errstate(over="ignore"):  # infinities are refused below
         unpacked = torch.from_numpy(np.asarray(np.ldexp(values.astype(np.float32), int(exponent))))
     check_finite_features(unpacked, "a sent tensor")

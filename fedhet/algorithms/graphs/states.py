@@ -97,7 +97,7 @@ def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple
 
 
 def permute(state: State, groups: PermutationGroups, permutations: Assignments) -> dict[str, Array]:
-    """Return the state of an equal network with reordered units: unit l of group i goes to ``permutations[i][l]``."""
+    """Return the state with interchangeable units reordered: unit l of group i moves to ``permutations[i][l]``."""
     local = widths(state, groups)
     return expand(state, groups, permutations, {index: local[index] for index in permutations})
 

@@ -19,8 +19,9 @@ from fedhet.models.copies import Start
 from fedhet.utils.randomness import torch_generator
 
 Head = Literal["dense", "base-lowrank", "tiled"]
-"""Heads of a hypernetwork: for each layer type, ``dense`` (a linear map of a latent vector; Litany et al., 2022) or
-``base-lowrank`` (learned weights plus a generated matrix of low rank); ``tiled``: one for all types, by tiles."""
+"""Kinds of heads, which generate weights from latent vectors. ``dense`` (a linear map; Litany et al., 2022) and
+``base-lowrank`` (learned weights plus a generated matrix of low rank) have a head for each layer type. ``tiled`` has a
+single head, which generates tiles (blocks of weights), of which the weights of all layers are composed."""
 Shape = tuple[int, ...]
 
 WIDTH, STEPS = 51, 6
@@ -129,9 +130,9 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
     """Return the initial value of a parameter of a `GraphHypernetwork`; raise a ValueError for unknown parameters.
 
     `key` is its name: `heads.<layer type>.<array's role>.<part of head>` (see `PARTS`), `latents.<part>.<layer type>`
-    (computes the latent vector z), `embedding...` (embeds layers) or `tiles...` (``tiled`` head). Without `normalise`,
-    a ``dense`` head is drawn from Xavier's normal distribution, times (2 n / width of z)^.5 for layers of n inputs
-    (Litany et al., 2022), and the layer that computes z has PyTorch's default initialisation.
+    (computes the latent vector z), `embedding...` (embeds layers) or `tiles...` (``tiled`` head). If `normalise` is
+    False, the layer that computes z starts as nn.Linear in PyTorch, and a ``dense`` head from Xavier's normal
+    distribution times (2 n / w)^.5, with n inputs of the generated layer and w entries of z (Litany et al., 2022).
     """
     parts, generator = key.split("."), torch_generator(seed, "hypernetwork", key)
     try:

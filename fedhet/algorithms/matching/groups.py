@@ -58,10 +58,10 @@ class Matching:
     def prior_mean(
         self, states: Sequence[State], matrices: Sequence[Array], groups: graphs.PermutationGroups, index: int
     ) -> npt.NDArray[np.float64]:
-        """Return the prior mean (D,) of the weights of units in the permutation group `index` of `groups`.
+        """Return the prior mean (D,) of the D weights of a unit in group `index` of interchangeable units.
 
-        `matrices` (L_j, D) have the weights of each client's L_j units, taken from `states`. The prior mean is 0.1 for
-        biases, the mean of all units for scales of normalisation layers, and 0 for other weights.
+        `matrices` has the weights (L_j, D) of each client j's L_j units, and `states` clients' arrays by name. The mean
+        is 0.1 for biases, the mean over all units for scales of normalisation layers, and 0 for other weights.
         """
         slots = graphs.columns(states[0], groups, index)
         prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])

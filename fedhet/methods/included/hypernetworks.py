@@ -34,11 +34,10 @@ class FLHAGHNOptions(Options):
         return () if self.head == "tiled" else ("architectures",)
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return pairs (value, reason) by key for users' models: a learning rate, and `head = tiled` unless set."""
+        """Return {key: (value, reason)} for a user's models: a learning rate, and `head = tiled` if it is not set."""
         suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}
         if self.head != "tiled":
-            why = "which writes layers of any type: the models are not those of `architectures`"
-            suited["head"] = "tiled", why
+            suited["head"] = ("tiled", "which writes layers of any type: the models are not those of `architectures`")
         return suited
 
 

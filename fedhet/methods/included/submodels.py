@@ -126,8 +126,8 @@ class DepthOptions(SubmodelOptions):
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return, by key, the value of `blocks` for a user's models and why: they lack the modules of a preset."""
-        return {"blocks": ("", "since a preset's are modules of its own network")} if self.blocks else {}
+        """Return {"blocks": ("", reason)}, the default for a user's own models, or {} if `blocks` is empty anyway."""
+        return {"blocks": ("", "since the preset names modules of its network, not of yours")} if self.blocks else {}
 
 
 @dataclass(frozen=True)
