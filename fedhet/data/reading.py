@@ -139,8 +139,8 @@ def pair_of(row: Any) -> tuple[Any, Any]:
         kind = "None" if row is None else f"of type {type(row).__name__}"
         raise DataError(f"a dataset's row must be a pair (input, label) or a dict of both, not {kind}")
     labels, others = [name for name in row if name in LABELS], [name for name in row if name not in LABELS]
-    first = {name: row[name][0] if isinstance(row[name], list) and row[name] else row[name] for name in others}
-    tokens = {name: row[name] for name in others if not isinstance(first[name], str)} if "input_ids" in row else {}
+    columns = {name: row[name] for name in others if "input_ids" in row}
+    tokens = {n: c for n, c in columns.items() if not isinstance(c[0] if isinstance(c, list) and c else c, str)}
     inputs = ["input_ids"] if tokens else [name for name in others if name in INPUTS] or others
     if len(inputs) != 1 or len(labels) != 1:
         raise DataError(
