@@ -66,8 +66,7 @@ class Local(ClientSide[LocalOptions]):
         return [replace(phase, examples=both, augmented=True) for phase in phases]
 
 
-LEAST = 1e-6
-"""Lowest probability of a class, so that the cross entropy of a wrong prediction is finite."""
+LEAST = 1e-6  # lowest probability of a class, so that the cross entropy of a wrong prediction is finite
 
 
 class Classical(ClientSide[ClassicalOptions], ABC):

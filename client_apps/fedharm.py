@@ -47,7 +47,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
     # ---- training
 
     def phases(self, payload: Payload) -> list[Phase]:
-        """Return the previous round's phase on public images, then this round's phase on private examples."""
+        """Return up to two phases: on public images, with the target that the server sent, then on private examples."""
         phases = self._on_shared(payload) if "shared" in payload.values else []
         if not self.client.request.closing:
             phases.append(Phase(self.client.request.epochs, self.client.optimisation(0, 2), continues=True))

@@ -37,7 +37,7 @@ class Scores(ClientSide[Q]):
         return reply
 
     def in_turn(self, phases: Sequence[Phase]) -> list[Phase]:
-        """Return the round's `phases` with the learning rates of their turn, and public batches of `public-batch`."""
+        """Return `phases` with learning rates for their order in the round; those on public data use `public-batch`."""
         stepped = []
         for part, phase in enumerate(phases):
             optimisation = self.client.optimisation(part, len(phases))

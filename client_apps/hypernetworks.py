@@ -27,8 +27,7 @@ from fedhet.models.copies import multiplies, starts_of
 from fedhet.training import Phase
 from fedhet.utils.randomness import seeded
 
-REFINE_RATE = 0.001
-"""Learning rate at which the head is fine-tuned before an evaluation."""
+REFINE_RATE = 0.001  # learning rate at which the head is fine-tuned before an evaluation
 
 
 class FLHAGHN(ClientSide[FLHAGHNOptions]):
@@ -54,7 +53,7 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
-        """Map all generated arrays to one key that is sent: they count as shared, as the hypernetwork is sent."""
+        # Clients need not keep or redraw these arrays: the hypernetwork, which they receive, generates them.
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def begin(self, payload: Payload) -> None:

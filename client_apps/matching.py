@@ -77,14 +77,13 @@ class PFNM(Matched[PFNMOptions]):
 
 
 def class_counts(client: Client, output: str) -> Arrays:
-    """Return {"counts": numbers of examples by class}; `output` is the name of an array with a row for each class."""
+    """Return {"counts": numbers of examples by class}, for as many classes as the array called `output` has rows."""
     classes = client.tensors[output].shape[0]
     labels = client.data.train.labels.flatten().cpu().numpy()
     return {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}
 
 
-LAST_WEIGHT_DECAY = 1e-4
-"""Weight decay when FedMA trains the output layer, after all other layers are matched, as in the authors' code."""
+LAST_WEIGHT_DECAY = 1e-4  # when only the output layer is trained, as in the authors' code of FedMA
 
 
 class FedMA(Matched[FedMAOptions]):

@@ -21,7 +21,7 @@ from .fedhenn import distance_metric
 
 @dataclass
 class FedHARMState(State):
-    """The state of FedHARM: `sent` has each client's latest descriptors (class posteriors if `align = spectral`)."""
+    """FedHARM's state: `sent` has, by client, activations of public images (class posteriors if `align = spectral`)."""
 
     sent: ArraysBy = field(default_factory=dict)
 

@@ -171,7 +171,7 @@ class Learner(ByClass[L, LearnerState]):
         """Return a new network for the server, with weights drawn from torch's global random generator."""
 
     def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
-        """Return loss terms for training on `means` (n, width) of `classes` (n,); if empty, cross entropy is used."""
+        """Return loss terms for `means` (n, width) of `classes` (n,) in place of cross entropy, or () to keep it."""
         return ()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:

@@ -183,7 +183,7 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
 
 @lru_cache(maxsize=1)
 def blocks_of(description: str) -> dict[str, int]:
-    """Return, by array name, the least depth of clients that have the array; `description` is the network as JSON."""
+    """Return the number (from 1) of each array's block in a network, by name; `description` is the network as JSON."""
     return {name: block for name, (_, block) in read_network(description).needs.items()}
 
 

@@ -97,7 +97,7 @@ def test_all_problems_are_reported():
     ("settings", "message"),
     [
         ({"architectures": "cnn33"}, "unknown model 'cnn33'"),
-        ({"architectures": ","}, "architectures names no model"),
+        ({"architectures": ","}, "the key architectures has no model"),
         (
             {"task": "regression"},
             "task is not a key but an argument of fedhet.run, fedhet.compare and fedhet.make_client_app: pass task=",

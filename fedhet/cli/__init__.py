@@ -97,7 +97,10 @@ def compare(
     settings: arguments.Settings = None,
     out: Annotated[Path | None, arguments.place("Folder of the comparison; by default one in runs/.")] = None,
     jobs: arguments.Jobs = None,
-    baseline: Annotated[str | None, typer.Option(metavar="NAME", help="By default the first method.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Method with which the others are compared; by default the first."),
+    ] = None,
     tune: arguments.Tune = None,
     tune_runs: arguments.TuneRuns = None,
     tune_seeds: Annotated[str, typer.Option(help="Comma-separated; for tuning only.")] = "1000,1001,1002",

@@ -212,20 +212,22 @@ class ClientSide(Generic[P]):
     - when a network is built: `adapt`, `head_of`;
     - before the first round: `handshake`;
     - for training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
-    - for evaluation: `begin`, evaluation of the received and the personal model.
+    - for evaluation: `begin`, evaluation of the received and the personal model;
+    - in each evaluation: `evaluate`, then `refine`.
 
-    Each evaluation calls `evaluate`, then `refine`. The class attribute `role` distinguishes client and server sides.
+    Attributes:
+        role: "client", which distinguishes client sides from strategies.
+        remembers: whether `client.memory` is kept between rounds.
+        takes_any_loop: whether a user's own train function may replace fedhet's (`fedhet.wrap`); not inherited.
+        parts: the class of submodels, if clients train parts of a common network; None if they train whole networks.
+        reads_starts: whether the method needs `client.starts` (mean and deviation of newly initialised arrays).
     """
 
     role: ClassVar[str] = "client"
     remembers: ClassVar[bool] = False
-    """Whether `client.memory` is kept between rounds."""
     takes_any_loop: ClassVar[bool] = True
-    """Whether a user's own train function may replace fedhet's (`fedhet.wrap`); not inherited by subclasses."""
     parts: ClassVar[type[Submodel] | None] = None
-    """The class of submodels, if clients train parts of a common network; None if they train whole networks."""
     reads_starts: ClassVar[bool] = False
-    """Whether the method needs `client.starts` (mean and standard deviation of newly initialised arrays)."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

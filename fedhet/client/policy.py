@@ -35,11 +35,9 @@ TRAINED = frozenset({"weights", "hypernetwork", "features", "descriptors", "post
 LEAST = 10
 """Default of `min-examples`, the minimum number of examples behind every number sent, if `Policy.deployed` is set."""
 
-PINNED = "fedhet.split"
-"""Name of the record in a node's Flower context with the settings by which the node's data are split."""
+PINNED = "fedhet.split"  # record in a node's Flower context with the settings by which the node's data are split
 
-DIGITS = 4
-"""Significant digits of metrics that a node sends if `Policy.deployed` is set."""
+DIGITS = 4  # significant digits of metrics that a node sends if `Policy.deployed` is set
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from fedhet.utils.text import log
 DELTA = 1e-5
 """The delta of differential privacy at which epsilon is computed."""
 
-FOLDER = "nodes"
-"""Folder in a node's `state-dir` with a file for each client."""
+FOLDER = "nodes"  # folder in a node's `state-dir` with a file for each client
 
 
 class NodeSecret:

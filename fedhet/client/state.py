@@ -32,14 +32,11 @@ from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
 
-KEPT_DAYS = 90
-"""Number of days after which a new run removes unused runs and public datasets from a node's folder."""
+KEPT_DAYS = 90  # number of days after which a new run removes unused runs and public datasets from a node's folder
 
-BEGINNING = "beginning"
-"""Name of the folder with digests (hashes) of each client's task, network and examples at the beginning of a run."""
+BEGINNING = "beginning"  # folder with hashes of each client's task, network and examples at the start of a run
 
-GLOBAL = "global"
-"""File name of the global model, without extension, among the models of a run."""
+GLOBAL = "global"  # file name of the global model, without extension, among the models of a run
 
 
 class ClientStore:

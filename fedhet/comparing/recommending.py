@@ -159,10 +159,7 @@ class _Search:
         return trial_run(self.shared, self.out / folder, name, self.choices[name] | self.shorter, seed, settings)
 
     def run(self, runs: Sequence[PlannedRun], deadline: float) -> dict[str, str]:
-        """Carry out runs until `deadline` (in seconds, as `time.monotonic()`), then stop them.
-
-        Returns the reason for each run that failed or was not completed, by the run's name.
-        """
+        """Carry out runs until `deadline` (as `time.monotonic()`); return why runs were not completed, by name."""
         check(runs, self.shared.functions)
         failed = replace(self.execute, deadline=deadline)(runs)
         return {run.name: failed.get(run.name, LATE) for run in runs if why_incomplete(run) is not None}
@@ -205,7 +202,10 @@ class _Search:
         self.execute.tell(f"the time budget allows {_training(*enough)} per run (configured: {_training(*parts[0])})")
 
     def try_out(self, max_bytes: float) -> None:
-        """Measure validation accuracies in a part of the budget; exclude methods that exceed `max_bytes` in a round."""
+        """Run each method in part of the time budget, and set `accuracies` to the accuracies on validation examples.
+
+        Methods are refused if a client sends and receives more than `max_bytes` in a round.
+        """
         runs = dict[str, PlannedRun]()
         for name in self.choices:
             try:
@@ -253,7 +253,7 @@ class _Search:
             rounds = max(min(rounds, 2), int(rounds * available / needed))
             self.shorter = {**self.shorter, "rounds": rounds}
         words = _training(rounds, tried.local_epochs)
-        self.execute.tell(f"comparing the best methods with {words} per run on test examples: {', '.join(best[:fit])}")
+        self.execute.tell(f"comparing the best methods on test examples, {words} per run: {', '.join(best[:fit])}")
         runs, failed = list[PlannedRun](), dict[str, str]()
         for number, seed in enumerate(seeds):
             planned = [self.plan(name, seed) for name in best[:fit]]

@@ -185,9 +185,9 @@ def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
 def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings that `config` names: a TOML file, preset or method; raises a ConfigError if it is unknown.
 
-    A method's preset is `NAME/digits`, or `own` (defaults for a user's models and data) if the user passes both in
-    Python: `supplied` has the names of such arguments, here `model` and `data`. If `config` is None, the preset is that
-    of `method`, a method's name, or `fedhenn/digits`. If it is a file, `method` replaces the method in the file.
+    A method's preset is `NAME/digits`, or `own` (defaults for a user's models and data) if `supplied`, the names of the
+    arguments that the user passes in Python, has `model` and `data`. If `config` is None, the preset is that of
+    `method`, a method's name, or `fedhenn/digits`. If it is a file, `method` replaces the method in the file.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):

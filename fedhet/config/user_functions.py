@@ -29,13 +29,12 @@ DataFunction = Callable[[ClientInfo], ClientData]
 CLIENT_KEYS = ("local-epochs", "learning-rate", "batch-size", "device")
 """Configuration keys that a user's `client_settings` function may return for a simulated client."""
 
-_FACTS: dict[str, Callable[[ClientInfo], Any]] = {
+_FACTS: dict[str, Callable[[ClientInfo], Any]] = {  # arguments that a user's function may have, and their values
     "client": lambda client: client,
     "partition_id": attrgetter("partition_id"),
     "num_partitions": attrgetter("num_partitions"),
     "batch_size": attrgetter("config.batch_size"),
 }
-"""Arguments that a user's function may have, each with a function that returns its value for a client."""
 
 _RETURNED = {"model": "network", "data": "train, test", "client_settings": '{"local-epochs": 2}'}
 
@@ -52,6 +51,7 @@ class UserFunctions:
         data: a function of a client that returns its data.
         task: the task of the user's data, or its name; None infers it from labels and outputs.
         client_settings: a function of a simulated client that returns the client's own values of configuration keys.
+        _known: results of `_brings` (facts about client 0's data), by number of clients and batch size.
     """
 
     model: Any = None
@@ -96,9 +96,10 @@ class UserFunctions:
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def replacing(self, config: Config) -> frozenset[OwnPart]:
-        """Return what the user passes in Python in place of keys: `model`, `data`, `loader` and `augmentation`.
+        """Return what the user passes in Python that leaves configuration keys without effect: `model` and `data`.
 
-        `loader` (a DataLoader) is included only if the user set `batch-size`, `augmentation` only with `augment`.
+        It also has `loader` if the user set `batch-size`, but the data are in DataLoaders of another batch size, and
+        `augmentation` if the user set `augment`, but the data have their own augmentation function.
         """
         own: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
@@ -137,13 +138,13 @@ class UserFunctions:
         return None if self.data_of is None else self.data_of(_first(config)).common
 
     def public_dataset(self, config: Config) -> PublicDataset | None:
-        """Return the configured public dataset; for a user's data, client 0's, or None if the server needs none."""
+        """Return the configured public dataset or, for a user's data, that of client 0; None if it is not needed."""
         if self.data_of is None:
             return public_dataset(config)
         return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
 
     def _brings(self, config: Config) -> tuple[bool, int | None, bool]:
-        """Return whether client 0's data have a common test set, their batch size, and whether they have `augment`."""
+        """Return whether client 0's data have a common test set, their batch size, and whether they are augmented."""
         if (key := (config.clients, config.batch_size)) not in self._known:
             assert self.data_of is not None
             try:

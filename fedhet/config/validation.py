@@ -99,7 +99,7 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
 
 
 def is_complete(chosen: Collection[str]) -> bool:
-    """Return whether `chosen` has all the keys that every method has, as the config.toml that a run writes does."""
+    """Return whether the keys `chosen` are from a run's config.toml, which also has keys that the user did not set."""
     written = {key for key, spec in fields_of(Config).items() if default_of(spec) != ""}
     return written - {"clients", "resume"} <= {*chosen}
 

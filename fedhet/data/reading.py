@@ -137,7 +137,7 @@ def pair_of(row: Any) -> tuple[Any, Any]:
         if isinstance(row, tuple | list) and len(row) == 2:
             return row[0], row[1]
         kind = "None" if row is None else f"of type {type(row).__name__}"
-        raise DataError(f"a dataset's row must be a pair (input, label) or a dict of both, not {kind}")
+        raise DataError(f"a dataset's row must be a pair (input, label) or a dict of columns, not {kind}")
     labels, others = [name for name in row if name in LABELS], [name for name in row if name not in LABELS]
     columns = {name: row[name] for name in others if "input_ids" in row}
     tokens = {n: c for n, c in columns.items() if not isinstance(c[0] if isinstance(c, list) and c else c, str)}

@@ -179,7 +179,7 @@ class Encoder:
     def __call__(self, payload: Payload) -> RecordDict:
         """Return the record of a payload (arrays and values); raises a ValueError for a reserved name of arrays."""
         if taken := RESERVED & payload.arrays.keys():
-            raise ValueError(f"arrays cannot be called {', '.join(sorted(taken))}, as fedhet's records: rename them")
+            raise ValueError(f"rename the arrays {', '.join(sorted(taken))}: fedhet's own records have these names")
         record = RecordDict({name: self._record(group) for name, group in payload.arrays.items()})
         if payload.values:
             record["values"] = ConfigRecord(payload.values)

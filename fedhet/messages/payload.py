@@ -69,7 +69,7 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype != DTYPES[dtype]:
-            actual = f"{array.dtype.name}{list(array.shape)}, not {dtype}{list(shape)}"
+            actual = f"{array.dtype.name}{list(array.shape)}, but must be {dtype}{list(shape)}"
             raise WireError(f"error in {group}: array {name} is {actual}; do not change the model during a run")
     check_finite(arrays, group)
 

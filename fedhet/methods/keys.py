@@ -13,7 +13,7 @@ Value = bool | int | float | str
 About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
 OwnPart = Literal["data", "model", "loader", "augmentation"]
-"""Objects that replace keys if a user passes them in Python: data, a model, a DataLoader, an augmentation function."""
+"""What a user can pass in Python so that keys lose their effect: data, models, DataLoaders, augmentation functions."""
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "at_least": (">=", operator.ge, "at least"),

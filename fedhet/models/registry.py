@@ -143,7 +143,7 @@ def expand(architectures: str) -> list[str]:
             _check_library(base)
         chosen.extend(f"{member}:{width}" if width else member for member in FAMILIES.get(base, (base,)))
     if not chosen:
-        raise ModelError(f"architectures names no model; choose from: {', '.join([*names(), *sorted(FAMILIES)])}")
+        raise ModelError(f"the key architectures has no model: choose from {', '.join([*names(), *sorted(FAMILIES)])}")
     return chosen
 
 

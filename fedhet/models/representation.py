@@ -33,7 +33,8 @@ def head_name(model: nn.Module, head: str = "") -> str:
         if names:
             return names[-1]
     present = ", ".join(sorted({type(module).__name__ for name, module in modules.items() if name})) or "itself"
-    raise ModelError(f"{model._get_name()} has no nn.Linear or convolution as head, only {present}: set head to a name")
+    lacking = f"{model._get_name()} has no nn.Linear or convolution as head, only {present}"
+    raise ModelError(f"{lacking}: set the key head to the name of another module")
 
 
 def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:

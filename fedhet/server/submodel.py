@@ -154,7 +154,7 @@ def described(description: str, spec: Spec, *, complete: bool = False) -> Permut
                 raise ValueError(f"array {name[:100]} has shape {list(shape)}, but must have {list(shapes[name])}")
         lacking = [name for name in (shapes if complete else groups.needs) if name in shapes.keys() - spec.keys()]
         if lacking := [name for name in lacking if groups.kinds.get(name) != "statistic"]:
-            raise ValueError(f"the array {lacking[0][:100]} of the whole network is missing")
+            raise ValueError(f"the network has an array {lacking[0][:100]}, which the client does not send")
         return groups
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise WireError(

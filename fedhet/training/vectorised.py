@@ -105,7 +105,7 @@ def _train(group: Sequence[Training]) -> None:
     draws = any(isinstance(term, Term) and term.draw for term in phase.terms)
     with only_trained(model, phase.trains):
         live = [isinstance(each, nn.Parameter) and each.requires_grad for each in arrays_of(model)]
-        linear = linear_weights(model)
+        linear = linear_weights(model)  # transposed in training, so that gradients are contiguous and not copied
         held = [transposed(arrays_of(each.model), linear) for each in group]
         state = [torch.stack(each).detach() for each in zip(*held, strict=True)]
         now = [each.detach().requires_grad_(trains) for each, trains in zip(state, live, strict=True)]
@@ -161,6 +161,11 @@ def _padded(
 
 
 def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int]) -> Callable[..., Any]:
+    """Return a function of the constants of loss `terms` and a mini-batch that returns loss and values to record.
+
+    It appends to `passed` how many examples terms pass through the network beside the mini-batch of step `number`.
+    """
+
     def of_one(constants: Sequence[Mapping[str, Any]], inputs: Tensor, labels: Tensor, rows: Tensor, w: Tensor) -> Any:
         model, recorded = client.model, dict[str, tuple[Tensor, int]]()
         outputs, captured = forward(model, inputs, client.phase.captures)
@@ -168,7 +173,7 @@ def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int
         step = Step(number, model, parameters, inputs, labels, rows, outputs, captured, task=client.task, weights=w)
         filled = [Term(term.function, **own) for term, own in zip(terms, constants, strict=True)]
         loss = loss_of(step, replace(client.phase, terms=tuple(filled)), recorded)
-        passed.append(step.further)  # examples that loss terms passed through the network besides the mini-batch
+        passed.append(step.further)
         return loss, {name: value for name, (value, _) in recorded.items()}
 
     return of_one
@@ -227,10 +232,7 @@ def arrays_of(model: nn.Module) -> list[Tensor]:
 
 
 def linear_weights(model: nn.Module) -> list[bool]:
-    """Return for each array of `arrays_of(model)` whether it is the weight of an `nn.Linear`.
-
-    Such weights are stacked transposed, so that their gradients are contiguous and need not be copied.
-    """
+    """Return for each array of `arrays_of(model)` whether it is the weight of an `nn.Linear`, to be transposed."""
     linear = {id(module._parameters) for module in model.modules() if type(module) is nn.Linear}
     return [id(arrays) in linear and key == "weight" for arrays, key in _places_of(model)]
 

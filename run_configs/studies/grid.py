@@ -25,8 +25,7 @@ CONTROLS = ("local", "nearest-neighbour", "logistic-regression", "label-spreadin
 """Training without communication, and scikit-learn on each client's own examples."""
 
 NETWORKS = {"mixed": "four architectures", "equal": "equal networks"}
-NEEDS = ("", "unlabelled", "labelled")
-"""The public examples that methods need, the least first."""
+NEEDS = ("", "unlabelled", "labelled")  # the public examples that methods need, the least first
 
 PAIRS = {
     **{(name, "local"): "training alone" for name in ("fedhenn", "fedharm", "fedgen", "flha-ghn", "fedma")},

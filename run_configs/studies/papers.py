@@ -16,8 +16,7 @@ from fedhet.utils.files import read_csv, write_text
 comparisons = module_of(str(Path(__file__).resolve().parent / "comparisons.py"))
 
 PAGE, FOLDER = run_configs() / "PAPERS.md", run_configs() / "papers"
-NUMBER = ("paper", "table", "dataset", "setting", "method", "metric")
-"""The columns that identify a number."""
+NUMBER = ("paper", "table", "dataset", "setting", "method", "metric")  # the columns that identify a number
 
 
 def presets() -> Iterator[list[str]]:

@@ -73,5 +73,5 @@ def test_bytes_that_are_no_such_array_are_refused(array):
 
 @pytest.mark.parametrize("name", ["values", "metrics", "report", "request"])
 def test_reserved_names_are_refused(name):
-    with pytest.raises(ValueError, match=f"cannot be called {name}"):
+    with pytest.raises(ValueError, match=f"rename the arrays {name}"):
         Encoder()(Payload({name: {"w": np.ones(2)}}))

@@ -74,7 +74,7 @@ def joined(*axes: Axis) -> Axis:
 
 
 class _Misfit(Exception):
-    """Raised if a constraint on the permutation of hidden units would divide a unit, or contradicts another one."""
+    """Raised if a constraint would separate the entries of one hidden unit, or contradicts another constraint."""
 
 
 class Variables:
@@ -159,7 +159,7 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Constrain `count` equal parts of an axis to be permuted alike; return one, or None if that divides a unit."""
+        """Constrain `count` equal parts of an axis to be permuted alike; return one, or None if they divide a unit."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:

@@ -275,7 +275,8 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     slots = []
     for number, name in enumerate(ends):
         if [len(value) for value in values[name]] != [len(inputs)]:
-            raise ModelError(f"module {name} runs repeatedly or changes the batch size: set the key blocks to others")
+            problem = f"module {name} cannot end a block, since it runs repeatedly or changes the batch size"
+            raise ModelError(f"{problem}: name other modules in the key blocks")
         shape = values[name][0].shape
         slots.append(Slot(name, "output", axis := output_axis(graph, name, shape)))
         shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], shape[axis]

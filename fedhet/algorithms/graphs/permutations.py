@@ -34,8 +34,8 @@ class PermutationGroup:
         width: number of units.
         rows: parameters, and their axes, by which FedMA matches units: weights whose inputs are in earlier groups,
             then biases and BatchNorm's scale and bias.
-        completes: other parameters, and their axes along the units, that are complete once the group is matched, as an
-            LSTM's W_hh and b_hh, the last layer of a residual block, and BatchNorm's statistics.
+        completes: other parameters with units of this group, but none of later groups, and the axes of their layers'
+            outputs: an LSTM's W_hh and b_hh, the last layer of a residual block, and BatchNorm's statistics.
     """
 
     index: int

@@ -35,7 +35,7 @@ RANK = 4
 class Slot:
     """An array to generate: a vector with initial value `start`, or weights with initial standard deviation `std`.
 
-    `std` is None for vectors, and `scale` is the ratio of `std` to the usual one, such as Kaiming's (see `std_of`).
+    `std` is None for vectors, and `scale` is the ratio of `std` to that of He's rule, the result of `std_of`.
     """
 
     shape: Shape
@@ -46,7 +46,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerType:
-    """A layer type: its arrays (`slots`) by role, such as ``weight``, and the most layers of it in a network."""
+    """A layer type: its arrays (`slots`) by role, such as ``weight``, and its largest number of layers in a network."""
 
     slots: Mapping[str, Slot]
     occurrences: int = 1

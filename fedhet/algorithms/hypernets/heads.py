@@ -142,8 +142,8 @@ class Tiled:
 def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]], device: torch.device) -> dict[str, Tiled]:
     """Divide the arrays of layers into tiles; return them by kind: `kernels` (filters), `matrices` and `vectors`.
 
-    `layers` has a pair for each layer: the names and the `Slot`s of its arrays, by role. 1x1 filters are matrices. The
-    tensors in the result are on `device`.
+    For each layer, `layers` has two mappings, from the roles of its arrays, such as `weight` or `bias`, to their names
+    and to their `Slot`s. 1x1 filters are matrices. The tensors in the result are on `device`.
     """
     arrays: dict[str, list[tuple[str, int, Slot, tuple[int, ...]]]] = {"kernels": [], "matrices": [], "vectors": []}
     nodes, places, signs = ({kind: list[Any]() for kind in arrays} for _ in range(3))
@@ -192,7 +192,7 @@ class Tiles(nn.Module):
         self.factor = nn.Parameter(torch.zeros(LATENT))
 
     def forward(self, h: Tensor, tiles: Mapping[str, Tiled]) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and values of arrays, given layers' embeddings h (layers, width) and `tiles` by kind."""
+        """Yield names and values of arrays, given layers' embeddings h (layers, width) and the result of `tiling`."""
         nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
         middle = KERNEL // 2
         decoders = {"kernels": self.tile, "matrices": self.tile[..., middle, middle], "vectors": self.vectors}

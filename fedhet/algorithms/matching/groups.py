@@ -92,8 +92,8 @@ def match_group(
     """Match the units of group `index` among clients by the rule `how`; average its parameters that are not matched.
 
     `states` has each client's arrays. For earlier groups, `assignments` has the indices of each client's units in the
-    global model, and `sizes` its widths. Posterior or plain means (`how.average`) are of clients that have a unit, but
-    recurrent weights have plain means over all clients. `random` orders the clients.
+    global model, and `sizes` its widths. A unit's averages (`how.average`) are over clients that have it, but recurrent
+    weights are averaged over all. `random` draws the order in which clients are matched.
     """
     matrices = [graphs.rows(state, groups, index) for state in states]
     match = how.match(matrices, groups[index], how.prior_mean(states, matrices, groups, index), random)
