@@ -47,7 +47,7 @@ SMALL = "small"
 class AuxiliaryModel(ClientSide[P]):
     """Base class of client sides that send only an auxiliary network, which has the same architecture on all clients.
 
-    The option `key` sets its architecture. `reason` says, in error messages, why the method needs class scores.
+    The option named `key` sets this architecture. `reason` says, in error messages, why the method needs class scores.
     """
 
     key: ClassVar[str]
@@ -143,7 +143,10 @@ class Projected(Mutual[B]):
 
     @abstractmethod
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
-        """Return both networks with a new projector of `dtype`; the widths are those of their representations."""
+        """Return the client's and the shared network as a `Pair`, with a new projector of type `dtype`.
+
+        `width` and `small_width` are the lengths of the client's and the shared network's representations.
+        """
 
     def begin(self, payload: Payload) -> None:
         super().begin(payload)
@@ -227,15 +230,11 @@ def mutual_with_hidden(step: Step) -> Tensor:
     return shared_loss + (learnt + taught + F.mse_loss(projected, hidden)) / both
 
 
-ALPHA, TEMPERATURE = 0.7, 20.0
-"""FLHA-distillation's weight alpha of the distillation loss, and temperature T by which logits are divided."""
+ALPHA, TEMPERATURE = 0.7, 20.0  # FLHA-distillation's weight of the distillation loss, and divisor T of logits
 
 
 class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
-    """Client side of FLHA-distillation: trains a teacher in the first rounds, and later its own network, the student.
-
-    The teacher is sent and averaged in the first rounds. Later, the client keeps the teacher, and sends no network.
-    """
+    """Client side of FLHA-distillation: trains and sends a teacher; later trains its own network, and sends nothing."""
 
     remembers = True
     key, reason = "teacher", "which students learn from a teacher"

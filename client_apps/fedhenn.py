@@ -84,10 +84,9 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return reply
 
     def _rad(self, arrays: Arrays, round: int) -> Tensor:
-        """Return the round's alignment examples (RAD), given their indices; all clients augment images identically."""
         client, config = self.client, self.client.config
         rad = public_rows(arrays, client.public.inputs)
-        if client.augment and config.augment and self.options.makes_public_dataset:
+        if client.augment and config.augment and self.options.makes_public_dataset:  # identically on all clients
             return client.augment(rad, torch_generator(config.seed, AUGMENTATION, round))
         return rad
 

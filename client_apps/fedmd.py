@@ -37,7 +37,10 @@ class Scores(ClientSide[Q]):
         return reply
 
     def in_turn(self, phases: Sequence[Phase]) -> list[Phase]:
-        """Return `phases` with learning rates for their order in the round; those on public data use `public-batch`."""
+        """Return copies of a round's `phases` with the learning rates that the schedule has at their place in a round.
+
+        Phases on public examples get the batch size `public-batch`.
+        """
         stepped = []
         for part, phase in enumerate(phases):
             optimisation = self.client.optimisation(part, len(phases))
@@ -60,7 +63,7 @@ class Scores(ClientSide[Q]):
 
 
 def match(step: Step, distance: Callable[[Step, Tensor], Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the `distance` of the network's class scores in a step as the loss, and {"distance": loss} to record."""
+    """Return as loss the `distance` of the network's class scores to the step's targets, and {"distance": loss}."""
     apart = distance(step, step.task.outputs.scores(step.outputs))
     return apart, {"distance": apart}
 

@@ -85,7 +85,11 @@ class PFedHN(ClientSide[PFedHNOptions]):
     reads_starts = True
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return (base, scale) of generated arrays base + scale * output, by key, unless the server's fit."""
+        """Return the arrays `starts`: for each shared array, by its key in messages, the two numbers (base, scale).
+
+        The server generates the array as base + scale * the hypernetwork's output. Arrays for which its default pair
+        fits (see `begin_of`) are left out, except in deep networks without normalisation.
+        """
         starts, tensors = {}, self.client.tensors
         for name, key in self.shared_names().items():
             shape = tuple(tensors[name].shape)

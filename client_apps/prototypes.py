@@ -154,7 +154,8 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
 def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> Tensor:
     """Return `weight` times the mean squared distance of a step's representations to the prototypes of the labels.
 
-    `row_of` (classes,) has each class's row in `prototypes` (k, width), or -1; such classes' examples are left out.
+    `row_of` (classes,) has the row of each class in `prototypes` (k, width), or -1 for a class without a prototype; its
+    examples are left out of the mean.
     """
     rows = row_of[step.labels]
     known = (rows >= 0).float()
@@ -181,8 +182,8 @@ class FD(ByClass[FDOptions]):
 def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> Tensor:
     """Return `weight` times the mean cross entropy of a step's outputs to the teacher's predictions for the labels.
 
-    `teacher` (k, C) has the predicted probabilities of C classes for examples of k classes. `row_of` has each class's
-    row in it; examples of classes without one (-1) are left out.
+    `teacher` (k, C) has the predicted probabilities of C classes for examples of k classes. `row_of` (classes,) has the
+    row of each class in it, or -1 for a class without a prediction; its examples are left out of the mean.
     """
     rows = row_of[step.labels]
     known = (rows >= 0).to(step.outputs.dtype)
@@ -227,5 +228,5 @@ class FedGen(SameWidth[FedGenOptions]):
 
 
 def generated(step: Step, inputs: Tensor, labels: Tensor, head: nn.Linear, weight: float) -> Tensor:
-    """Return `weight` times the loss of `head` for generated representations `inputs` (m, d) and `labels` (m,)."""
+    """Return `weight` times the loss of `head` by `step.task`, for generated representations (m, d) and labels (m,)."""
     return weight * step.task.loss(F.linear(inputs, head.weight, head.bias), labels)

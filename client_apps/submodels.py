@@ -122,9 +122,10 @@ class FjORD(ClientSide[declared.FjORDOptions]):
 
 
 class Ordered(nn.Module):
-    """A network that draws a width for each batch: its full width, or that of one of the narrower networks `cuts`.
+    """A network that passes each batch through a randomly drawn network: `network`, or a narrower one of `cuts`.
 
-    It keeps the outputs in the drawn width as `narrow`, and returns them or, with `keeps_widest`, those in full width.
+    The drawn network's outputs are kept as `narrow`. They are returned unless `keeps_widest` is set, with which outputs
+    of `network` are returned for all batches. `generator` draws the networks.
     """
 
     narrow: Tensor
@@ -150,9 +151,9 @@ def learnt(step: Step, ordered: Ordered) -> Tensor:
 
 
 class Cut:
-    """A narrower network that uses the first units of each hidden layer of a client's `network`.
+    """A narrower network, made of the first units of each hidden layer of `network`, which is a client's network.
 
-    `size` says which units of the server's whole network `network` has, and `narrow` which of them this network has.
+    Both are submodels of the server's network: `size` describes `network`, and `narrow` the narrower network.
     """
 
     def __init__(self, network: nn.Module, size: Submodel, narrow: Submodel) -> None:
@@ -164,7 +165,7 @@ class Cut:
         self._skeleton = resize(network, cut_out(network.state_dict(), groups, narrow.units)).train()
 
     def __call__(self, inputs: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return outputs for inputs (n, ...); gradients reach `parameters`, the wide network's parameters by name."""
+        """Return outputs for inputs (n, ...), computed from `parameters`, the parameters of `network` by name."""
         narrow = {}
         for name, tensor in parameters.items():
             for axis, at in self._entries.get(name, ()):

@@ -283,7 +283,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "an empty parameter": (lambda: run(lambda client: empty()), "whose nothing cannot be sent"),
     "a head that is read": (
         lambda: run(lambda client: Head(), method="fedproto"),
-        "reads weight of its last layer, before which the method adds a layer",
+        "reads weight of its last layer, before which a layer is inserted",
     ),
     "no gradients": (
         lambda: run(lambda client: Detached()),

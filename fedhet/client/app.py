@@ -123,7 +123,7 @@ class Answers:
         return reply
 
     def answer_all(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
-        """Return the reply of `answer` to each message, or its exception; clients may be trained in one batch."""
+        """Return, for each message in order, the reply that `answer` computes, or the exception that it raises."""
         with seeded(0, "messages"):  # restores the global generators
             return do([self._work(answer, message, context) for message, context in messages])
 

@@ -276,7 +276,10 @@ class ClientSide(Generic[P]):
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """Kinds of the arrays of `network`, such as "statistic": by name, and also by key in messages."""
+        """The kind of each array of `network`, by its name in the state dict and, if shared, by its key in messages.
+
+        Parameters are `trained` or `frozen`, running statistics `statistic`, and other buffers `buffer`.
+        """
         kinds, keys = kinds_of(self.network), self.shared_names()
         return kinds | {keys[name]: kind for name, kind in kinds.items() if name in keys}
 
@@ -308,7 +311,7 @@ class ClientSide(Generic[P]):
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the reply to `payload` after training: by default, shared arrays and means of what terms recorded."""
+        """Return the reply to `payload` after training: by default shared arrays and means of what `terms` recorded."""
         reply = self.share()
         reply.values |= self.client.trained.means
         return reply

@@ -25,8 +25,7 @@ from fedhet.training.evaluation import forward
 from fedhet.utils.inputs import Inputs, parts_of
 from fedhet.utils.randomness import seeded
 
-ROWS = 4
-"""Number of examples at the start of each set (such as the test set) whose inputs must not change within a run."""
+ROWS = 4  # number of examples, the first of each set (such as the test set), whose inputs are checked for changes
 
 PARTS = {
     "train": "training examples",
@@ -37,10 +36,7 @@ PARTS = {
 
 
 class ModelCheck(NamedTuple):
-    """The result of checking a client's network on its data.
-
-    `outputs` is the number of values in a prediction (2 for a single logit), and `note` a warning for the log.
-    """
+    """The result of a check: a network's task, number of values in a prediction (2 for one logit), and a warning."""
 
     task: Task
     outputs: int

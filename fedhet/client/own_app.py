@@ -112,7 +112,11 @@ def _placeholders(client: ClientInfo) -> ClientData:
 
 @dataclass
 class _Loop:
-    """A user's own ClientApp as training loop: names of its metrics, values by function, and names of invalid ones."""
+    """A user's own ClientApp as the training loop for one message.
+
+    `accuracy`, `loss` and `train_loss` are names of the app's metrics. `metrics` has the latest metrics of the app's
+    functions `train` and `evaluate`, by name; `left_out` has names of metrics that were not finite or too large.
+    """
 
     app: ClientApp
     message: Message
@@ -120,8 +124,8 @@ class _Loop:
     accuracy: str
     loss: str
     train_loss: str
-    metrics: dict[str, dict[str, float]] = field(default_factory=lambda: {"train": {}, "evaluate": {}})  # by function
-    left_out: set[str] = field(default_factory=set)  # names of metrics whose values are not finite or too large
+    metrics: dict[str, dict[str, float]] = field(default_factory=lambda: {"train": {}, "evaluate": {}})
+    left_out: set[str] = field(default_factory=set)
 
     def train(self, job: Job) -> None:
         client = job.client
@@ -184,7 +188,7 @@ class _Loop:
         job.evaluated = {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
 
     def _ask(self, action: str, job: Job, round: int) -> tuple[dict[str, Any], dict[str, float], str]:
-        """Call the app's function named `action`; return arrays, metrics, and the name of the metric used as weight."""
+        """Call the app's `action`, `train` or `evaluate`; return arrays, metrics, and the weight metric's name."""
         client, config = job.client, job.client.config
         settings = {kebab(name): value for name, value in vars(config.options).items()}
         family = f"{config.family}."

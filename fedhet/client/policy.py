@@ -137,7 +137,7 @@ class Policy:
         return Payload(payload.arrays, values)
 
     def account(self, reply: Reply, side: AnySide) -> str:
-        """Return text for the node's log: what kinds of values a reply of the method `side` has, and how many bytes."""
+        """Return text for the node's log: kinds (`KINDS`) and bytes of values in `reply` of the client side `side`."""
         bytes_of: Counter[str] = Counter()
         for group, arrays in reply.payload.arrays.items():
             for name, array in arrays.items():
@@ -153,9 +153,9 @@ class Policy:
     ) -> Measured:
         """Return an evaluation in the form that may be sent: rounded, without values from too few examples.
 
-        `metric.weights` are the weights of its values in averages, and `examples` counts the evaluated examples. An AUC
-        is `ranked`: its weights count pairs of examples. For an IoU, `behind` has the number of examples behind each
-        class's value, and weights are rounded, too; it is None for other metrics.
+        `metric` has values and their weights in averages over clients; `examples` is the number of evaluated examples.
+        An AUC is `ranked`: its weights are numbers of pairs of examples. For an IoU, whose weights are rounded as well,
+        `behind` has the number of examples in which each class is present or predicted; otherwise, it is None.
         """
         values, weights = metric.values, metric.weights
         if behind is not None:
@@ -184,7 +184,10 @@ class Policy:
         if refused := sorted({*kinds} - {METRICS, STRUCTURE, *allowed}):
             remedy = (refused == ["statistics"] and remedy) or "choose another method"
             out, sent = ", ".join(sorted(allowed)), ", ".join(refused)
-            raise Refused(f"this node allows only {out} (its key allow), but {method} sends {sent}: {remedy}")
+            raise Refused(
+                f"this node allows only {out} to be sent (allow in its node config), but {method} sends "
+                f"{sent}: {remedy}"
+            )
         if self.noise and (sums_examples or not TRAINED.issuperset(kinds)):
             raise Refused(
                 f"this node trains with differential privacy (dp-noise), but {method} also sends means or numbers of "

@@ -1,4 +1,4 @@
-"""The secret seed of a node that limits what it sends, and fixed groups in which its examples are used for training.
+"""Protection of a node's training examples from the server, by a secret random seed and fixed groups of examples.
 
 A server chooses the seed of a run. If a node drew its batches from that seed, the server would know which examples are
 in which step, and could compute single examples from differences between rounds. A node whose config limits what is

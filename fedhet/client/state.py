@@ -59,8 +59,8 @@ class ClientStore:
     def save(self, round: int, tensors: dict[str, Tensor], *, after: int, closing: bool = False) -> None:
         """Save `tensors` as the client's state after `round`; remove other states except the one after round `after`.
 
-        The server returns to the state after round `after` if the reply to it is lost. A `closing` round removes none,
-        since a run that is resumed with more rounds continues from the state before it.
+        If the client's reply is lost, the server asks for the state after round `after` again. A `closing` round, after
+        the last one, removes no states: a run that is resumed with more rounds continues from the state before it.
         """
         try:
             write_tensors(self._states / f"{round}.safetensors", tensors)
@@ -207,7 +207,7 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
 
 
 def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Path]:
-    """Return saved tensors and their file: `client`'s, or the global model's if `owner` is `all` or it has none."""
+    """Return tensors and file of the model of `client`; if it is missing or `owner` is `all`, of the global model."""
     folder = folder / "models" if (folder / "models").is_dir() else folder
     own, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
     if owner == "all" and not common.is_file():

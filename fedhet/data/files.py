@@ -138,15 +138,12 @@ class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
             # `read_cifar` adds the name of the file and the remedy.
-            raise DataError(f"it contains {module}.{name}, but may contain only NumPy arrays, as others can run code")
+            raise DataError(f"the file has {module}.{name}, but may have only NumPy arrays: other objects can run code")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
 def read_cifar(file: Path, key: str = "labels", classes: int = 10) -> tuple[Tensor, Tensor]:
-    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64 from a file of CIFAR's Python version.
-
-    The labels, from 0 to `classes` - 1, are the entry `key` of the file.
-    """
+    """Read images (n, 3, 32, 32) uint8 and int64 labels below `classes`, the entry `key`, from a CIFAR Python file."""
     content = read(file)
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()

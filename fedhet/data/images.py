@@ -55,10 +55,7 @@ def _images(
 
 @register_dataset("digits", included=True)
 def digits(folder: Path | None) -> DataSet:
-    """Load the digits of scikit-learn (UCI, 1998): 1,797 grey images, 8 x 8 pixels, 10 classes.
-
-    Every fifth image of each digit is a test example (355 images). `folder` is ignored.
-    """
+    """Load scikit-learn's digits (UCI, 1998): 1,797 grey images, 8 x 8 pixels, 355 for tests; `folder` is ignored."""
     try:
         # `sklearn.datasets.load_digits` reads the same file, but importing scikit-learn takes seconds.
         file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
@@ -102,10 +99,7 @@ def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
 
 @register_dataset("cifar10", augments=True)
 def cifar10(folder: Path | None) -> DataSet:
-    """Load CIFAR-10 (Krizhevsky, 2009): 60,000 colour images, 32 x 32 pixels; downloads it if `folder` is None.
-
-    Mean, standard deviation and augmentation are as in the code of FedMA's authors.
-    """
+    """Load CIFAR-10 (Krizhevsky, 2009), normalised and augmented as in FedMA; download it if `folder` is None."""
     place = locate(folder, CIFAR10_FOLDERS, [*CIFAR10_TRAIN, "test_batch"], "CIFAR10")
     images, labels = zip(*(read_cifar(place / file) for file in CIFAR10_TRAIN), strict=True)
     train, test = Examples(torch.cat(images), torch.cat(labels)), Examples(*read_cifar(place / "test_batch"))

@@ -38,10 +38,7 @@ def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def check_scale(raw: Mapping[str, Tensor]) -> None:
-    """Check that a client's raw inputs (by name, such as `train`) have one scale; raise a `DataError` otherwise.
-
-    If some are bytes, which `as_input` scales to [0, 1], the values of others must be in [0, 1].
-    """
+    """Raise a `DataError` if some raw inputs (by set, such as `train`) are bytes, and others lie beyond [0, 1]."""
     for name in parts_of(raw["train"]):
         tensors = {part: parts_of(inputs)[name] for part, inputs in raw.items() if name in parts_of(inputs)}
         scaled = [part for part, each in tensors.items() if each.dtype == torch.uint8]
@@ -128,12 +125,16 @@ def _examples(value: Any) -> Examples:
         value = pair_of(value)
     two = value if isinstance(value, tuple | list) and len(value) == 2 else ()
     if two and all(isinstance(each, tuple | list) and len(each) == 2 for each in two):
-        raise DataError("data of two sequences of two entries may be two rows, or inputs and labels: give tensors")
+        raise DataError(
+            "two pairs may be two examples (input, label) or inputs and labels: give inputs and labels as tensors"
+        )
     if two and not isinstance(two[1], Mapping):
         inputs, labels = as_tensor(two[0]), as_labels(two[1])
         for part in parts_of(inputs).values():
             if len(part) != len(labels):
-                raise DataError(f"there are {len(part)} inputs but {len(labels)} labels: give one label for each input")
+                raise DataError(
+                    f"the set has {len(part)} inputs but {len(labels)} labels: give one label for each input"
+                )
         return Examples(inputs, labels)
     if isinstance(value, tuple | list) and value:
         inputs, labels = pair_of(value[0])

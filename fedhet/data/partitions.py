@@ -131,10 +131,7 @@ def _sampled(part: Indices, labels: Tensor, size: int, rng: np.random.Generator)
 
 
 def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
-    """Return random indices (min(n, size),) into the labels (n,), stratified by class.
-
-    The number of each class is its share of `size`, rounded up or down. Labels with more axes are not stratified.
-    """
+    """Return random indices (min(n, size),) into labels (n,), stratified by class unless labels have more axes."""
     order = rng.permutation(len(labels))
     if labels.ndim == 1:
         # Spread each class evenly over (0, 1); the first `size` of all together then contain each class's share.

@@ -42,9 +42,10 @@ class LazyInputs:
         return self.pairs(index)[0]
 
     def pairs(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Read the inputs and labels at `index`, positions in `rows`, in an order that `collate` may change.
+        """Read the examples at the positions `index` in `rows`; return their inputs (k, ...) and labels (k, ...).
 
-        Raises a `DataError` if inputs are not finite or rows cannot be converted to tensors.
+        A user's `collate` may change the order of examples, but the i-th label belongs to the i-th input. Raises a
+        `DataError` if inputs are not finite or rows cannot be converted to tensors.
         """
         rows = self.rows[index.cpu() if isinstance(index, Tensor) else index]
         try:

@@ -154,7 +154,8 @@ def sentiment140(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSe
 def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
     """Load Sentiment140 (see `sentiment140`) with each tweet as 25 frozen GloVe vectors, (25, width) float32.
 
-    They are read from a file such as `glove.6B.300d.txt` in `folder`; words that it does not contain become zeros.
+    Vectors are read from a file such as `glove.6B.300d.txt` in `folder`; words without a vector become zeros. Natural
+    clients are users with at least `min_tweets` tweets.
     """
     dataset, vocabulary = _tweets(folder, min_tweets)
     vectors = read_vectors(locate_one(folder, "sentiment140", VECTORS, "word vectors"), vocabulary)
@@ -169,8 +170,7 @@ def _look_up(indices: Tensor, vectors: Tensor) -> Tensor:
 def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
     """Read the vectors of the words in `vocabulary`, (2 + words, width) float32, from a file in GloVe's text format.
 
-    The first two vectors, for padding and unknown words, are zeros. Raises a `DataError` if the file is damaged or
-    contains none of the words.
+    The first two, for padding and unknown words, are zeros. Raises a `DataError` for a damaged file or no known word.
     """
     numbers = {word: number for number, word in enumerate(vocabulary, UNKNOWN + 1)}
     vectors, found, width = np.zeros((0, 0), np.float32), 0, 0
@@ -234,7 +234,7 @@ def _rows(path: Path) -> Iterable[tuple[str, str, str]]:
         for row in csv.reader(io.StringIO(read(path).decode("latin-1"), newline="")):
             number += 1
             if len(row) != 6 or row[0] not in POLARITIES:
-                raise csv.Error(f"it must have polarity (0 or 4), id, date, query, user, text, not {shown(row)}")
+                raise csv.Error(f"a row must have polarity (0 or 4), id, date, query, user, text, not {shown(row)}")
             yield row[0], row[4], row[5]
     except csv.Error as error:
         raise DataError(f"row {number} of {path} is damaged ({error}): download the file again") from error

@@ -46,7 +46,7 @@ class Classifier(nn.Module):
 
 
 class MaxPool(nn.MaxPool2d):
-    """Max pooling of 2 x 2 fields; without gradients on a CPU by comparing rows, then columns: several times faster."""
+    """Max pooling of 2 x 2 fields. On a CPU without gradients, it compares rows, then columns, several times faster."""
 
     def forward(self, maps: Tensor) -> Tensor:
         """Return the maxima (..., height // 2, width // 2) of maps (..., height, width)."""
@@ -215,7 +215,7 @@ class CharLSTM(nn.Module):
 def char_lstm(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return FedMA's character LSTM for texts (characters,) from a vocabulary of `classes` characters."""
     if len(input_shape) != 1:
-        raise ModelError(f"a character LSTM needs texts (characters,), not inputs of {input_shape}: use another model")
+        raise ModelError(f"a character LSTM needs inputs of shape (characters,), not {input_shape}: use another model")
     return CharLSTM(classes)
 
 
@@ -228,7 +228,10 @@ class WordLSTM(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, layers: int, units: int = 100, hidden: int = 30):
         super().__init__()
         if len(input_shape) not in (1, 2):
-            raise ModelError(f"word LSTMs need texts (words,) or (words, width), not {input_shape}: use another model")
+            raise ModelError(
+                "a word LSTM needs word indices of shape (words,) or word vectors of shape (words, width), not inputs "
+                f"of shape {input_shape}: use another model"
+            )
         words = len(input_shape) == 1
         self.embedding = nn.Embedding(VOCABULARY, units) if words else nn.Identity()
         self.lstm = nn.LSTM(units if words else input_shape[1], units, num_layers=layers, batch_first=True)
@@ -255,7 +258,7 @@ class TokenBag(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, embeddings: int = 4096, width: int = 32):
         super().__init__()
         if len(input_shape) != 1:
-            raise ModelError(f"the model needs token ids (tokens,) of each text, not {input_shape}: use another model")
+            raise ModelError(f"the model needs token ids of shape (tokens,), not {input_shape}: use another model")
         self.embedding = nn.Embedding(embeddings, width)
         self.head = nn.Linear(width, classes)
 

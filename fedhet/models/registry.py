@@ -76,10 +76,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {}
 
 
 def register_model(name: str, family: str | None = None) -> Callable[[B], B]:
-    """Return a decorator that registers a function `(input_shape, classes) -> nn.Module` as the model `name`.
-
-    Lists of architectures can name a `family` instead of its models.
-    """
+    """Return a decorator that registers `(input_shape, classes) -> nn.Module` as model `name`, and in a `family`."""
 
     def register(builder: B) -> B:
         _BUILDERS[name] = builder
@@ -112,7 +109,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
             return model
         heads = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         if not heads:
-            raise ModelError(f"the network has no nn.Linear before which to pool to width {width}: use {base!r}")
+            raise ModelError(f"the network has no nn.Linear to pool before: name the model {base!r}, without :{width}")
         return place_before(model, heads[-1], {"pooling": nn.AdaptiveAvgPool1d(int(width))}, int(width))
     except ModelError as error:
         raise ModelError(f"model {name!r}: {error}") from None
@@ -195,8 +192,8 @@ class Placed(nn.Sequential):
     def __getattr__(self, name: str) -> Any:
         if name in nn.Linear.__constants__ or name in ("weight", "bias"):
             raise HeadRead(
-                f"the network's forward reads {name} of its last layer, before which the method adds a layer: call the "
-                "last layer instead, or add none (the method's key width = 0; no :WIDTH in architectures)"
+                f"the network's forward reads {name} of its last layer, before which a layer is inserted: call the "
+                "last layer instead, or set METHOD.width (such as fedproto.width) to 0 and name models without :WIDTH"
             )
         return super().__getattr__(name)
 

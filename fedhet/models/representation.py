@@ -46,7 +46,7 @@ def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:
 
 
 Captured = Callable[[], Tensor]
-"""Function that returns the captured tensor, with its autograd graph; raises a ModelError if there is none."""
+"""Function that returns a tensor from inside a network's last forward pass, or raises a ModelError if there is none."""
 
 
 class Output:

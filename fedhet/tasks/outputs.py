@@ -71,7 +71,7 @@ class Outputs:
         return loss, labels.numel(), ((scores.argmax(-1) == labels).sum(),)
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Return the metric of `count` predictions; `columns[i]` has the i-th tensor of `evaluate`'s, by batch."""
+        """Return the metric of `count` predictions; `columns[i]` has, by batch, the i-th tensor from `evaluate`."""
         return Metric((int(torch.stack(columns[0]).sum()) / count if count else math.nan,), (count,))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
@@ -277,10 +277,7 @@ class MultiLabel(Vectors):
 
 
 class Regression(Vectors):
-    """Regression: outputs (n, targets), labels (n, targets) floats; mean squared error and R2.
-
-    Outputs and labels with more axes, such as a depth for each pixel, count as a single target.
-    """
+    """Regression: outputs and float labels (n, targets), or one target of any shape; mean squared error and R2."""
 
     name = "regression"
     metric = "r2"

@@ -214,8 +214,8 @@ class Task:
         except Exception as error:  # whatever a user's loss raises
             shapes = [f"{str(t.dtype)[6:]} of shape {tuple(t.shape)}" for t in self.outputs.pair(outputs, labels)]
             raise ConfigError(
-                f"the task's loss {name} fails for outputs ({shapes[0]}) and labels ({shapes[1]}): "
-                f"{type(error).__name__}: {error}"
+                f"the task's loss {name} fails for outputs ({shapes[0]}) and labels ({shapes[1]}) with "
+                f"{type(error).__name__}: {error}; use a loss that accepts them, or another task"
             ) from error
         if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
             got = f"a {type(value).__name__}"

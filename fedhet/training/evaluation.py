@@ -91,7 +91,7 @@ class Prediction:
     then: Transform = lambda outputs: outputs
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the predictions (n, ...) for transformed inputs (n, ...)."""
+        """Return the predictions (n, ...) for inputs (n, ...) that the caller has transformed, such as normalised."""
         return self.then(forward(self.model, inputs, until=self.until, learns=False)[0])
 
 
@@ -149,7 +149,7 @@ class Evaluation:
 
     @property
     def prediction(self) -> Prediction | None:
-        """The field `predict` (a network becomes a `Prediction`); None if it is another function."""
+        """The field `predict` as a `Prediction`; None if it is neither a `Prediction` nor a network."""
         known = Prediction(self.predict) if isinstance(self.predict, nn.Module) else self.predict
         return known if isinstance(known, Prediction) else None
 

@@ -179,7 +179,10 @@ def _backward(loss: Tensor) -> None:
 
 
 def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], loss: Tensor | None = None) -> Tensor:
-    """Return `loss` (default: the task's) plus the phase's loss terms; add what terms report to `recorded`."""
+    """Return `loss` (default: the task's loss in the step) plus the phase's loss terms.
+
+    Scalars that terms report are added to `recorded`, which has their sum and number of steps by name.
+    """
     if loss is None:
         loss = step.loss(step.outputs) if phase.task_weight else 0 * step.outputs.sum()
         loss = loss if phase.task_weight == 1 else phase.task_weight * loss
@@ -268,7 +271,7 @@ def mini_batches(
 def batches(
     count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield shuffled int64 indices below `count` in batches of `size`; the last is larger rather than below `least`."""
+    """Yield 0 to `count` - 1, shuffled, in batches of `size`; a rest of fewer than `least` joins the last batch."""
     order = torch.randperm(count, generator=generator)
     order = order if device is None else brought(order, device)
     start = 0

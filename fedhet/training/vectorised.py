@@ -232,7 +232,7 @@ def arrays_of(model: nn.Module) -> list[Tensor]:
 
 
 def linear_weights(model: nn.Module) -> list[bool]:
-    """Return for each array of `arrays_of(model)` whether it is the weight of an `nn.Linear`, to be transposed."""
+    """Return for each array of `arrays_of(model)` whether it is an `nn.Linear`'s weight (transposed in training)."""
     linear = {id(module._parameters) for module in model.modules() if type(module) is nn.Linear}
     return [id(arrays) in linear and key == "weight" for arrays, key in _places_of(model)]
 

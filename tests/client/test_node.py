@@ -223,7 +223,11 @@ def test_client_beyond_memory_limit(federate, tiny):
 @pytest.mark.parametrize(
     ("method", "allow", "reason"),
     [
-        ("FedAvg", "features, prototypes", "only features, prototypes (its key allow), but fedavg sends weights"),
+        (
+            "FedAvg",
+            "features, prototypes",
+            "only features, prototypes to be sent (allow in its node config), but fedavg sends weights",
+        ),
         ("FedProto", "", "allows nothing to be sent"),
         ("FedProto", "prototype", "did you mean 'prototypes'"),
         ("PFNM", "weights", "pfnm sends statistics"),

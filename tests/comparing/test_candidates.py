@@ -64,7 +64,10 @@ def test_methods_that_need_a_public_dataset():
 def test_what_may_leave_the_clients_decides():
     found = asked("fedmd", "fedproto", "layer-average", "local", allow="posteriors")
     assert set(found.choices) == {"fedmd", "local"}
-    assert "only posteriors (its key allow), but layer-average sends weights" in found.refused["layer-average"]
+    assert (
+        "only posteriors to be sent (allow in its node config), but layer-average sends weights"
+        in found.refused["layer-average"]
+    )
     found = asked("fedavg", base=DIGITS | {"architectures": "torchvision/resnet18"}, allow="weights")
     assert "fedavg sends statistics" in found.refused["fedavg"]
     with pytest.raises(ConfigError, match="unknown kind in the node's allow 'everything'"):

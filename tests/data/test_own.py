@@ -51,7 +51,7 @@ def test_forms_of_a_public_dataset(value):
     ("value", "message"),
     [
         ("all of them", "the public dataset: rows of a str cannot be read by index"),
-        ((INPUTS, LABELS[:2]), "the public dataset: there are 3 inputs but 2 labels"),
+        ((INPUTS, LABELS[:2]), "the public dataset: the set has 3 inputs but 2 labels"),
     ],
 )
 def test_invalid_public_datasets(value, message):
@@ -173,7 +173,7 @@ def test_random_transforms_stay_random():
             r"examples differ .* inputs.input_ids \[2\], .* and inputs.input_ids \[3\], .*: convert or pad",
         ),
         (Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)), "examples differ in shape or type, such as inputs "),
-        (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "there are 2 inputs but 3 labels: give one label"),
+        (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "the set has 2 inputs but 3 labels: give one label"),
         (
             Rows(lambda i: {"height": 1, "width": 2, "label": 3}),
             "the columns height, width, label must include one for inputs",
@@ -403,7 +403,7 @@ def test_a_collate_function_that_drops_rows_is_refused():
             "the columns image, pixel_values, y must include one for inputs",
         ),
         (({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE), "the columns x, label, labels must include one"),
-        (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two rows, or inputs and labels"),
+        (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two examples \(input, label\) or inputs and labels"),
     ],
 )
 def test_ambiguous_forms_are_refused(value, message):

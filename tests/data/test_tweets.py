@@ -112,7 +112,7 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no sentiment140 in .*put training\.1600000"):
         data.load("sentiment140", tmp_path)
     path = write(tmp_path, [("0", "ann", "day"), ("2", "bob", "neutral")])
-    with pytest.raises(DataError, match=r"row 2 of .* is damaged \(it must have polarity"):
+    with pytest.raises(DataError, match=r"row 2 of .* is damaged \(a row must have polarity"):
         data.load("sentiment140", tmp_path)
     path.write_bytes(path.read_bytes()[:-25])
     with pytest.raises(DataError, match=r"row 2 of .* is damaged"):
