@@ -87,7 +87,7 @@ LAST_WEIGHT_DECAY = 1e-4  # when only the output layer is trained, as in the aut
 
 
 class FedMA(Matched[FedMAOptions]):
-    """Client side of FedMA: a pass's first round trains all layers, and later rounds those that are not yet matched."""
+    """Client side of FedMA: trains all layers in a pass's first round, then those that the server has not matched."""
 
     remembers = True
 

@@ -311,7 +311,7 @@ class ClientSide(Generic[P]):
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the reply to `payload` after training: by default shared arrays and means of what `terms` recorded."""
+        """Return the reply to `payload` after training: by default shared arrays, and means of loss terms' scalars."""
         reply = self.share()
         reply.values |= self.client.trained.means
         return reply

@@ -71,7 +71,7 @@ class Outputs:
         return loss, labels.numel(), ((scores.argmax(-1) == labels).sum(),)
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Return the metric of `count` predictions; `columns[i]` has, by batch, the i-th tensor from `evaluate`."""
+        """Return the metric of `count` predictions; `columns[i]` has, by batch, tensor i in the tuple of `evaluate`."""
         return Metric((int(torch.stack(columns[0]).sum()) / count if count else math.nan,), (count,))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
