@@ -57,7 +57,7 @@ def test_a_transformer(federate, method):
 
 
 def test_fixed_width(federate):
-    with pytest.raises(FedhetError, match=r"(?s)Written cannot have other widths: .*from its tensors"):
+    with pytest.raises(FedhetError, match=r"(?s)Written cannot have other numbers of hidden units: .*from its tensors"):
         federate("fedma", model=lambda client: Written())
     settings = {"rounds": 1, "heterofl.widths": "0.5"}
     assert federate("heterofl", "other", model=lambda client: Written(-1, 4), **settings).failures == []

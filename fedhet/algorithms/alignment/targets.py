@@ -269,11 +269,11 @@ def pack(tensor: Tensor) -> Packed:
 def unpack(packed: Packed) -> Tensor:
     """Return the float32 tensor that `pack` packed; raise a ValueError or ModelError if the arrays are not valid."""
     if (dtypes := {name: array.dtype.name for name, array in packed.items()}) != DTYPES:
-        raise ValueError(f"a tensor must be sent as {DTYPES}, not {str(dtypes)[:200]}: use the server's fedhet version")
+        raise ValueError(f"each sent tensor must have arrays {DTYPES}, not {str(dtypes)[:200]}: use one fedhet version")
     values, exponent, (least, most) = packed["values"], packed["exponent"], EXPONENTS
     if exponent.shape != () or not least <= int(exponent) <= most:
-        got = f"{str(exponent)[:50]}: use the server's version of fedhet"
-        raise ValueError(f"a tensor is sent as values * 2^exponent, with exponent from {least} to {most}, not {got}")
+        got = f"{str(exponent)[:50]}: use one version of fedhet on the server and all clients"
+        raise ValueError(f"the array 'exponent' of a sent tensor must be one integer from {least} to {most}, got {got}")
     with np.errstate(over="ignore"):  # infinities are refused below
         unpacked = torch.from_numpy(np.asarray(np.ldexp(values.astype(np.float32), int(exponent))))
     check_finite_features(unpacked, "a sent tensor")
@@ -291,6 +291,7 @@ def unpack_all(group: Packed, count: int) -> list[Tensor]:
     for name, array in group.items():
         place, _, key = name.partition("/")
         if place not in parts:
-            raise ValueError(f"sent arrays must be named 0/... to {count - 1}/..., not {name[:50]!r}: use pack_all")
+            names = f"0/... to {count - 1}/..., not {name[:50]!r}"
+            raise ValueError(f"the arrays of {count} sent tensors must be named {names}: use one version of fedhet")
         parts[place][key] = array
     return [unpack(part) for part in parts.values()]

@@ -1,7 +1,4 @@
-"""The axes of arrays, described as sequences of segments.
-
-A segment is a range of consecutive indices, which either belong to hidden units that can be permuted, or are fixed.
-"""
+"""The axes of arrays as sequences of segments: ranges of indices that belong to hidden units or are never permuted."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -41,12 +38,12 @@ def fixed(size: int) -> Axis:
 
 
 def entries(axis: Axis) -> int:
-    """Return the number of entries of an axis, given as a tuple of segments."""
+    """Return the length of an axis: the sum of the sizes of its segments (ranges of indices)."""
     return sum(segment.size for segment in axis)
 
 
 def moving(*axes: Axis) -> set[int]:
-    """Return the numbers of the groups (``Segment.group``) whose hidden units lie along these axes."""
+    """Return the numbers (`Segment.group`) of the sets of interchangeable hidden units that lie along these axes."""
     return {segment.group for axis in axes for segment in axis if segment.group is not None}
 
 
@@ -74,16 +71,16 @@ def joined(*axes: Axis) -> Axis:
 
 
 class _Misfit(Exception):
-    """Raised if a constraint would separate the entries of one hidden unit, or contradicts another constraint."""
+    """Raised if a constraint cannot be added: it would divide the entries of a hidden unit, or contradicts others."""
 
 
 class Variables:
-    """The constraints of a network's operators on which hidden units must be permuted together.
+    """The constraints of the operators in `graph` on which of a network's hidden units must be permuted together.
 
-    A variable stands for consecutive hidden units along an axis of a tensor; ``Segment.group`` has its number.
-    Operators of the `graph` add constraints: two variables are equal, several units act as one, a variable consists of
-    others, or its units are never permuted. If a reshape divides an axis, its units are assumed to lie along the
-    largest possible new axis. By a reshape node's name, `choices` can select a smaller one: 1 is the second largest.
+    A variable stands for consecutive hidden units along an axis of a tensor, and has a number (`Segment.group`). A
+    constraint says that two variables are equal, that several units are moved as one, that a variable consists of
+    others, or that its units are never permuted. If a reshape divides an axis into several, hidden units are assumed to
+    lie along the largest that is possible. `choices` maps a reshape node's name to another: 1 is the second largest.
     """
 
     def __init__(self, graph: ArchitectureGraph, choices: Mapping[str, int]) -> None:
@@ -103,7 +100,7 @@ class Variables:
         return (Segment(self._count, width),)
 
     def known(self, axis: Axis) -> Axis:
-        """Return `axis` with each variable (unknown units) replaced by what it is known to equal by the constraints."""
+        """Return `axis` with variables (sets of hidden units) replaced by what they are equal to by the constraints."""
         meaning = ((self.meaning.get(segment.group), segment) for segment in axis)
         return joined(*(scaled(self.known(found), each.block) if found else (each,) for found, each in meaning))
 
@@ -130,7 +127,7 @@ class Variables:
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """Constrain each run of `count` entries, which `node` combines, to move as a whole; return the axis."""
+        """Require that every `count` consecutive entries, which `node` combines, are moved as one; return the axis."""
         try:
             self._coarsen(axis, count)
         except _Misfit:
@@ -159,17 +156,18 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Constrain `count` equal parts of an axis to be permuted alike; return one, or None if they divide a unit."""
+        """Require that `count` equal parts of `axis` are permuted alike; return the first, or None if impossible."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Constrain dimension `axis` of `node`'s parameter `role`, such as ``weight``, to the segments `layout`.
+        """Require that dimension `axis` of `node`'s parameter `role`, such as ``weight``, has the segments `layout`.
 
-        Return the dimension's segments (ranges of indices): for None, those of an earlier call or new hidden units.
-        `writes` says whether the layer's outputs lie along the dimension; otherwise, the layer sums over it.
+        Returns the dimension's segments (ranges of indices). If `layout` is None, they are one segment of new hidden
+        units or, after an earlier call for this parameter and dimension, that call's result. `writes` says whether the
+        layer's outputs lie along the dimension; otherwise, the layer sums over it.
         """
         name = node.parameters[role]
         place = name, axis
@@ -189,11 +187,14 @@ class Variables:
         self.refuse(axes, f"{node} works along hidden units, whose order or number changes its result: leave it out")
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return the axes that must have no permuted units (`refuse`), but still may, each with its error message."""
+        """Return the axes whose units can be permuted although `refuse` forbids it, each with its error message."""
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis)]
 
     def other_way(self, axis: Axis) -> str | None:
-        """Return the last reshape node that could put permutable units of `axis` along a smaller axis, or None."""
+        """Return the name of the last reshape with another possible result for the hidden units of `axis`, or None.
+
+        The units could lie along a smaller one of the axes into which the reshape divides theirs (see `choices`).
+        """
         for node, part, ways in reversed(self.splits):
             if self.choices.get(node, 0) < ways - 1 and self.moves(axis) & self.moves(part):
                 return node

@@ -116,8 +116,7 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
     """Return the number (from 1) of the first block that uses each array, by ``state_dict`` name.
 
-    `ends` are the names of the last modules of all blocks but the last. Raises an UnsupportedArchitecture error if
-    these modules do not run in this order.
+    `ends` has the last module of each block but the last. Raises UnsupportedArchitecture if they run in another order.
     """
     inside = [[place for place, node in enumerate(graph) if f"{node.module}.".startswith(f"{end}.")] for end in ends]
     last = [places[-1] for places in inside if places]
@@ -132,8 +131,7 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
         for name in node.parameters.values():
             found.setdefault(name, depth)
     of_module = {name.rpartition(".")[0]: depth for name, depth in reversed(found.items())}
-    # Arrays that evaluation does not use, such as counters, belong to their module; one that runs in training only,
-    # such as an auxiliary head, belongs to all parts.
+    # Arrays that evaluation does not use, as counters, belong to their module; those of auxiliary heads, to all parts.
     for name in graph.shapes:
         first = graph.tied.get(name, name)
         found.setdefault(name, found.get(first, of_module.get(first.rpartition(".")[0], 1)))
@@ -188,8 +186,7 @@ class Exits(nn.Module):
     """A network with an exit (a classifier) after each of its blocks.
 
     The last exit is the network's own head. Each earlier exit averages features over positions, and applies a linear
-    layer (`exits.0`, `exits.1`, ...). The output is the last exit's logits in training mode, and the mean of all exits'
-    logits in evaluation mode.
+    layer (`exits.0`, ...). The output is the last exit's logits in training mode, else the mean of all exits' logits.
 
     `network` is divided into `count` blocks. `names` has the last modules of all but the last block, separated by
     commas; if it is empty, `block_ends` chooses them. Modules and arrays keep their names. The attribute `depth` is the
@@ -215,7 +212,7 @@ class Exits(nn.Module):
         self.ends, self.depth = tuple[tuple[str, int], ...](), count  # modules, and the axes of their features
 
     def add_exits(self, groups: PermutationGroups) -> None:
-        """Add the early exits (linear layers); `groups`, from `groups_by_depth`, has their positions and shapes."""
+        """Add an exit (a linear layer) after each block but the last; `groups` is from `groups_by_depth(self, ...)`."""
         self.ends = tuple((slot.parameter, slot.axis) for slot in groups[0].rows)
         floats = filter(torch.is_floating_point, self.network.parameters())
         shapes, like = groups.shapes(groups.widths), next(floats, torch.empty(0))
@@ -268,9 +265,9 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
         outputs = network(inputs)
     if outputs.ndim != 2:
         raise ModelError(
-            f"a network with exits must return logits ({len(inputs)}, classes) for {len(inputs)} examples, but "
-            f"{graph[graph.nodes[-1].inputs[0]].module!r} of {type(network).__name__} returns shape "
-            f"{tuple(outputs.shape)}: change its forward"
+            f"a network with early exits must return logits ({len(inputs)}, classes) for {len(inputs)} examples, but "
+            f"{type(network).__name__} returns shape {tuple(outputs.shape)}: change its forward, or use a method "
+            "without early exits"
         )
     slots = []
     for number, name in enumerate(ends):

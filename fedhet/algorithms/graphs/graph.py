@@ -89,8 +89,7 @@ _cache: "WeakKeyDictionary[nn.Module, dict[Hashable, ArchitectureGraph]]" = Weak
 def architecture_graph(model: nn.Module, example: Tensor) -> ArchitectureGraph:
     """Return the graph of a network's operators, cached for the module, its shapes and the shape of the example.
 
-    The network takes one tensor like `example` (N, ...), and is exported in evaluation mode. Raises an
-    UnsupportedArchitecture error if ``torch.export`` cannot trace it.
+    `example` is a batch (N, ...) of inputs. Raises UnsupportedArchitecture if ``torch.export`` cannot trace the model.
     """
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     parts = ((name, tuple(part.shape), part.dtype) for name, part in parts_of(example).items())

@@ -1,7 +1,4 @@
-"""The graph of a network's layers, for graph hypernetworks (Litany et al., 2022, section 3; Zhang et al., ICLR 2019).
-
-Its nodes are layers, and joints: operators without parameters that combine several inputs, such as `add` and `cat`.
-"""
+"""The graph of a network's layers, for graph hypernetworks (Litany et al., 2022, section 3; Zhang et al., 2019)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +15,7 @@ from fedhet.models.copies import Start
 JOINTS = {"add": "add", "cat": "cat", "concat": "cat", "stack": "stack"}
 """Type of a joint (an operator that combines several inputs, see `LayerNode`) by the operator's ATen name."""
 
-NORM = "norm_"
-"""Prefix of the roles (names within a layer) of the arrays of a BatchNorm that follows the layer."""
+NORM = "norm_"  # prefix of the roles (names within a layer) of the arrays of a BatchNorm that follows the layer
 
 
 @dataclass(frozen=True)
@@ -28,8 +24,9 @@ class LayerNode:
 
     `type` describes it: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with ``_g<groups>`` and ``_d<dilation>``
     if not 1; ``l<in>_<out>`` for a linear layer; ``add``, ``cat`` and ``stack`` for joints; otherwise the operator and
-    the shapes of its parameters. By role, such as ``weight``, `parameters` has ``state_dict`` names, and `starts`
-    the mean and standard deviation in a new network; `constants` are the roles of arrays that are not trained.
+    the shapes of its parameters. `name` is the operator's (see `Node`). An array's role is its name within the
+    layer, such as ``weight``. `parameters`, `shapes` and `starts` map roles to ``state_dict`` names, to shapes, and to
+    mean and standard deviation in a new network. `constants` are the roles of arrays that are not trained.
     """
 
     name: str
@@ -55,7 +52,7 @@ def layer_graph(model: nn.Module, example: Tensor, starts: Mapping[str, Start] |
     """Return the layers of a network and their data flow, traced with the batch of inputs `example` (N, ...).
 
     A module that is called twice is one node, and so are operators with tied parameters, and a layer with a BatchNorm
-    that follows it. `starts` has means and standard deviations of a new network's parameters (see `starts_of`).
+    that follows it. Nodes have the means and standard deviations in `starts` (see `starts_of`); None leaves them out.
     """
     graph = architecture_graph(model, example)
     layers: list[tuple[Node, dict[str, str]]] = []  # the operator that a layer is named after, and arrays by role
@@ -171,7 +168,8 @@ def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()
     inside = [node for node in graph if node.shape and f"{node.module}.".startswith(f"{module}.")]
     node = next((node for node in reversed(inside) if node.shape[1:] == tuple(shape or node.shape)[1:]), None)
     if node is None or (known := features(graph).get(node.name)) is None:
-        raise UnsupportedArchitecture(f"the output of {module!r} has no single axis of features: name another module")
+        problem = f"no axis with the features of layers was found in the output of module {module!r} of {graph.model}"
+        raise UnsupportedArchitecture(f"{problem}: set the key blocks to other modules, such as convolutions")
     return known
 
 

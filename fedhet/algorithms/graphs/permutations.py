@@ -1,9 +1,9 @@
 """Permutation groups: sets of hidden units that can be permuted, in all parameters at once, with equal outputs.
 
 Each axis of each tensor in the graph is a sequence of segments (ranges of indices, see `axes`); a variable stands for
-the units of a segment. The rules of operators derive the axes of results and add constraints to `Variables`: a residual
-addition makes two variables equal, GroupNorm merges several units into one, and units of the output are fixed.
-Variables that remain are the groups.
+the hidden units of a segment. The rules of operators derive the axes of results and add constraints to `Variables`: a
+residual addition makes two variables equal, the channels that GroupNorm normalises together must move together, and
+outputs of the network never move. Once equal variables are merged, each variable that can move is a group.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,8 +34,8 @@ class PermutationGroup:
         width: number of units.
         rows: parameters, and their axes, by which FedMA matches units: weights whose inputs are in earlier groups,
             then biases and BatchNorm's scale and bias.
-        completes: other parameters with units of this group, but none of later groups, and the axes of their layers'
-            outputs: an LSTM's W_hh and b_hh, the last layer of a residual block, and BatchNorm's statistics.
+        completes: parameters to average, and their layers' output axes, once this group is matched, since they have no
+            units of later groups: an LSTM's W_hh, b_hh, a residual block's last layer, BatchNorm's statistics.
     """
 
     index: int
@@ -54,7 +54,8 @@ class PermutationGroups:
         axes: segments (see `axes.Segment`) of each axis of each array, by ``state_dict`` name.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
         tied: for each further name of a parameter that has several, its first name.
-        needs: for each array that only wider networks have, a group's index and its least width with the array.
+        needs: for each array that only wider networks have: the index of a group, and the least number of units of
+            this group in networks that have the array.
         kinds: kind of each array that is not trained (see `kinds_of`), by name.
     """
 

@@ -28,9 +28,8 @@ _resizable: WeakKeyDictionary[nn.Module, dict[tuple[ArchitectureGraph, bool], Pe
 def resize(model: nn.Module, state: State) -> nn.Module:
     """Return a copy of a network with the arrays in `state` only; their shapes determine the sizes of its layers.
 
-    Recurrent layers with different widths become a ``StackedRecurrent``, and ``nn.MultiheadAttention`` of another width
-    a ``HeadAttention``; attributes of a user's own modules do not change. Raises an UnsupportedArchitecture error for a
-    layer whose size attributes are unknown.
+    Recurrent layers of different widths become ``StackedRecurrent``, and resized ``nn.MultiheadAttention`` becomes
+    ``HeadAttention``. Raises UnsupportedArchitecture for a layer of PyTorch that fedhet does not know how to resize.
     """
     result, lacking = copied(model), model.state_dict().keys() - state.keys()
     # By storage of the replaced tensor, to keep ties; the tensor is kept so that its storage is not reused.
@@ -98,9 +97,9 @@ def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **opti
         reason = str(error).partition("\n")[0]
     if reason:
         raise UnsupportedArchitecture(
-            f"network {type(model).__name__} cannot have other widths: {reason}; its forward must take sizes of hidden "
-            "layers from its tensors (x.flatten(1), x.unflatten(-1, (-1, head_size))), not from numbers or attributes "
-            "(x.view(-1, 400)), else leave it out of methods that change widths"
+            f"network {type(model).__name__} cannot have other numbers of hidden units: {reason}; in its forward, "
+            "take sizes of hidden layers from its tensors (x.flatten(1), x.unflatten(-1, (-1, head_size))) instead of "
+            "numbers or attributes (x.view(-1, 400)), or choose another network or method"
         )
     return groups
 
@@ -116,7 +115,7 @@ def _failing(model: nn.Module, example: Tensor) -> str:
         except Exception as error:  # whatever a user's forward raises
             if out_of_memory(error):
                 raise
-            return f"its forward fails after {done[-1]!r}"
+            return f"its forward fails after module {done[-1]!r}"
     return ""
 
 
@@ -249,8 +248,7 @@ def _added(mask: Tensor | None, like: Tensor) -> Tensor | None:
 class Submodel:
     """A client's part of a network: a fraction of the units of each hidden layer, rounded up.
 
-    `width` is the fraction, above 0 and at most 1, and `groups` are the whole network's permutation groups (sets of
-    units that are selected together).
+    `width` is the fraction, above 0 and at most 1, and `groups` are the whole network's sets of interchangeable units.
     """
 
     width: float
@@ -263,7 +261,7 @@ class Submodel:
 
     @property
     def whole(self) -> Self:
-        """The submodel of width 1, which is the whole network."""
+        """The submodel with all units (`width` = 1), which is the whole network."""
         return replace(self, width=1.0)
 
     @cached_property
@@ -272,7 +270,7 @@ class Submodel:
         return {group.index: np.arange(math.ceil(round(group.width * self.width, 6))) for group in self.groups}
 
     def cut(self, model: nn.Module) -> nn.Module:
-        """Return the submodel of the whole network `model`, or `model` itself if the width is 1."""
+        """Return the submodel of the whole network `model`, or `model` itself if `self.width` is 1 (all units)."""
         if self.width == 1:
             return model
         return resize(model, self.state(model))

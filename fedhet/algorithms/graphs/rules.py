@@ -1,4 +1,4 @@
-"""Rules of operators: functions that derive the axes of parameters and results from the axes of inputs (see `axes`)."""
+"""Rules of operators: functions that find which hidden units lie along a result's axes, given those of the inputs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*operators: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that registers a function to derive the axes of results of these operators (ATen names)."""
+    """Return a decorator that registers a function as the rule of these operators (ATen names)."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(operators, function))
@@ -70,7 +70,10 @@ def _elementwise(variables: Variables, node: Node, *values: Value) -> Value:
 
 
 def broadcast_all(variables: Variables, node: Node, *values: Value) -> Value:
-    """Return the axes of the result of operator `node`, which broadcasts `values`; add constraints to `variables`."""
+    """Return the axes of the result of `node`, an elementwise operator on tensors with the axes `values`.
+
+    The axes are aligned as in broadcasting. Hidden units that meet along an axis are made equal in `variables`.
+    """
     rank = max(map(len, values))
     aligned = [(fixed(1),) * (rank - len(value)) + value for value in values]
     return tuple(reduce(partial(_broadcast, variables, node), axes) for axes in zip(*aligned, strict=True))

@@ -2,8 +2,7 @@
 
 A group is a set of interchangeable hidden units (see `permutations`). An *assignment* of a group is an integer array
 (L,): unit l of the smaller network's L units is unit ``assignment[l]`` of the wider one. Assignments and sizes are
-dicts by index of the group; other groups do not change. States have arrays or tensors; results have arrays, which are
-copies only where values change.
+dicts by index of the group; other groups do not change. Results have arrays, which are copies where values change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +30,7 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
     """Return the number of units of each group of interchangeable units in a network with arrays of these `shapes`.
 
     A group without arrays in `shapes` keeps its width in `groups`. If a group's units are blocks (`groups_by_depth`),
-    their number is that of the deepest block with an array. Raises a ValueError for arrays of another architecture.
+    they are counted up to the last with an array in `shapes`. Raises a ValueError for arrays of another architecture.
     """
     known: dict[int, int] = {}
     for index, units in (groups.needs[name] for name in shapes if name in groups.needs):
@@ -84,10 +83,10 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
 
 
 def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple[NDArray[np.intp] | None, ...]]:
-    """Return the entries of each array that a network with only `units` (indices by group) has: indices for each axis.
+    """Return which entries of a network's arrays belong to the narrower network with only the given `units`.
 
-    The result has a tuple by name of the array, with None for an axis whose entries are all kept. Arrays that are kept
-    whole are left out, and the tuple is empty for arrays that the network does not have.
+    `units` has the kept units' indices by number of their group (set of interchangeable units). The result has, by name
+    of an array, its kept indices along each axis (None for all), or () if it is removed; whole arrays are left out.
     """
     found = {name: tuple(_entries(axis, units) for axis in axes) for name, axes in groups.axes.items()}
     units_of = {group: np.asarray(each).size for group, each in units.items()}
@@ -113,7 +112,7 @@ def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floa
 
 
 def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
-    """Return the parameter and axis (`Slot`) of each of the D weights of a unit of group `index` (see `rows`)."""
+    """Return the parameter, and its axis of units, that each column of `rows(state, groups, index)` is taken from."""
     places = _row_places(state, groups, index)
     return [slot for slot, each in places for _ in range(each.shape[1] * _front(state, slot)[0].size)]
 

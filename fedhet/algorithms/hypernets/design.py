@@ -28,7 +28,7 @@ WIDTH, STEPS = 51, 6
 """Width of a layer's embedding h, and number of steps of message passing."""
 
 RANK = 4
-"""The rank of a ``base-lowrank`` head is RANK times the largest number of layers in one network that it writes."""
+"""The rank of U V in a `BaseLowRank` head is RANK times the largest number of layers of its type in one network."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerType:
-    """A layer type: its arrays (`slots`) by role, such as ``weight``, and its largest number of layers in a network."""
+    """A layer type: its arrays by name, such as ``weight``, and how often it occurs in a network (at most)."""
 
     slots: Mapping[str, Slot]
     occurrences: int = 1
@@ -71,7 +71,7 @@ def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
 
 
 def slots_of(node: LayerNode) -> dict[str, Slot]:
-    """Return a `Slot` for each array to generate for a layer, its trained parameters, by name, such as ``weight``."""
+    """Return shape and initial values (a `Slot`) of each trained parameter of a layer, by name, such as ``weight``."""
     slots = {}
     for role, shape in node.shapes.items():
         if role in node.constants:
@@ -102,8 +102,7 @@ def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
 def std_of(type: str, shape: Shape) -> float:
     """Return the initial standard deviation of weights of a layer type (see `LayerNode`), with `shape` (units, ...).
 
-    It is (2 / fan-in)^.5 (He et al., ICCV 2015), 1 for embeddings as in PyTorch, and 0.02 for parameters outside
-    layers, such as ViT's position embeddings.
+    It is (2 / fan-in)^.5 (He et al., ICCV 2015), 1 for embeddings, and 0.02 outside layers (ViT's position embeddings).
     """
     if type.startswith("embedding"):
         return 1.0

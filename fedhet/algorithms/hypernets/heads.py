@@ -50,9 +50,9 @@ class Latents(nn.Module):
             self.factor[type] = nn.Parameter(torch.zeros(LATENT))
 
     def forward(self, h: Tensor, types: Sequence[str], row: Tensor) -> tuple[Tensor, Tensor]:
-        """Return latent vectors z (nodes, LATENT) and scales s (nodes,) from embeddings h (nodes, width).
+        """Return latent vectors z (nodes, LATENT), and the scales s (nodes,) that generated weights are multiplied by.
 
-        `row` (nodes,) has the index of each node's type in `types`.
+        `h` (nodes, width) has embeddings of layers (nodes), and `row` (nodes,) the index of each one's type in `types`.
         """
         weight, bias, factor = (
             torch.stack([each[type] for type in types])[row] for each in (self.weight, self.bias, self.factor)
@@ -69,13 +69,16 @@ class Dense(nn.Module):
         self.dense, self.bias = nn.Parameter(torch.zeros(LATENT, *shape)), nn.Parameter(torch.zeros(shape))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
-        """Return weights (layers, *shape) of layers of one shape from z (layers, LATENT) and `scale` (layers,)."""
+        """Return weights (layers, *shape) from latent vectors z (layers, LATENT), multiplied by `scale` (layers,)."""
         bias = scale[:, None] * self.bias.flatten()
         return torch.addmm(bias, z * scale[:, None], self.dense.flatten(1)).view(-1, *self.bias.shape)
 
 
 class BaseLowRank(nn.Module):
-    """A head that generates weights s (4 B + U V) with scale s, learned B, and linear maps U, V of latent vector z."""
+    """A head that generates weights s (4 B + U V) with the layer's scale s, a learned matrix B, and 4 = `BASE`.
+
+    U (units, rank) and V (rank, inputs) are learned linear maps of the layer's latent vector z.
+    """
 
     def __init__(self, shape: tuple[int, ...], rank: int) -> None:
         super().__init__()
@@ -86,7 +89,7 @@ class BaseLowRank(nn.Module):
         self.change = nn.Parameter(torch.zeros(LATENT, rank, fan_in))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
-        """Return weights (layers, *shape) of layers of one shape from z (layers, LATENT) and `scale` (layers,)."""
+        """Return weights (layers, *shape) from latent vectors z (layers, LATENT), multiplied by `scale` (layers,)."""
         base = BASE * self.base.flatten(1) * scale[:, None, None]
         u, v = _linear(z * scale[:, None], self.basis), _linear(z, self.change)
         return torch.baddbmm(base, u, v).view(-1, *self.base.shape)
@@ -140,10 +143,11 @@ class Tiled:
 
 
 def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]], device: torch.device) -> dict[str, Tiled]:
-    """Divide the arrays of layers into tiles; return them by kind: `kernels` (filters), `matrices` and `vectors`.
+    """Divide the arrays of layers into tiles: blocks of equal size, which `Tiles` generates.
 
-    For each layer, `layers` has two mappings, from the roles of its arrays, such as `weight` or `bias`, to their names
-    and to their `Slot`s. 1x1 filters are matrices. The tensors in the result are on `device`.
+    The result has tiles of filters by the key `kernels`, of other weights and 1x1 filters by `matrices`, and of biases
+    and other vectors by `vectors`; tensors are on `device`. For each layer, `layers` has two mappings: from an array's
+    name within the layer, such as `weight`, to its ``state_dict`` name, and to its `Slot` (shape and initial values).
     """
     arrays: dict[str, list[tuple[str, int, Slot, tuple[int, ...]]]] = {"kernels": [], "matrices": [], "vectors": []}
     nodes, places, signs = ({kind: list[Any]() for kind in arrays} for _ in range(3))
@@ -192,7 +196,7 @@ class Tiles(nn.Module):
         self.factor = nn.Parameter(torch.zeros(LATENT))
 
     def forward(self, h: Tensor, tiles: Mapping[str, Tiled]) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and values of arrays, given layers' embeddings h (layers, width) and the result of `tiling`."""
+        """Yield (name, value) of each array, from layers' embeddings h (layers, width) and `tiles` from `tiling`."""
         nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
         middle = KERNEL // 2
         decoders = {"kernels": self.tile, "matrices": self.tile[..., middle, middle], "vectors": self.vectors}

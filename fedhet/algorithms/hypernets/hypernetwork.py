@@ -80,10 +80,12 @@ class Reading:
 
     Attributes:
         nodes: type of each node (layer).
-        heads: names of the arrays that each head generates, by layer type and role; None for layers without the array.
-        tiles: tiles of the arrays to generate (see `tiling`), for a ``tiled`` head, which does not use `heads`.
-        names: names of the generated arrays.
-        tensors: on the hypernetwork's device, by name: edges, layers' `shape_features`, and indices of layers by type.
+        heads: by layer type and an array's name in the layer, such as ``weight``: ``state_dict`` names of the array in
+            all layers of the type, with None for layers without it; empty for a ``tiled`` hypernetwork.
+        tiles: tiles of the arrays to generate (see `tiling`) for a ``tiled`` hypernetwork, else empty.
+        names: ``state_dict`` names of the generated arrays.
+        tensors: `edges` (2, n), indices of source and target nodes; `features`, the nodes' `shape_features`; `order`,
+            indices of nodes with arrays to generate, grouped by type; and `row`, for each, its type's index in `heads`.
     """
 
     nodes: tuple[str, ...]
@@ -94,12 +96,12 @@ class Reading:
 
 
 class GraphHypernetwork(nn.Module):
-    """A network that generates the weights of other networks, by heads that compute arrays from embeddings of layers.
+    """A network that generates the weights of other networks: heads compute the arrays of layers from embeddings h.
 
-    A head of the `kind` ``dense`` or ``base-lowrank`` (see `Head`) generates one array of one layer type in `types`, a
-    ``tiled`` one all arrays of all types. With `normalise`, embeddings and latent vectors have unit variance, so that
-    initial weights have Kaiming's scale. Initial values are drawn with `seed` (see `start`); if it is None, a state
-    dict must be loaded before use.
+    `kind` is ``dense`` or ``base-lowrank`` for a head for each array of each layer type in `types`, or ``tiled`` for a
+    single head for layers of any type (see `Head`). `normalise` scales embeddings, and the latent vectors that heads
+    compute from them, to unit variance, so that initial weights have the scale of He's rule. Initial values are drawn
+    with `seed` (see `start`); if it is None, a state dict must be loaded before use.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class GraphHypernetwork(nn.Module):
 class Written(nn.Module):
     """A network that runs with generated weights, so that training it trains the hypernetwork.
 
-    `reading` is the result of `hypernetwork.read`. Arrays that are not generated, such as buffers, are `network`'s.
+    `reading` is `network`'s graph, prepared by `hypernetwork.read`. Buffers and untrained parameters are `network`'s.
     """
 
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:

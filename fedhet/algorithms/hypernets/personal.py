@@ -5,8 +5,7 @@
 v_i is the embedding of client i, and a is its architecture. In the paper, the head of an architecture is a matrix with
 a row for each weight. Here weights are generated in chunks of c weights: row j of C_a (chunks x width) weights the
 features for chunk j, and W (width x c) is shared by all architectures. The base b and the scale s are fixed (see
-`begin_of`). Embeddings start close to each other, because clients with distant embeddings hardly learn from one
-another.
+`begin_of`). Embeddings start close together, because clients with distant embeddings hardly learn from each other.
 """
 
 import math

@@ -102,11 +102,10 @@ def estimate_variances(
 
         sigma0_2 = v,    sigma2 = v (v + e) / (v - e)
 
-    v is the variance of clients' rows (the weights of a neuron) around the prior mean, and e that of merged rows around
-    their means. Merging two rows of correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2); sigma2
-    places this threshold halfway between the correlations of unrelated rows (0) and of the matches (1 - e / v). First,
-    sigma2 = v; then rows are matched and sigma2 is estimated in turns until it converges. Returns sigma2 = v if there
-    are no matches at first, or if e > v / 2.
+    v is the variance of clients' neurons (rows) around the prior mean, and e that of merged rows around their means.
+    Merging two rows of correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2); sigma2 places this
+    threshold halfway between the correlations of unrelated rows (0) and of the matches (1 - e / v). First, sigma2 = v;
+    then rows are matched and sigma2 is estimated in turns. Without matches at first, or if e > v / 2, it remains v.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)
@@ -190,7 +189,7 @@ class GlobalRows:
         self.assignments[j] = units
 
     def costs(self, rows: Floats) -> Floats:
-        """Return the costs (L_j, n) of assigning a client's `rows` (L_j, D) to global rows: old, then new ones."""
+        """Return the cost of assigning each of a client's `rows` (L_j, D) to each global row, then to each new row."""
         clients, size, s, s0 = len(self.weights), len(self.counts), self.s, self.s0
         room = len(rows) if self.max_rows is None else max(min(len(rows), self.max_rows - size), len(rows) - size)
         norms, squares = (np.einsum("ld,ld->l", each, each) for each in (rows, self.g))

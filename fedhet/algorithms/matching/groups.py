@@ -2,8 +2,7 @@
 
 The units of a group are interchangeable. A *state* has a client's arrays by name, with the units of earlier groups in
 the order of the global model. Units are matched by the parameters in their group's `PermutationGroup.rows`; the
-group's other parameters (`completes`) are averaged for matched units. `states` and `assignments` have one entry for
-each client. `assignments` (indices of global units) and `sizes` (global widths) cover all earlier groups.
+group's other parameters (`completes`) are averaged for matched units. `states` and `assignments` are by client.
 """
 
 import json
@@ -47,7 +46,10 @@ class Matching:
         prior: npt.NDArray[np.float64],
         random: np.random.RandomState,
     ) -> LayerMatch:
-        """Match units of `group`; `matrices` (L_j, D) have their weights by client, `prior` (D,) the means."""
+        """Match the units of `group` among clients; `random` draws the order in which clients are matched.
+
+        `matrices` has the weights (L_j, D) of each client's L_j units, and `prior` (D,) their prior mean.
+        """
         limit = int(self.max_growth * max(map(len, matrices))) if self.max_growth else None
         options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "max_rows": limit}
         if self.variances == "estimated":
@@ -74,7 +76,7 @@ class Matching:
 
 
 class GroupMatch(NamedTuple):
-    """The `match` of a group's units, and the averages (`carried`) of its parameters that are not matched, by name."""
+    """The `match` of a set of hidden units and, in `carried`, averages of its `PermutationGroup.completes` by name."""
 
     match: LayerMatch
     carried: dict[str, Array]
@@ -89,11 +91,11 @@ def match_group(
     how: Matching,
     random: np.random.RandomState,
 ) -> GroupMatch:
-    """Match the units of group `index` among clients by the rule `how`; average its parameters that are not matched.
+    """Match the units of `groups[index]` among clients by the rule `how`; average its parameters that are not matched.
 
-    `states` has each client's arrays. For earlier groups, `assignments` has the indices of each client's units in the
-    global model, and `sizes` its widths. A unit's averages (`how.average`) are over clients that have it, but recurrent
-    weights are averaged over all. `random` draws the order in which clients are matched.
+    `states` has each client's arrays. For each group before `index`, `assignments` has the indices of a client's units
+    in the global model, and `sizes` the global number of units. A unit's weights are averaged over clients that have
+    it, as `how.average` says; recurrent W_hh and b_hh have the plain mean of all clients. `random` orders the clients.
     """
     matrices = [graphs.rows(state, groups, index) for state in states]
     match = how.match(matrices, groups[index], how.prior_mean(states, matrices, groups, index), random)
@@ -161,10 +163,10 @@ def patch(
 def assemble(
     groups: graphs.PermutationGroups, dtypes: Mapping[str, str], settled: Sequence[tuple[Array, State]], rest: State
 ) -> dict[str, Array]:
-    """Return the state dict of the global model, whose hidden units were matched in permutation `groups`.
+    """Return the state dict of the global model, whose hidden units were matched in `groups` of interchangeable units.
 
-    `settled` has, for each group, the weights (L', D) of its L' global units (see `graphs.rows`) and other averaged
-    arrays of their layers; `rest` has the arrays of no group. `dtypes` has the dtype of each array, by name.
+    `settled` has, for each group, the D weights (L', D) of each of its L' global units (see `graphs.rows`), and means
+    of its `PermutationGroup.completes`. `rest` has arrays without units of a group, and `dtypes` all dtypes, by name.
     """
     shapes = groups.shapes([len(matrix) for matrix, _ in settled])
     state: dict[str, Array] = {
@@ -174,9 +176,6 @@ def assemble(
         state = graphs.set_rows(state, groups, index, matrix)
         state |= {name: array.astype(dtypes[name]) for name, array in carried.items()}
     return graphs.tie(state | {name: array.astype(dtypes[name]) for name, array in rest.items()}, groups)
-
-
-# ---- averages of arrays that are not matched
 
 
 def average_rest(
@@ -192,9 +191,9 @@ def average_rest(
     """Return averages, by name, of arrays that are not matched, such as the output layer and BatchNorm's statistics.
 
     `states` has clients' arrays, with units in the order of the global model. `assignments` has the global indices of
-    each client's units by group, and `sizes` the numbers of global units. With `statistics`, BatchNorm's statistics of
-    a unit are averaged over the clients that have it, weighted by numbers of `examples`. `class_counts`, examples by
-    client and class (J, C), weight the rows of output layers (FedMA, section 3).
+    each client's units by group, and `sizes` the global numbers of units by group. Clients have equal weights, but rows
+    of output layers are weighted by `class_counts` (clients, classes), if given (FedMA, section 3), and BatchNorm's
+    statistics of a unit by numbers of `examples`, over clients with the unit; without `statistics`, they are left out.
     """
     result: dict[str, Array] = {}
     weights = np.asarray(examples, dtype=np.float64)
