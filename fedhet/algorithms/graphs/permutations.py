@@ -34,8 +34,8 @@ class PermutationGroup:
         width: number of units.
         rows: parameters, and their axes, by which FedMA matches units: weights whose inputs are in earlier groups,
             then biases and BatchNorm's scale and bias.
-        completes: parameters to average, and their layers' output axes, once this group is matched, since they have no
-            units of later groups: an LSTM's W_hh, b_hh, a residual block's last layer, BatchNorm's statistics.
+        completes: other parameters, with the axes of their layers' outputs, to average once this group is matched, as
+            they have no units of later groups: W_hh and b_hh, a residual block's last layer, BatchNorm's statistics.
     """
 
     index: int

@@ -46,7 +46,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerType:
-    """A layer type: its arrays by name, such as ``weight``, and how often it occurs in a network (at most)."""
+    """A layer type: its arrays (`slots`) by name, such as ``weight``, and how often it occurs in a network at most."""
 
     slots: Mapping[str, Slot]
     occurrences: int = 1

@@ -75,9 +75,10 @@ class Dense(nn.Module):
 
 
 class BaseLowRank(nn.Module):
-    """A head that generates weights s (4 B + U V) with the layer's scale s, a learned matrix B, and 4 = `BASE`.
+    """A head that generates weights s (4 B + U V) with the layer's scale s, and a learned matrix B.
 
-    U (units, rank) and V (rank, inputs) are learned linear maps of the layer's latent vector z.
+    U (units, rank) and V (rank, fan-in) are learned linear maps of the layer's latent vector z. The factor 4 (`BASE`)
+    makes a gradient step of B change the weights as much as in a `Dense` head.
     """
 
     def __init__(self, shape: tuple[int, ...], rank: int) -> None:
