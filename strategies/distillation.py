@@ -186,7 +186,7 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
 
 @dataclass
 class FedKDState(State):
-    """The state of FedKD: the shared network's last change, which is all that clients in `holding` still need."""
+    """The state of FedKD: the shared network's last change (`update`), and clients that need only this (`holding`)."""
 
     update: Arrays = field(default_factory=dict)
     holding: list[str] = field(default_factory=list)

@@ -57,7 +57,8 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
     def target(self, round: int) -> list[Tensor]:
         """Return, for each block, the mean of the clients' descriptors (n, width) of n images; [] if none were sent.
 
-        With `align = spectral`, return [Z], with Z from `cluster_rows`, whose random numbers depend on `round`.
+        With `align = spectral`, return [Z], where images with similar predictions have similar rows in Z (n, k); see
+        `cluster_rows`, whose random numbers depend on `round`.
         """
         sent = [self._unpacked(self.state.sent[client]) for client in in_order(self.state.sent)]
         if not sent:

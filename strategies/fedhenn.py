@@ -4,8 +4,8 @@ If clients are heterogeneous (algorithm 2), the server averages the kernels of t
 examples X(t) (in the paper: RAD), and each client aligns its kernel to the mean. If they are homogeneous (algorithm 1),
 weights are averaged as in FedAvg, and each client aligns to the global model's representations, which it computes.
 
-In round t, a client receives the target on X(t) and returns its representations of X(t+1). With the spectral target,
-which is not in the paper, it returns class posteriors instead.
+In round t of algorithm 2, a client receives the mean kernel on X(t) and returns its representations of X(t+1). With the
+key `target = spectral`, an extension, it returns class probabilities, and aligns to a spectral clustering of examples.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,14 +4,14 @@ FedProto (Tan et al., AAAI 2022, equation 6) averages prototypes, the clients' m
 (Jeong et al., 2018, algorithm 1), each client receives the mean logits of the other clients. FedGH (Yi et al., ACM MM
 2023) trains a head on the prototypes. FedTGP (Zhang et al., AAAI 2024) trains global prototypes
 
-    P_c = F(e_c)                                                     for class c, with embedding e_c and small network F
+    P_c = F(v_c)                                                     for class c, with embedding v_c and small network F
     L = -log( exp(-(|p - P_y| + d)) / (exp(-(|p - P_y| + d)) + sum_{c != y} exp(-|p - P_c|)) )
 
 where p is a client's prototype of class y, and the margin d is the largest distance between the mean prototypes of two
 classes, but at most tau. In FedGen (Zhu et al., ICML 2021), a generator G learns representations on which the clients'
-heads h_i agree, from noise e and classes y, drawn in proportion to the clients' examples:
+heads h_i agree, from noise e and class y of each example j, drawn in proportion to the clients' examples:
 
-    L = CE(mean_i h_i(G(e, y)), y) + d exp(-mean_{j, k} |e_j - e_k|^2 |G_j - G_k|)   equation 4, diversity of weight d
+    L = CE(mean_i h_i(G(e, y)), y) + b exp(-mean_{j, k} |e_j - e_k|^2 |G_j - G_k|)     equation 4, with `diversity` as b
 
 The mean score of linear heads is the score of the averaged head, which clients receive with the generator.
 """
@@ -92,13 +92,13 @@ class ByClass(FederatedStrategy[P, C]):
         return {}
 
     def bounded(self, replies: Mapping[str, Reply]) -> list[Arrays]:
-        """Return each client's `classes` (k,), `means` (k, width), clipped by `clip-norm`, and `counts` (k,)."""
+        """Return each client's `classes` (k,), `means` (k, width) clipped by `clip-norm`, and example `counts` (k,)."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
         return [arrays | means[client] for client, arrays in sent.items()]
 
     def combined(self, replies: Mapping[str, Reply]) -> Arrays:
-        """Return `classes` (k,), their `means` (k, width) over replies by the rule `aggregation`, and `counts` of 1."""
+        """Return `classes` (k,), their mean vectors `means` by the rule `aggregation`, and weights `counts` of 1."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         by_class = {
             client: dict(zip(map(str, arrays["classes"]), arrays["means"], strict=True))
@@ -171,7 +171,7 @@ class Learner(ByClass[L, LearnerState]):
         """Return a new network for the server, with weights drawn from torch's global random generator."""
 
     def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
-        """Return loss terms for `means` (n, width) of `classes` (n,) in place of cross entropy, or () to keep it."""
+        """Return losses to train on mean representations `means` (n, width) of `classes` (n,); () for cross entropy."""
         return ()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:

@@ -12,7 +12,7 @@ deeper clients, of depth e ("momentum distillation", with the key `momentum` as 
     g_d[a]    = (a as sent to clients) - sum_{i: d_i = d} n_i W_i(t)[a] / n_d
     W_d(t)[a] = W_d(t-1)[a] - (1 - b) g_d[a] - b m_d(t-1)[a]     if m_d(t-1) has a, else W_d(t-1)[a] - g_d[a]
     W(t)[a]   = sum_i n_i W_i(t)[a] / sum_i n_i                  over the clients i that share a with all
-    m_d(t)[a] = mean of g_e over a and arrays of blocks d + 1 to e with a's name but for the number, if any
+    m_d(t)[a] = mean of g_e over a and the arrays of blocks d + 1 to e that have a's name with another block number
 
 where client i returns W_i(t) and has n_i examples, and n_d is the sum of n_i over the clients of depth d.
 
@@ -200,9 +200,9 @@ def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
     """Return InclusiveFL's momentum of the arrays in `last`, the last block of clients with `depth` blocks, by name.
 
-    An array's momentum is the mean of `change` over it and the arrays of deeper blocks with the same shape and, except
-    for the block's number, the same name; without a deeper one, it has none. `change` has the values before a round
-    minus those after it for clients with the next larger number of blocks, and `blocks` each array's block.
+    An array's momentum is the mean of its `change` and those of its counterparts in deeper blocks (equal shape, and
+    equal name except for the block's number); arrays without one are left out. `change` has values before a round minus
+    those after it, for clients of the smallest depth above `depth`; `blocks` has the number of each array's block.
     """
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
@@ -213,9 +213,9 @@ def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]
 
 
 def check_alike(groups: PermutationGroups) -> None:
-    """Raise a FedhetError if a block has no weights with the shapes and, up to a number, names of the next one's.
+    """Raise a FedhetError unless successive blocks have weights of equal shape, with names that differ in one number.
 
-    The network's blocks are the units of the only group in `groups`.
+    `groups` has a single group, whose units are the network's blocks.
     """
     shapes = groups.shapes(groups.widths)
     weights = {name: shape for name, shape in shapes.items() if len(shape) > 1 and name not in groups.kinds}
@@ -223,9 +223,9 @@ def check_alike(groups: PermutationGroups) -> None:
     for pair in pairwise(range(1, groups[0].width + 1)):
         if not any(each.issuperset(pair) for each in found):
             raise FedhetError(
-                "inclusivefl needs blocks of repeated layers, whose weights have equal shapes, and names that differ "
-                f"in one number only; blocks {pair[0]} and {pair[1]} of the client's network have no such weights: "
-                "set inclusivefl.blocks to other modules at which blocks end"
+                "inclusivefl needs repeated blocks with weights of equal shapes, whose names differ in one number only "
+                f"(as in layers.0, layers.1); blocks {pair[0]} and {pair[1]} of the client's network have no such "
+                "weights: set inclusivefl.blocks to the names of the modules that end repeated blocks, such as layers.0"
             )
 
 

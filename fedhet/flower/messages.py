@@ -42,7 +42,7 @@ def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Map
 
 
 def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return from a request's `record` the config for `train` or `evaluate` (`action`), and options (`sent_along`)."""
+    """Return the config for `action` (train or evaluate) and Flower's options (`arrayrecord_key`, ...) in `record`."""
     names = {key.removeprefix(NAMES): value for key, value in record.items() if key.startswith(NAMES)}
     if action == "evaluate":
         return {key.removeprefix(EVALUATE): v for key, v in record.items() if key.startswith(EVALUATE)}, names
@@ -98,7 +98,7 @@ def read_reply(message: Message) -> Reply:
             raise WireError(LEGACY)
         if no_handler(reason):
             raise WireError(NOT_OURS)
-        raise FedhetError(f"the client failed: {reason}")
+        raise FedhetError(f"the client failed: {reason}; see the client's log")
     records = message.content
     report, metrics = records.get("report"), records.get("metrics")
     if not isinstance(report, ConfigRecord):
@@ -239,11 +239,12 @@ def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, actual = read(source)
     if (shape, actual) != (array.shape, dtype):
-        raise ValueError(f"its data are {actual}{list(shape)}, but it declares {dtype}{list(array.shape)}")
+        raise ValueError(f"the array's data are {actual}{list(shape)}, but its header says {dtype}{list(array.shape)}")
     _check_size(shape, dtype, len(array.data) - source.tell())
     return array.numpy()
 
 
 def _check_size(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> None:
     if len(shape) > 32 or any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"the data have {size} bytes, which is not the size of {dtype}{list(shape[:32])}")
+        needed = math.prod(shape[:32]) * dtype.itemsize
+        raise ValueError(f"the array has {size} bytes, but {dtype}{list(shape[:32])} (up to 32 axes) has {needed}")

@@ -69,8 +69,8 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype != DTYPES[dtype]:
-            actual = f"{array.dtype.name}{list(array.shape)}, but must be {dtype}{list(shape)}"
-            raise WireError(f"error in {group}: array {name} is {actual}; do not change the model during a run")
+            is_not = f"is {array.dtype.name}{list(array.shape)}, but must be {dtype}{list(shape)}"
+            raise WireError(f"error in {group}: array {name} {is_not}; do not change the model during a run")
     check_finite(arrays, group)
 
 
@@ -139,16 +139,15 @@ def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
 
 # ---- changes as low-rank factors, which are smaller to send
 
-LEFT, RIGHT = ":left", ":right"
-"""Suffixes that name an array's left and right low-rank factor, as in `fc.weight:left`."""
+LEFT, RIGHT = ":left", ":right"  # suffixes that name an array's low-rank factors, as in `fc.weight:left`
 
 
 def to_factors(after: Arrays, before: Arrays, energy: float) -> Arrays:
     """Return the differences `after` - `before` by name, as low-rank factors where these are smaller.
 
-    A difference, flattened after the first axis to shape (m, n), is approximated by `left` (m, k) times `right` (k, n)
-    from its singular value decomposition, with the smallest k whose squared singular values reach the fraction `energy`
-    of the total. Integer arrays are returned as they are in `after`; arrays missing in `before` count as zeros.
+    A difference, flattened after the first axis to shape (m, n), is approximated by the arrays `NAME:left` (m, k) times
+    `NAME:right` (k, n) from its singular value decomposition, with the smallest k whose squared singular values sum to
+    the fraction `energy` of all. Integer arrays are returned as in `after`; arrays missing in `before` count as zeros.
     """
     packed: Arrays = {}
     for name, array in after.items():

@@ -39,8 +39,8 @@ HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
 clients receive, or the training of a client that joins after the last round."""
 
 STARTS = ("received", "scratch")
-"""Initial weights of a client that joins late: received from the server, or random (`scratch`). Its evaluations have
-these names, with the number of epochs that it has trained, such as `received-3`."""
+"""Initial weights of a client that joins after the last round: `received` from the server, or random (`scratch`).
+The client's evaluation after 3 epochs of training from the server's weights is named `received-3`."""
 
 WHOLE = "whole"
 """Name of the group of arrays with a whole network's initial weights, if clients train parts of one network."""

@@ -58,7 +58,7 @@ class Federation:
         names = itertools.chain([self.earlier_name(node, claimed) or claimed, claimed], numbered)
         name = next(name for name in names if name not in self.nodes)
         if not plain_name(name):
-            raise FedhetError(f"two nodes have the name {claimed}, too long to append a number: set different names")
+            raise FedhetError(f"two nodes have the name {claimed}: give one of them another name in its node config")
         if name != claimed:
             self.run.warn_once(
                 f"node {node} takes part as client {name}, since another node has the name {claimed}: each node needs "
@@ -75,10 +75,7 @@ class Federation:
         return [client for client in self.nodes if client in wanted]
 
     def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
-        """Return a message for each client; `kind` is Flower's message type, `asked` are fields of the `Request`.
-
-        A message contains the payload's arrays and values, the configuration, and the `Request` as JSON.
-        """
+        """Return a message for each client; `kind` is Flower's message type, `asked` are fields of the `Request`."""
         encoder, messages = Encoder(flower=self.run.flower), []
         for client, payload in payloads.items():
             called = client if client != self.claimed[client] else ""
@@ -227,9 +224,10 @@ def reason_of(client: str, error: Exception) -> str:
 
 
 def await_nodes(grid: Grid, wanted: int, *, exact: bool, patience: float) -> None:
-    """Wait until `wanted` nodes are connected; raise a FedhetError if there are fewer after `patience` seconds.
+    """Wait for `wanted` nodes, up to `patience` seconds or 10 if that is more; raise a FedhetError if fewer connect.
 
-    With `exact`, more nodes also raise an error; without it, the function waits `patience` seconds for more nodes.
+    With `exact`, return as soon as `wanted` nodes are connected, and raise a FedhetError if there are more. Otherwise,
+    wait at least `patience` seconds, so that more than `wanted` nodes can connect.
     """
     started = time.monotonic()
     while True:

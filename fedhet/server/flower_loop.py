@@ -77,8 +77,6 @@ class FlowerLoop(Hooks[P, S], Strategy):
     def _in_flowers_own_loop(
         self, grid: Grid, initial_arrays: ArrayRecord | None, evaluate_fn: EvaluateFunction | None
     ) -> Result:
-        """Run `Strategy.start` of Flower, which calls the methods that a user's subclass overrides."""
-
         def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
             return evaluate_fn(round, arrays) if evaluate_fn and arrays and self.makes_global_model else None
 
@@ -160,12 +158,12 @@ class FlowerLoop(Hooks[P, S], Strategy):
                 specs = [federation.specs[client] for client in federation.nodes]
                 check_wrapper(name, self.method.name, run.traits, specs, arrays)
                 if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
-                    raise ConfigError(f"{name} allows the server to send only the shared model: set method = fedavg")
+                    raise ConfigError(f"the wrapper {name} needs a method that sends only a model: set method = fedavg")
             evaluate = run.evaluates(server_round)
             return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
 
     def _take_arrays(self, arrays: ArrayRecord) -> None:
-        """Set the shared model to `arrays` of a Flower strategy; raise a ConfigError if changes would be lost."""
+        """Set the shared model to Flower's `arrays`; if none is shared, raise a ConfigError for arrays that changed."""
         if self.traits.averages_model:
             self.run.initial = decode_arrays(arrays)
             self._initialise()

@@ -42,7 +42,7 @@ class Handshake:
     def admit(self, *, unseen: bool = False) -> None:
         """Admit new nodes as clients; with `unseen`, also the unseen clients, which join after the last round.
 
-        Raises a FedhetError with the reasons of refusals if no client is left, or one, and others were refused.
+        Raises a FedhetError with the reasons of refusals if they leave no client, or one to a method that needs two.
         """
         federation, round = self.federation, self.run.round
         assert federation.grid is not None
@@ -66,7 +66,7 @@ class Handshake:
             )
 
     def _check_settings(self) -> None:
-        """Apply keys in `train_config`; raise a ConfigError if a key that the user set has no effect on the clients."""
+        """Set keys in `train_config`, such as `lr`; raise a ConfigError if a key that the user set has no effect."""
         known = [reply.report for reply in self.federation.known.values()]
         if not all(report.wrapped for report in known):
             self.run.apply_train_config()
@@ -81,11 +81,11 @@ class Handshake:
             self.run.warn_once(why)
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
-        """Ask the nodes `new` (node ids) for a `Report`; admit those that can take part, those most like others first.
+        """Ask the nodes `new` (node ids) for a `Report`, and admit those that can take part.
 
-        A client must agree with those admitted before in its task, test set, public dataset and shared arrays. A node
-        that sends the name of an admitted client gets this name only if the client's node no longer replies. Unseen
-        clients, which join after the last round, are admitted only with `unseen`.
+        A client must agree with admitted ones in its task, test set, public dataset and shared arrays. Clients from
+        earlier rounds come first, then those with the most frequent values. A node that sends an admitted client's
+        name gets it only if the client's node no longer replies. `unseen` admits those that join after the last round.
         """
         run, federation = self.run, self.federation
         public = self.strategy.public_dataset()
@@ -172,7 +172,7 @@ class Handshake:
             check(sent.arrays.get("model", {}), spec, "the client's network")
             self.run.round.up[reply.client] += sent.payload.nbytes
             return
-        raise FedhetError("the server did not receive the client's network, which it needs: see the client's log")
+        raise FedhetError(f"client {reply.client} did not send its network as the server asked: see the client's log")
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
         run, report, claimed = self.run, reply.report, reply.client
@@ -227,9 +227,10 @@ class Handshake:
                 )
 
     def _agree(self, reply: Reply, *, joining: bool) -> None:
-        """Check that a client agrees with the others, and call the method's `admit`; raise a FedhetError otherwise.
+        """Check values that all clients must share, such as the task, and call the method's `admit` for a new client.
 
-        Arrays that the shared model lacks are added, unless the client is `joining` after the last round.
+        Raises a FedhetError if a value differs from that of the other clients. Arrays of the client that the shared
+        model lacks are added to it with initial values, unless the client is `joining` after the last round.
         """
         state, traits, common = self.run.state, self.run.traits, self._common(reply)
         for name, (value, remedy) in common.items():
@@ -248,7 +249,7 @@ class Handshake:
                 state.model = state.model | first
 
     def _public_dataset(self, reply: Reply) -> tuple[str, int]:
-        """Return digest and size of the server's or the client's public dataset; raise a FedhetError without one."""
+        """Return digest and size of the server's public dataset, else the client's; raise a FedhetError without one."""
         report, public = reply.report, self.strategy.public_dataset()
         if public is not None:
             return public.digest, len(public)

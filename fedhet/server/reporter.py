@@ -34,7 +34,7 @@ class Reporter:
     """The reporter of a run, which notifies observers and computes the record of each round.
 
     `size_of` returns the size of a client's network as text, such as "width 0.5". `on_common_test` has the server's
-    metrics of the global model at the beginning of the round; `evaluated` has the clients' mean metrics of that round.
+    metrics of the global model that begins the current round, `evaluated` the clients' mean metrics in the last round.
     """
 
     def __init__(self, run: Run, size_of: Callable[[str], str], observers: Sequence[Observer]) -> None:
@@ -126,7 +126,7 @@ class Reporter:
 
 
 def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluated"]) -> dict[str, float]:
-    """Return the weighted mean over clients of metrics that users' train (`further`) or evaluate functions return."""
+    """Return example-weighted means of metrics from users' train ("further") or evaluate ("evaluated") functions."""
 
     def weight(reply: Reply) -> float:
         tested = [sum(each.metric.weights) for each in reply.measured.values()] or [reply.test_examples]
@@ -139,7 +139,8 @@ def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluat
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return statistics over clients of the metrics of `received` and `trained` networks, on their own test examples.
 
-    The keys `common` and `validation` have the same on these sets; the server sent `on_common_test`, if any.
+    The keys `common` and `validation` have these statistics for the common test set and the validation examples. There,
+    the server's metrics of the global model (`on_common_test`), if any, replace the clients' metrics of `received`.
     """
     local, common, validation = (
         {which: over_clients(replies, f"{test}{which}") for which in ("received", "trained")}
@@ -180,7 +181,8 @@ def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRec
 
     `clients` has all clients' records. The entries `own` and `common` (test sets) are dicts of two lists: `received`,
     for training from the server's weights, and `scratch`, from random ones; item k has the statistics over clients
-    after k epochs. The entry `clients` has, by client, a dict: `architecture`, and its metric in two such lists.
+    after k epochs. The entry `clients` has, by client, a dict: its `architecture`, and lists `received` and `scratch`
+    of its metric on its own test set (the common one if no client has its own) after 0 to `epochs` epochs.
     """
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
     measured = {name for reply in replies.values() for name in reply.measured}

@@ -60,7 +60,7 @@ class Hooks(Generic[P, S]):
     _admit_clients: Callable[..., None]  # `Handshake.admit`
 
     def run_round(self, round: int) -> MetricRecord:
-        """Run one round of training, or the closing round after the last one, and return its metrics."""
+        """Run round `round` (from 1) or, after the last, the closing round (key `closing-epochs`); return metrics."""
         run, federation = self.run, self.federation
         payloads = self._open(Round(round, closing=round > run.training_rounds))
         evaluate = run.round.closing or run.evaluates(round)
@@ -208,7 +208,7 @@ class Hooks(Generic[P, S]):
             self.run.override({"rounds": rounds})
 
     def _initialise(self) -> None:
-        """Initialise the shared arrays from `initial_arrays`, and others, with `shared-init`, by asking a client."""
+        """Set the shared arrays to `initial_arrays`; with `shared-init`, request the missing ones from clients."""
         run, state, specs = self.run, self.state, self.federation.specs
         if not run.traits.shares.averaged:
             return

@@ -272,8 +272,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
         counted = max([0, *(client.trained for client in self.state.clients.values())])
         if last - counted >= min(3, math.ceil(last / 2)) > 0:
             raise FedhetError(
-                f"no round after round {counted} of {last} had {self.config.min_clients} valid replies; correct the "
-                f"failures, or lower min-clients:\n{self.run.round.reasons('no client was asked')}"
+                f"all rounds after round {counted} of {last} had fewer than {self.config.min_clients} valid replies; "
+                f"correct the causes, or lower min-clients:\n{self.run.round.reasons('no client was asked')}"
             )
         if last and self.traits.whole and not self.has_global_model:
             raise FedhetError(
@@ -283,7 +283,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     @contextmanager
     def _recording(self, grid: Grid, lines: bool) -> Iterator[None]:
-        """Context manager that records a run on `grid` and, if `lines`, prints progress, unless it has observers."""
+        """Context manager that records a run and, if `lines`, prints progress; no effect if the run has observers."""
         if self.reporter.observers:
             yield
             return

@@ -137,21 +137,21 @@ read_network = lru_cache(maxsize=8)(groups_from_json)
 
 
 def described(description: str, spec: Spec, *, complete: bool = False) -> PermutationGroups:
-    """Return the hidden layers in a network's `description` (JSON); raise a WireError if a client's arrays do not fit.
+    """Return a network's permutation groups (sets of interchangeable hidden units) from its `description` (JSON).
 
-    `spec` has names, shapes and dtypes of the client's shared arrays, which must be parts of the network's arrays.
-    Arrays of the last layers may be missing unless `complete` is true.
+    `spec` has names, shapes and dtypes of a client's shared arrays; a WireError is raised if they are not parts of the
+    network's arrays. Arrays of the last layers may be missing unless `complete` is true.
     """
     try:
         groups = read_network(description)
         widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
         for few, group in zip(widths, groups, strict=True):
             if few > group.width:
-                raise ValueError(f"layer {group.name[:100]} has {few} units, the whole network's {group.width}")
+                raise ValueError(f"layer {group.name[:100]} has {few} units, but must have at most {group.width}")
         shapes = groups.shapes(widths)
         for name, (shape, _) in spec.items():
             if shapes[name] != shape:
-                raise ValueError(f"array {name[:100]} has shape {list(shape)}, but must have {list(shapes[name])}")
+                raise ValueError(f"the array {name[:100]} has shape {list(shape)}, but must have {list(shapes[name])}")
         lacking = [name for name in (shapes if complete else groups.needs) if name in shapes.keys() - spec.keys()]
         if lacking := [name for name in lacking if groups.kinds.get(name) != "statistic"]:
             raise ValueError(f"the network has an array {lacking[0][:100]}, which the client does not send")

@@ -131,7 +131,7 @@ def test_round_with_too_few_replies(start, failing, caplog):
 @pytest.mark.parametrize(("rounds", "last"), [(1, 0), (3, 1), (5, 2)])
 def test_last_rounds_that_do_not_count(start, failing, rounds, last):
     places = [(number, "train", None) for number in range(last + 1, rounds + 1)]
-    with pytest.raises(FedhetError, match=f"(no round after round {last} of|first round)(.|\n)*out of order"):
+    with pytest.raises(FedhetError, match=f"(all rounds after round {last} of|first round)(.|\n)*out of order"):
         start(app=failing(*places), rounds=rounds)
     if last and rounds > 2:  # one more that counts
         start(app=failing(*places[1:]), rounds=rounds)

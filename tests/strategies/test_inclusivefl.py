@@ -111,9 +111,7 @@ def test_scores_of_the_last_exit(depth):
 
 
 def test_unequal_blocks(federate):
-    with pytest.raises(
-        FedhetError, match="needs blocks of repeated layers.* blocks 1 and 2 of the client's network have no"
-    ):
+    with pytest.raises(FedhetError, match="needs repeated blocks.* blocks 1 and 2 of the client's network have no"):
         federate("inclusivefl", **{"inclusivefl.depths": "2,1"})
 
 

@@ -21,7 +21,7 @@ MORE_BELOW = {"flha-ghn": 0.25}
 
 CANNOT_SERVE = {
     "fedharm": "4 are needed, one for each block: set the key blocks",  # of one spatial size each
-    "inclusivefl": "needs blocks of repeated layers",
+    "inclusivefl": "needs repeated blocks",
 }
 """Methods for networks of another kind, with what they say."""
 
