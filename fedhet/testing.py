@@ -115,7 +115,10 @@ class Case:
 
     @classmethod
     def of(cls, method: str | Method, settings: Mapping[str, Value], architectures: str = "") -> Self:
-        """Create the case of a method, given as name, reference (`package.module:name`) or Method, with `settings`."""
+        """Create the case of a method, given as name, reference (`package.module:name`) or Method, with `settings`.
+
+        `architectures` are the clients' networks, such as `mlp-20,cnn`; by default as different as the method allows.
+        """
         if isinstance(method, Method):
             registry.register(method)
             method = method.name
@@ -181,7 +184,7 @@ class Run:
     def checkpoint(self) -> dict[str, Any]:
         """The content of the last checkpoint's files: by file and name, arrays as (dtype, shape, bytes), and texts.
 
-        The hashes that it has of `history.jsonl` and `clients.csv` are left out, since those have durations.
+        The checkpoint's hashes of `history.jsonl` and `clients.csv` are left out, since these two files have durations.
         """
         contents: dict[str, Any] = {}
         for path in (self.folder / "checkpoint").glob("*.safetensors"):
@@ -198,7 +201,7 @@ class Run:
 
     @property
     def files(self) -> dict[str, Any]:
-        """By property, all results that must be equal if the run is repeated; `summary` is without warnings."""
+        """Results that must be equal if the run is repeated, by name of the property; `summary` is without warnings."""
         summary = {name: value for name, value in self.summary.items() if name != "warnings"}
         files = {"models": self.models, "checkpoint": self.checkpoint}
         return {"clients": self.clients, "rows": self.rows, "summary": summary, **files}
@@ -319,7 +322,7 @@ class MethodContract:
 
 
 def resume(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resume the run of `case` in `folder`, with no method registered by reference, as in a new process."""
+    """Resume the run of `case` in `folder`; a method that was imported by its reference is imported again."""
     by_reference = ":" in case.reference
     if by_reference:
         monkeypatch.setattr(registry, "_registered", {})

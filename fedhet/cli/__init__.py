@@ -99,7 +99,7 @@ def compare(
     jobs: arguments.Jobs = None,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Method with which the others are compared; by default the first."),
+        typer.Option(metavar="NAME", help="Method, or NAME given to one, to compare others with; default: the first."),
     ] = None,
     tune: arguments.Tune = None,
     tune_runs: arguments.TuneRuns = None,

@@ -16,7 +16,7 @@ from fedhet.methods.method import KINDS
 def path_of(name: str | Path) -> Path:
     """Convert an argument to a path; raises a `typer.BadParameter` if it cannot be one, such as an empty text."""
     if not str(name) or "\0" in str(name):
-        raise typer.BadParameter(f"{name!r} is not the name of a file or folder: give a name, or leave the option out")
+        raise typer.BadParameter(f"{name!r} is not the name of a file or folder: give its path, such as runs/one")
     return Path(name).expanduser()
 
 

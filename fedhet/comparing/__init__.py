@@ -89,8 +89,7 @@ def compare(
     settings are invalid or a folder in `out` has a run with other settings, and a FedhetError if all runs failed.
 
     Args:
-        methods: names of methods in the table's order, or `[NAME=]METHOD,KEY=VALUE,...` for a variant of a method with
-            its own settings.
+        methods: names of methods in the table's order, or `[NAME=]METHOD,KEY=VALUE,...` for one with its own settings.
         config: settings for all methods, as for `fedhet.run`, without `seed`, `out`, `engine` and `workers`. Keys that
             are not set have the first method's defaults; a method's own keys have the values of its own preset. If one
             method needs public examples or `closing-epochs` (training after the last round), all methods get them.
@@ -99,11 +98,10 @@ def compare(
         data: the clients' data, as for `fedhet.run`.
         task: the task (loss and metric) of the user's data, as for `fedhet.run`.
         client_settings: settings of single clients, as for `fedhet.run`.
-        out: folder of the comparison; by default `runs/compare-METHODS`, with a number appended if that folder has a
-            comparison with other settings.
+        out: folder of the comparison; by default `runs/compare-METHODS`, with a number if that has other settings.
         jobs: number of simultaneous runs, each in a process with one thread; by default one per CPU core or, on a GPU,
             one per 4 GiB of its memory.
-        baseline: the variant from which differences are computed; by default the first.
+        baseline: method, or NAME in `methods`, with which all others are compared; by default the first.
         tuning: configurations to try before the runs, to choose each method's settings by validation accuracy.
         console: rich console for progress and tables; by default standard output.
     """

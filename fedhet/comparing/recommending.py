@@ -87,8 +87,7 @@ def recommend(
         methods: federated methods to try; by default all. Local training is always tried.
         allow: kinds of arrays that may leave the clients, such as `"posteriors,prototypes"`; by default all.
         max_bytes: limit for the bytes that a client sends and receives per round in total, such as `"500 KB"`.
-        budget: the total time, such as `"30m"`, or a number of seconds; it is exceeded by up to a quarter if the first
-            three seeds of the comparison need this.
+        budget: the total time, such as `"30m"`, or in seconds; the first three seeds may exceed it by a quarter.
         seeds: seeds of the comparison; the last ones are left out if the time is not sufficient.
         out: folder for all files; by default `runs/recommend`.
         jobs: number of simultaneous runs, as for `fedhet.compare`.
@@ -154,7 +153,10 @@ class _Search:
     accuracies: dict[str, float] = field(default_factory=dict)
 
     def plan(self, name: str, seed: int) -> PlannedRun:
-        """Plan a method's run, evaluated on validation examples if the seed is `SEED`, else on test examples."""
+        """Plan a run of the method `name`: a trial if the seed is `SEED`, or else a run of the final comparison.
+
+        In trials, methods are scored on validation examples, which are held out from the training examples.
+        """
         folder, settings = ("tried", held_out(self.shared)) if seed == SEED else ("compared", WHOLE)
         return trial_run(self.shared, self.out / folder, name, self.choices[name] | self.shorter, seed, settings)
 
@@ -202,9 +204,9 @@ class _Search:
         self.execute.tell(f"the time budget allows {_training(*enough)} per run (configured: {_training(*parts[0])})")
 
     def try_out(self, max_bytes: float) -> None:
-        """Run each method in part of the time budget, and set `accuracies` to the accuracies on validation examples.
+        """Run each method once, in half of the remaining time, and set `accuracies`, measured on validation examples.
 
-        Methods are refused if a client sends and receives more than `max_bytes` in a round.
+        Methods are refused if they do not finish, or if a client sends and receives more than `max_bytes` in a round.
         """
         runs = dict[str, PlannedRun]()
         for name in self.choices:

@@ -175,8 +175,9 @@ def shared_settings(
 def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
     """Return the settings for all variants: a key's value is that of the first variant in which the key has an effect.
 
-    `alike` has, by variant, the configuration without the settings given for this variant only. `adapted` has these
-    configurations adapted to the user's models and data, from which all values but the optimiser's are taken.
+    `alike` has the configuration of each variant without the settings that are given for this variant only. `adapted`
+    has the values in these configurations after they were adapted to the user's models and data. The optimiser's keys,
+    such as `learning-rate`, have their values in `alike`, all other keys those in `adapted`.
     """
 
     def first(key: str) -> str:
@@ -214,7 +215,10 @@ def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return methods' own keys, such as `fedprox.mu`, with values from their presets for the data set of `base`."""
+    """Return the settings of single methods, such as `fedprox.mu`, in the methods' presets, by key.
+
+    `base` has the comparison's settings by key. Its `preset`, such as `fedavg/digits`, names the presets' data set.
+    """
     for_all, method_keys = _preset(base, methods[0]), dict[str, Any]()
     for method in methods:
         settings, prefix = _own_preset(method, base), f"{method.family}."

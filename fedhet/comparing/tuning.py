@@ -1,7 +1,6 @@
 """The choice of each method's settings on validation examples, with other seeds than in the comparison.
 
-Every method tries the same number of configurations with all tuning seeds. The configuration with the highest mean
-validation accuracy is chosen.
+All methods try equally many configurations with all tuning seeds. That with the best mean validation accuracy is used.
 """
 
 import itertools
@@ -35,8 +34,7 @@ class Tuning:
         grid: the values to try for each key, such as `learning-rate` or a method's `fedhenn.eta0`; `NAME:KEY` is for
             the method NAME only. A configuration has one value for each key.
         seeds: seeds of tuning; each configuration runs once with each seed.
-        runs: number of configurations for each method; by default the size of the largest grid. Smaller grids are
-            extended by further learning rates.
+        runs: number of configurations per method; default: the largest grid's. Smaller grids get more learning rates.
     """
 
     grid: Mapping[str, Sequence[Value]]

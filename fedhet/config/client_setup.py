@@ -87,8 +87,8 @@ def architecture_of(client: ClientInfo) -> str:
 def width_of(client: ClientInfo) -> float:
     """Return the width, depth or rank of a client's submodel, as a fraction of the whole network's.
 
-    The size is the entry `width`, `depth` or `rank` of the node config or, by default, one of those that the method's
-    key `widths`, `depths` or `ranks` lists: the key `assign` says if clients get them in turn, in blocks or at random.
+    It is the entry `width`, `depth` or `rank` of the client's node config. Clients without it get the values in the
+    method's key `widths`, `depths` or `ranks`: in turn, in blocks or at random, as the key `assign` says.
     """
     options = client.config.options
     if (width := options.width_at(client.node_config)) is not None:

@@ -52,8 +52,7 @@ def resolve(
         chosen: keys and their values, also in nested tables; a value `""` means not set.
         strict: raise an error for keys in `chosen` without effect; otherwise reset them, with a remark in the result.
         over: keys that the user sets in addition to a file; keys of the file that they make ineffective are reset.
-        trusted: whether a method given as `package.module:name` or `FILE.py:NAME` may be imported; False for settings
-            from messages.
+        trusted: whether `package.module:name` or `FILE.py:NAME` is imported as method; False for received settings.
         supplied: names of the arguments that the user passes in Python, such as `data`, and that replace keys.
     """
     wanted = toml.chosen(chosen)
@@ -210,10 +209,10 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
 
 
 def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return settings from a mapping or from a file, preset or method (see `named`).
+    """Return the settings in a mapping (None is an empty one), or in a file, preset or method given by its name.
 
-    If a mapping has no key `preset`, its method's preset is added, or `own` if `supplied`, the names of the arguments
-    that the user passes to `fedhet.run`, has `model` and `data`.
+    A mapping without the key `preset` gets the preset `own` if the user passes `model` and `data` to `fedhet.run`, or
+    else the preset of its method (by default fedhenn). `supplied` has the names of the arguments that the user passes.
     """
     if not isinstance(config, Mapping):
         return named(config, supplied=supplied)

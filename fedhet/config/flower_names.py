@@ -32,8 +32,7 @@ class FlowerOptions:
         min_train_nodes: minimum number of clients that train in a round, regardless of `fraction_train`.
         min_evaluate_nodes: number of clients that must be connected, since all connected clients are evaluated.
         min_available_nodes: number of clients that must be connected before the first round.
-        weighted_by_key: name of the metric that is a client's weight, for clients that run a user's own app
-            (`fedhet.wrap`).
+        weighted_by_key: name of the metric that is a client's weight, if clients have their own app (`fedhet.wrap`).
         arrayrecord_key: name of the record of arrays that the user's app receives.
         configrecord_key: name of the record of settings that the user's app receives.
     """
@@ -89,9 +88,10 @@ def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any
 
 
 def to_send(argument: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a copy of the settings for clients that are passed as `argument`: `train_config` or `evaluate_config`.
+    """Return a copy of the settings that the user wants to be sent to clients; {} for None.
 
-    Raises a ConfigError if they contain the method or the number of rounds, which clients cannot change.
+    Raises a ConfigError if they contain the method or the number of rounds, which clients cannot change. Its message
+    names `argument`, the argument by which the user passed the settings: `train_config` or `evaluate_config`.
     """
     for name in settings or {}:
         if (key := OURS.get(kebab(name), kebab(name))) in ("method", "rounds"):

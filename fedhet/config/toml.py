@@ -67,7 +67,7 @@ def chosen(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(table: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
-    """Flatten nested tables: `{"a": {"b": 1}}` becomes `{"a.b": 1}`. `depth` is the level of nesting of `table`."""
+    """Flatten nested tables: `{"a": {"b": 1}}` becomes `{"a.b": 1}`. Only recursive calls set `depth`, the level."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if not isinstance(key, str):

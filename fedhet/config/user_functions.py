@@ -138,7 +138,7 @@ class UserFunctions:
         return None if self.data_of is None else self.data_of(_first(config)).common
 
     def public_dataset(self, config: Config) -> PublicDataset | None:
-        """Return the configured public dataset or, for a user's data, that of client 0; None if it is not needed."""
+        """Return the configured public dataset or, for a user's data, client 0's (None if the server needs none)."""
         if self.data_of is None:
             return public_dataset(config)
         return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
@@ -163,8 +163,7 @@ class Function:
     """A callable that takes a client, calls a user's function with it, and checks and converts the result.
 
     Before each call, the random generators that the user's function refers to and, for data and settings, the global
-    ones are seeded, so that all processes split data equally. Raises a ConfigError if it is unclear which
-    parameter of `given` takes the client.
+    ones are seeded, so that all processes split data equally. Raises a ConfigError if no parameter can be the client.
 
     Args:
         argument: the argument of `fedhet.run` by which the user passed `given`: `model`, `data` or `client_settings`.
@@ -237,9 +236,10 @@ def described(function: Any) -> str:
 
 
 def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
-    """Return a function of a client that calls a user's `function` with the arguments of `_FACTS` that it accepts.
+    """Return a function of a client that calls a user's `function` with the facts about the client that it accepts.
 
-    If its only required parameter has another name, it gets the `ClientInfo`. Errors name `argument`, such as `model`.
+    Its parameters may be `client`, `partition_id`, `num_partitions` and `batch_size`. A single required parameter with
+    another name gets the `ClientInfo`, as `client` does. Errors name `argument`: `model`, `data` or `client_settings`.
     """
     taken, needed = open_parameters(function)
     named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}

@@ -113,11 +113,11 @@ def effective(
     strict: bool = True,
     over: Collection[str] = (),
 ) -> Config:
-    """Return `config` with keys without effect reset, and with `dataset = own` if the user passes models and data.
+    """Return `config` with the default for each key without effect; `dataset` is `own` for a user's models and data.
 
-    If the user set such a key (in `chosen`), raises a ConfigError or, if not `strict`, adds the reason to `remarks` of
-    the result. It is no error if a file sets the key and it has no effect because of a key in `over`, which the user
-    sets in addition. `own` has what the user passes in Python, such as `model`; `traits` are those of the method.
+    `traits` are the method's properties; `own` has what the user passes in Python, such as `model`. If a key that the
+    user or a file sets (in `chosen`) has no effect, raises a ConfigError or, if not `strict`, adds the reason to the
+    result's `remarks`. Keys in `over`, set in addition to a file, may make the file's keys ineffective without error.
     """
     specs, flat, found = config.specs(), config.flat(), ineffective(config, traits, own)
     reset = {key: OWN if key == "dataset" else default_of(specs[key]) for key in found}

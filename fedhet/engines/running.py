@@ -102,14 +102,15 @@ def run(
             preset of the `method` on the data set digits, or the preset `own` if `model` and `data` are given.
         model: a function that returns the network of a client (see `fedhet.make_client_app`), a network class, or a
             network whose weights all clients start from; by default the configured architectures.
-        data: a function that returns the data of a client (see `fedhet.make_client_app`); by default a part of
-            the configured data set.
+        data: a function that returns a client's data (see `fedhet.make_client_app`); default: the configured data set.
         task: the task of `data`: a `fedhet.Task` or its name; by default inferred from labels and outputs.
         client_settings: a function that returns a dict of settings of a client (see `fedhet.make_client_app`).
         out: the run directory; by default a new one in `runs/`.
-        engine: `local`, `ray`, or a SuperLink connection from Flower's configuration; by default the configured one.
-        resume: the directory of a run to resume with its configuration; `config` may change some of its keys. A method
-            of your own is imported only if `config` names it.
+        engine: where clients run: in processes of fedhet (`local`), in Flower's simulation (`ray`), or on the nodes of
+            a SuperLink, given by the name of its connection in Flower's configuration; by default the key `engine`.
+        resume: the directory of a run to continue with its configuration, in which `config` may change `rounds` and
+            keys that say where and how a run is executed, such as `workers`. To import your own method again, `config`
+            must name it (`{"method": "package.module:name"}`).
         observers: objects that are notified of every round.
         progress: whether to print the progress of the rounds.
 
@@ -299,9 +300,8 @@ def shake_hands(
 ) -> Any:
     """Return the method's strategy after a handshake with simulated clients, before any round is run.
 
-    `functions` are the user's model and data, `public` is the public dataset, and `node_config` is added to the config
-    of each node. If `begun` is a run directory, strategy and clients continue from its state. Raises a `FedhetError`
-    if no client can take part.
+    `functions` are the user's model and data, `public` is the public dataset, `node_config` is added to all node configs.
+    With a run directory `begun`, all continue from its state. Raises a `FedhetError` if no client can take part.
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():
         config = config.replace(state_dir=str(begun / "state") if begun else folder, out="")

@@ -59,8 +59,7 @@ def option(
         path: whether the value is a path, which must be set on the machine where it is used.
         needs: other keys, each with the values at which this key has an effect: a tuple of values, or limits such as
             `{"below": 1}`. An empty tuple stands for all values except 0 and "".
-        trait: the name of an attribute of `Traits`; the key has an effect if the attribute is true or,
-            as a tuple, contains the key's value.
+        trait: name of an attribute of `Traits`: the key has an effect if it is true or, as a tuple, contains the value.
         replaced_by: the key has no effect if the user passes all of these (see `OwnPart`).
         at_need: value that `fedhet recommend` tries if the method cannot be used with the default.
     """
@@ -86,7 +85,11 @@ def takes(key: Field[Any]) -> str:
 
 
 def unmet(key: str, value: Value, wanted: tuple[Value, ...] | Mapping[str, float]) -> str:
-    """Return a remedy such as `set alpha below 1`, or "" if `wanted` (see `option(needs=...)`) allows `value`."""
+    """Return "" if `wanted` allows the `value` of `key`, or else a remedy such as `set alpha below 1`.
+
+    `wanted` is a tuple of the allowed values, which is empty for all values except 0 and "", or has limits by kind:
+    `at_least`, `above`, `at_most` or `below`.
+    """
     if isinstance(wanted, Mapping):
         met = all(_LIMITS[limit][1](value, bound) for limit, bound in wanted.items())
         words = " and".join(f" {_LIMITS[limit][2]} {bound:g}" for limit, bound in wanted.items())

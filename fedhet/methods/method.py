@@ -131,7 +131,7 @@ class Traits:
 
     @property
     def starts_unseen_clients(self) -> bool:
-        """Whether clients can join after the last round: with weights from the server, or in purely local training."""
+        """Whether clients can join after the last round: the server has weights for them, or they need no server."""
         return not self.communicates or self.scored == "received" or self.averages_model
 
 
@@ -168,7 +168,7 @@ class Method:
             object.__setattr__(self, "family", self.name)
 
     def variant(self, name: str, **changes: Any) -> "Method":
-        """Return a copy named `name` with attributes `changes`, of which `server` and `client` may be classes."""
+        """Return a copy with a new name and new attributes; `server` and `client` may be classes or `module:Class`."""
         for side in {"server", "client"} & changes.keys():
             if isinstance(each := changes[side], type):
                 changes[side] = f"{each.__module__}:{each.__qualname__}"

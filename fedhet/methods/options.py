@@ -1,4 +1,4 @@
-"""The configuration: keys that all methods have are the fields of `Config`, a method's own those of its `Options`."""
+"""Configurations: fields of `Config` are keys that all methods have, fields of `Options` those of one method."""
 
 import dataclasses
 import json
@@ -14,7 +14,8 @@ from fedhet.methods.keys import Value as Value
 from fedhet.methods.keys import option as option
 
 AGGREGATIONS = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped")
-"""Values of the key `aggregation`: rules by which the server combines the arrays of clients."""
+"""Values of the key `aggregation`, the server's rule for combining clients' arrays: weighted mean; median or trimmed
+mean of each entry; (multi-)Krum (Blanchard et al., NeurIPS 2017); or weighted mean after clipping updates' norms."""
 LEAST_SHARE = 0.001
 """The smallest fraction of a GPU that Ray can assign to a client."""
 
@@ -35,8 +36,8 @@ _place = partial(option, about="place", resumable=True)
 class Options:
     """Base class of the keys that only one method has: fields made with `option`, by default with the paper's values.
 
-    `without` lists keys that all methods have (fields of `Config`), but that have no effect with this method. `uses`
-    lists keys that have an effect with it even if a user passes models or data, or the method's `Traits` exclude it.
+    Of the keys that all methods have, those in `without` have no effect with this method. Those in `uses` have one
+    even if the user passes models or data in their place, or if they need a property that the method does not have.
     """
 
     uses: ClassVar[Collection[str]] = ()
@@ -53,11 +54,11 @@ class Options:
         return False
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return {key: (value, reason)}: defaults for a user's own models, with reasons (phrases) for a remark."""
+        """Return defaults for a user's own models as {key: (value, reason)}; users see the reason, a phrase."""
         return {}
 
     def check(self, config: "Config") -> None:
-        """Check the method's keys (these fields) against all keys (`config`); raises a ConfigError on a conflict."""
+        """Check the values of these fields together with all others in `config`; raise a ConfigError on a conflict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +244,7 @@ class Config:
         if not (0 <= found[0] <= 1024 and (found[1] == 0 or LEAST_SHARE <= found[1] <= 1)):
             raise ConfigError(
                 f"client-resources = {self.client_resources!r}: write a client's number of CPUs and its share of a GPU "
-                f"({LEAST_SHARE} to 1), such as 2,0.25, where 0 means automatic"
+                f"({LEAST_SHARE} to 1), such as 2,0.25, or 0 for one or both, to choose them by cores, GPUs and memory"
             )
         return found
 

@@ -72,8 +72,7 @@ def registered() -> list[Method]:
 def method(reference: str, *, trusted: bool = True) -> Method:
     """Return the method with a name or reference; raise a ConfigError if there is none.
 
-    A reference is `package.module:name` or `FILE.py:NAME`, whose module is imported only if `trusted`; otherwise, the
-    method must be registered already.
+    A reference is `package.module:name` or `FILE.py:NAME`. If not `trusted`, its module must have been imported before.
     """
     if found := _registered.get(reference) or _included().get(reference):
         return found
@@ -126,9 +125,9 @@ def _default_strategy(name: str) -> type[Any]:
 
 
 def strategy_classes() -> dict[str, str]:
-    """Return the names of the included methods by name of their strategy class, such as `fedhenn` by `FedHeNN`.
+    """Return a dict from names of strategy classes to names of included methods, such as `{"FedHeNN": "fedhenn"}`.
 
-    A method without its own class is listed by its name in title case without hyphens, such as `LayerAverage`.
+    The key of a method without a class of its own is its name in title case without hyphens, such as `LayerAverage`.
     """
     found = {**_own_sides("client"), **_own_sides("server")}
     names = {name: reference.rpartition(":")[2] for name, reference in found.items()}
@@ -137,7 +136,7 @@ def strategy_classes() -> dict[str, str]:
 
 @cache
 def _own_sides(which: str) -> dict[str, str]:
-    """Return the classes (`module:Class`) that included methods have for the side `which`, by the method's name."""
+    """Return the `server` or `client` classes (`which`) of included methods, as `module:Class` by the method's name."""
     found, package = {}, SIDES[which][0]
     names = {name.replace("-", ""): name for name in own_methods()}
     for folder in find_spec(package).submodule_search_locations:  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # methods name their map, and are listed without torch
 
 @dataclass(frozen=True, eq=False)
 class NetworkDescription:
-    """A client's network, its head's module name and its architecture's name, by which `Keys` select shared arrays."""
+    """A client's network (`model`), with the names of its head's module (`head`) and of its `architecture`."""
 
     model: "nn.Module"
     head: str
@@ -97,7 +97,11 @@ def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Ten
 
 
 def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a function from array names to keys: the layer's class, shapes, options, and number among such layers."""
+    """Return a function from an array's name to the key under which it is shared; None for a name without a layer.
+
+    Keys name the layer's class, shapes and options such as stride, its number among the network's layers with the same
+    ones, and the array. Keys of a layer that has only vectors, such as a norm, also name the layer before it.
+    """
     counts: Counter[str] = Counter()
     keys: dict[str, str] = {}
     before = ""
@@ -112,7 +116,10 @@ def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a function from array names to keys: the layer's number, and classes, shapes and options up to it."""
+    """Return a function from an array's name to the key under which it is shared; None for a name without a layer.
+
+    Arrays of two networks have one key if all layers up to theirs have equal classes, shapes and options (stride etc.).
+    """
     keys: dict[str, str] = {}
     kinds = ""
     for number, (kind, arrays) in enumerate(layers(network), 1):

@@ -1,7 +1,6 @@
 """The figures of runs and of comparisons, and their files: PNG, or SVG for HTML pages.
 
-Figures are made without pyplot, which keeps state and may open a display. Import this module only when it is needed,
-since matplotlib takes long to import.
+Pyplot is not used, as it keeps state and may open a display. Import this module late, as matplotlib imports slowly.
 """
 
 import io

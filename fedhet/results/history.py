@@ -1,7 +1,6 @@
 """The content of a run directory, and of `summary.json`, which is computed from the run's history.
 
-Accuracies and losses are means over examples; `accuracy` is the task's metric, which `summary.json` names. Bytes are
-payload bytes, times are seconds.
+Values are means over examples; `accuracy` is the task's metric. Bytes are payload bytes, times are in seconds.
 """
 
 import csv
@@ -240,7 +239,7 @@ class RunFiles:
         return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
 
     def measured(self, test: TestSet) -> tuple[int, dict[str, str]]:
-        """Return the number of clients in the last evaluation on `test`, and other clients' errors by client name."""
+        """Return the number of clients in the last evaluation on `test`, and errors in that round by client name."""
         for row in reversed(self.rows):
             if last := (row if test == "own" else row.get(test) or {}).get(self.scored):
                 clients = int(last.get("clients", 0))

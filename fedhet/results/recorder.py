@@ -117,7 +117,7 @@ class RunDirectory(Observer):
     def resumed(self, fresh: S) -> S:
         """Return the state after the last complete round or, without one, the initial state `fresh`.
 
-        `fresh.run`, the identifier under which clients store their state, is emptied if they store it in this folder.
+        If clients store their state in this directory, `fresh.run`, the identifier of the run's state, is set to "".
         """
         if self.simulated and self.config.state_dir == str(self.folder / "state"):
             fresh.run = ""

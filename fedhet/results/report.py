@@ -116,7 +116,7 @@ th { color: var(--quiet); font-weight: 500; } td:last-child { overflow-wrap: any
 </html>
 """
 """Jinja template of a page with `title`, `lines` (CSS class, text), `facts` (name, value, note), `pictures` (`name`,
-`svg`, `caption`) and `sections`, in this order."""
+`svg`, `caption`) and `sections` (`Section` objects), in this order."""
 
 Table = Sequence[Sequence[str]]
 """Rows of text; the first row has the headings."""
@@ -223,7 +223,7 @@ def _about(run: RunFiles) -> str:
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
-    """Return name, value and note of each number at the top of the page, or [] without a summary."""
+    """Return name, value and note of each number at the top of a run's report; [] if the run has no `summary.json`."""
     summary = run.summary
     if summary is None:
         return []
@@ -273,7 +273,7 @@ def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
 
     runs = {printable(Path(folder).resolve().name): read_run(folder) for folder in folders}
     if len(runs) < len(folders):
-        raise FedhetError(f"folders on one page need different names: rename some of {', '.join(map(str, folders))}")
+        raise FedhetError(f"some of {', '.join(map(str, folders))} have the same name: rename or omit all but one")
     headings = ["run", "method", "personal", "global", "bytes", "time", "seed"]
     with showing(" ".join(map(str, folders))):
         overlay = runs_figure(runs)

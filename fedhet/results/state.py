@@ -40,8 +40,7 @@ class State:
         serves: whether `model` is a global model that the server trains, while clients share no network.
         round: the last complete round; 0 before the first round.
         clients: the admitted clients by name.
-        run: random identifier of the run, under which clients store their state; empty if they store it in the run
-            directory.
+        run: random identifier of the run, under which clients store their state; "" if it is in the run directory.
         public: digest of the public dataset, empty without one; `public_size` is its number of examples.
         common: values that must be equal for all clients, such as the task, by name.
         model: shared arrays by name; if whole networks are shared, the global model.
@@ -91,14 +90,14 @@ class State:
             for place in saved["arrays"]:  # in their order, which the file does not keep
                 name, member, key = place.split("/", 2)
                 if kinds.get(name) is None:
-                    raise FedhetError(f"the checkpoint has arrays {name!r} of another method: use the run's method")
+                    raise FedhetError(f"it has arrays {name!r} of another method: use that in the run's config.toml")
                 groups = getattr(state, name)
                 group = groups.setdefault(member, {}) if kinds[name] == ArraysBy else groups
                 group[key] = arrays[place]
             state.round = saved["round"]
             for name in filter(None, (state.run, *saved["clients"])):  # folders and files are named after them
                 if not plain_name(name):
-                    raise FedhetError(f"its name of a run or client, {name!r}, cannot be a file name")
+                    raise FedhetError(f"the run or a client in it has the name {name!r}, which no file can have")
             for name, record in saved["clients"].items():
                 place = record.get("partition")
                 state.clients[name] = ClientRecord(**record | {"partition": tuple(place) if place else None})

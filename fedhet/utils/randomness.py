@@ -17,7 +17,7 @@ from torch.utils.data import dataset as datasets
 
 
 def derive_seed(seed: int, *purpose: object) -> int:
-    """Return a 63-bit seed from a run's `seed` and a `purpose`, such as `("batches", client, round)`, anywhere."""
+    """Return a 63-bit seed, equal on all machines, from a run's `seed` and a `purpose` such as `("batches", 3, 1)`."""
     text = "\x1f".join([str(seed), *(str(part) for part in purpose)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -136,7 +136,7 @@ def reseeded(values: Iterable[object]) -> Iterator[None]:
 
 
 def _reseed(generator: Any, seed: int) -> Callable[[], object]:
-    """Seed a torch, NumPy or Python generator from `seed` and its next draw; return a function that restores it."""
+    """Reseed a generator (torch, NumPy, Python) by `seed` and its next number; return a function that restores it."""
     if isinstance(generator, torch.Generator):
         before, drawn = generator.get_state(), torch.empty((), dtype=torch.int64, device=generator.device)
         generator.manual_seed(derive_seed(seed, int(drawn.random_(generator=generator))))

@@ -34,7 +34,7 @@ class FLHAGHNOptions(Options):
         return () if self.head == "tiled" else ("architectures",)
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return {key: (value, reason)} for a user's models: a learning rate, and `head = tiled` if it is not set."""
+        """Return defaults for a user's own models, {key: (value, reason)}: `head = tiled` and its `learning-rate`."""
         suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}
         if self.head != "tiled":
             suited["head"] = ("tiled", "which writes layers of any type: the models are not those of `architectures`")

@@ -32,23 +32,23 @@ class SubmodelOptions(Options):
 
     @cached_property
     def all_sizes(self) -> tuple[float, ...]:
-        """The sizes to assign to clients, in the configured order; raises a ConfigError if a size is invalid."""
+        """Clients' widths (fractions), depths (numbers of blocks) or ranks in configured order; checks their values."""
         key = f"{self.size_name}s"
         return tuple(self._size(each, key) for each in listed(getattr(self, key)) or [""])
 
     @property
     def largest(self) -> float:
-        """The size of the whole network: the largest depth or rank, or 1 for widths."""
+        """The size of the whole network: the largest configured depth or rank, or 1 for widths."""
         return max(self.all_sizes) if self.counted else 1.0
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """The different sizes to assign to clients, the largest first."""
+        """The different widths (fractions), depths (numbers of blocks) or ranks to assign to clients, largest first."""
         return tuple(sorted({*self.all_sizes}, reverse=True))
 
     @property
     def all_widths(self) -> tuple[float, ...]:
-        """The sizes to assign to clients, as fractions of the whole network's size."""
+        """The widths, depths or ranks for clients in configured order, as fractions of the whole network's."""
         return tuple(size / self.largest for size in self.all_sizes)
 
     def width_at(self, node_config: Mapping[str, Any]) -> float | None:
@@ -126,7 +126,7 @@ class DepthOptions(SubmodelOptions):
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return {"blocks": ("", reason)}, the default for a user's own models, or {} if `blocks` is empty anyway."""
+        """Return the default {"blocks": ("", reason)} for a user's own models: blocks are found by spatial size."""
         return {"blocks": ("", "since the preset names modules of its network, not of yours")} if self.blocks else {}
 
 
