@@ -99,8 +99,7 @@ def compare(
         task: the task (loss and metric) of the user's data, as for `fedhet.run`.
         client_settings: settings of single clients, as for `fedhet.run`.
         out: folder of the comparison; by default `runs/compare-METHODS`, with a number if that has other settings.
-        jobs: number of simultaneous runs, each in a process with one thread; by default one per CPU core or, on a GPU,
-            one per 4 GiB of its memory.
+        jobs: number of simultaneous runs, with a thread each; by default one per CPU core, or per 4 GiB of GPU memory.
         baseline: method, or NAME in `methods`, with which all others are compared; by default the first.
         tuning: configurations to try before the runs, to choose each method's settings by validation accuracy.
         console: rich console for progress and tables; by default standard output.

@@ -153,10 +153,7 @@ class _Search:
     accuracies: dict[str, float] = field(default_factory=dict)
 
     def plan(self, name: str, seed: int) -> PlannedRun:
-        """Plan a run of the method `name`: a trial if the seed is `SEED`, or else a run of the final comparison.
-
-        In trials, methods are scored on validation examples, which are held out from the training examples.
-        """
+        """Plan a method's run in the comparison or, if `seed` is `SEED`, a trial scored on validation examples."""
         folder, settings = ("tried", held_out(self.shared)) if seed == SEED else ("compared", WHOLE)
         return trial_run(self.shared, self.out / folder, name, self.choices[name] | self.shorter, seed, settings)
 

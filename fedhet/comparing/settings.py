@@ -175,9 +175,8 @@ def shared_settings(
 def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
     """Return the settings for all variants: a key's value is that of the first variant in which the key has an effect.
 
-    `alike` has the configuration of each variant without the settings that are given for this variant only. `adapted`
-    has the values in these configurations after they were adapted to the user's models and data. The optimiser's keys,
-    such as `learning-rate`, have their values in `alike`, all other keys those in `adapted`.
+    `alike` has, by variant, the configuration without the settings given for it only, and `adapted` the values in this
+    after adaptation to the user's models and data. Values of the optimiser's keys are from `alike`, others `adapted`.
     """
 
     def first(key: str) -> str:

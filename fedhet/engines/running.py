@@ -300,7 +300,7 @@ def shake_hands(
 ) -> Any:
     """Return the method's strategy after a handshake with simulated clients, before any round is run.
 
-    `functions` are the user's model and data, `public` is the public dataset, `node_config` is added to all node configs.
+    `functions` are the user's model and data, `public` is the public dataset, `node_config` is added to node configs.
     With a run directory `begun`, all continue from its state. Raises a `FedhetError` if no client can take part.
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():

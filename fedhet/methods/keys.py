@@ -87,8 +87,7 @@ def takes(key: Field[Any]) -> str:
 def unmet(key: str, value: Value, wanted: tuple[Value, ...] | Mapping[str, float]) -> str:
     """Return "" if `wanted` allows the `value` of `key`, or else a remedy such as `set alpha below 1`.
 
-    `wanted` is a tuple of the allowed values, which is empty for all values except 0 and "", or has limits by kind:
-    `at_least`, `above`, `at_most` or `below`.
+    `wanted` has the allowed values (if empty, all but 0 and ""), or limits such as `{"at_least": 0, "below": 1}`.
     """
     if isinstance(wanted, Mapping):
         met = all(_LIMITS[limit][1](value, bound) for limit, bound in wanted.items())

@@ -52,8 +52,7 @@ class Traits:
         public: what the method needs of the public dataset: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
         public_at_server: the server needs the inputs of the public dataset as well.
         communicates: clients exchange arrays or values with the server; False for local training.
-        serves_clients: clients use what the server computes; False if the result is a model at the server only, which
-            is evaluated on the common test set.
+        serves_clients: clients use what the server computes; False if only the server has a model, and evaluates it.
         other_arrays: how the server aggregates arrays other than weights: by their `"mean"`; by an average of
             `"entries"`, to which the key `aggregation` applies; by another function of `"whole"` arrays, whose norm
             `clip-norm` can limit; or `""` if there are no such arrays or neither key applies to them.
@@ -148,8 +147,7 @@ class Method:
             shared arrays, and `fedhet.client.ClientSide`, which trains on the client's examples.
         common: the paper's values of keys that all methods have, such as `rounds`.
         own: values of keys for a user's own models and data, in place of those that fedhet uses for most methods.
-        trains: what clients train, such as a hypernetwork, if it is not their network. In a comparison such a method
-            has its own optimizer and learning rate.
+        trains: what clients train in place of networks (a hypernetwork); comparisons keep its optimizer and learning rate.
         family: the prefix of the method's keys: its name or, for a copy that `variant` made, the original's.
     """
 

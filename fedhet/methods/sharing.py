@@ -62,10 +62,7 @@ class Sharing:
     units: Units | None = None
 
     def names(self, network: NetworkDescription, arrays: Iterable[str], *, statistics: bool) -> dict[str, str]:
-        """Map `arrays` (names in a state dict) to the keys under which they are shared, if they are.
-
-        `statistics` says whether running statistics are aggregated in this run.
-        """
+        """Map names in `arrays` that are shared to their keys; `statistics`: whether running statistics are shared."""
         if self.keys == "nothing":
             return {}
         key_of: Callable[[str], str | None] = str if self.keys == "everything" else self.keys(network)
