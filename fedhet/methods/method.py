@@ -147,7 +147,7 @@ class Method:
             shared arrays, and `fedhet.client.ClientSide`, which trains on the client's examples.
         common: the paper's values of keys that all methods have, such as `rounds`.
         own: values of keys for a user's own models and data, in place of those that fedhet uses for most methods.
-        trains: what clients train in place of networks (a hypernetwork); comparisons keep its optimizer and learning rate.
+        trains: what clients train instead of networks (a hypernetwork); comparisons keep its optimizer settings.
         family: the prefix of the method's keys: its name or, for a copy that `variant` made, the original's.
     """
 
