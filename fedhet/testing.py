@@ -322,7 +322,7 @@ class MethodContract:
 
 
 def resume(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resume the run of `case` in `folder`; a method that was imported by its reference is imported again."""
+    """Resume the run of `case` in `folder`; a method given as `package.module:name` is imported again."""
     by_reference = ":" in case.reference
     if by_reference:
         monkeypatch.setattr(registry, "_registered", {})

@@ -153,7 +153,7 @@ class _Search:
     accuracies: dict[str, float] = field(default_factory=dict)
 
     def plan(self, name: str, seed: int) -> PlannedRun:
-        """Plan a method's run in the comparison or, if `seed` is `SEED`, a trial scored on validation examples."""
+        """Plan a run of a method in the comparison or, if `seed` is `SEED`, a trial scored on validation examples."""
         folder, settings = ("tried", held_out(self.shared)) if seed == SEED else ("compared", WHOLE)
         return trial_run(self.shared, self.out / folder, name, self.choices[name] | self.shorter, seed, settings)
 

@@ -176,7 +176,7 @@ def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Val
     """Return the settings for all variants: a key's value is that of the first variant in which the key has an effect.
 
     `alike` has, by variant, the configuration without the settings given for it only, and `adapted` the values in this
-    after adaptation to the user's models and data. Values of the optimiser's keys are from `alike`, others `adapted`.
+    after adaptation to the user's models and data. The optimiser's values are from `alike`, all others from `adapted`.
     """
 
     def first(key: str) -> str:

@@ -52,7 +52,7 @@ def resolve(
         chosen: keys and their values, also in nested tables; a value `""` means not set.
         strict: raise an error for keys in `chosen` without effect; otherwise reset them, with a remark in the result.
         over: keys that the user sets in addition to a file; keys of the file that they make ineffective are reset.
-        trusted: whether `package.module:name` or `FILE.py:NAME` is imported as method; False for received settings.
+        trusted: whether `package.module:name` or `FILE.py:NAME` may be imported; False for received settings.
         supplied: names of the arguments that the user passes in Python, such as `data`, and that replace keys.
     """
     wanted = toml.chosen(chosen)

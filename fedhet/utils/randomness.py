@@ -136,7 +136,7 @@ def reseeded(values: Iterable[object]) -> Iterator[None]:
 
 
 def _reseed(generator: Any, seed: int) -> Callable[[], object]:
-    """Reseed a generator (torch, NumPy, Python) by `seed` and its next number; return a function that restores it."""
+    """Reseed a torch, NumPy or Python generator by `seed` and its next number; return a function to restore it."""
     if isinstance(generator, torch.Generator):
         before, drawn = generator.get_state(), torch.empty((), dtype=torch.int64, device=generator.device)
         generator.manual_seed(derive_seed(seed, int(drawn.random_(generator=generator))))

@@ -21,7 +21,7 @@ class WidthOptions(Options):
     )
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return {"width": (`width`, reason)}, since a layer of it is added to a user's own models; {} if it is 0."""
+        """Return {"width": (`width`, reason)}, as a layer this wide is added to a user's models; {} if `width` is 0."""
         why = "the width of a linear layer that is added before the head of each model (0: no such layer)"
         return {"width": (self.width, why)} if self.width else {}
 

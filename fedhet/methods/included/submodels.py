@@ -126,7 +126,7 @@ class DepthOptions(SubmodelOptions):
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self) -> dict[str, tuple[Value, str]]:
-        """Return the default {"blocks": ("", reason)} for a user's own models: blocks are found by spatial size."""
+        """Return {"blocks": ("", reason)}: users' models get blocks by spatial size; {} if `blocks` is empty."""
         return {"blocks": ("", "since the preset names modules of its network, not of yours")} if self.blocks else {}
 
 
