@@ -201,7 +201,7 @@ class _Search:
         self.execute.tell(f"the time budget allows {_training(*enough)} per run (configured: {_training(*parts[0])})")
 
     def try_out(self, max_bytes: float) -> None:
-        """Run each method once, in half of the remaining time, and set `accuracies`, measured on validation examples.
+        """Run each method once, in about half of the time left, and set `accuracies`, measured on validation examples.
 
         Methods are refused if they do not finish, or if a client sends and receives more than `max_bytes` in a round.
         """

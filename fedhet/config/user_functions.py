@@ -163,7 +163,7 @@ class Function:
     """A callable that takes a client, calls a user's function with it, and checks and converts the result.
 
     Before each call, the random generators that the user's function refers to and, for data and settings, the global
-    ones are seeded, so that all processes split data equally. Raises a ConfigError if no parameter can be the client.
+    ones are seeded, so that processes split data equally. Raises a ConfigError if the client's parameter is unclear.
 
     Args:
         argument: the argument of `fedhet.run` by which the user passed `given`: `model`, `data` or `client_settings`.

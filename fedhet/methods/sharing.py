@@ -97,7 +97,7 @@ def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
     """Return a function from an array's name to the key under which it is shared; None for a name without a layer.
 
     Keys name the layer's class, shapes and options such as stride, its number among the network's layers with the same
-    ones, and the array. Keys of a layer that has only vectors, such as a norm, also name the layer before it.
+    ones, and the array. Keys of a layer with vectors only, such as a norm, also name the last other layer before it.
     """
     counts: Counter[str] = Counter()
     keys: dict[str, str] = {}
