@@ -8,7 +8,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -46,9 +46,19 @@ class ClientStore:
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:
-        self._base, self._run, self._client = state_folder(state_dir, ""), run, client
-        self._states = self._base / run / "clients" / file_name(client)
-        self._beginning = self._base / run / BEGINNING / f"{file_name(client)}.json"
+        self._state_dir, self._run, self._client = state_dir, run, client
+
+    @cached_property
+    def _base(self) -> Path:
+        return state_folder(self._state_dir, "")
+
+    @property
+    def _beginning(self) -> Path:
+        return self._base / self._run / BEGINNING / f"{file_name(self._client)}.json"
+
+    @cached_property
+    def _states(self) -> Path:
+        return self._base / self._run / "clients" / file_name(self._client)
 
     def make_room(self) -> None:
         """Remove runs and public datasets that were not used for `KEPT_DAYS`, if runs share the state folder."""
@@ -63,7 +73,7 @@ class ClientStore:
         the last one, removes no states: a run that is resumed with more rounds continues from the state before it.
         """
         try:
-            write_tensors(self._states / f"{round}.safetensors", tensors)
+            write_tensors(self._states / f"{round}.safetensors", tensors, packed=True)
         except OSError as error:
             raise FedhetError(
                 f"the client's state cannot be saved: {in_words(error)}; free disk space and resume the run (--resume)"

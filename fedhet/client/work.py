@@ -294,8 +294,6 @@ def measure(job: Job, when: str) -> ClientWork[None]:
 
 def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> ClientWork[None]:
     client = job.client
-    if outputs is not client.model:
-        client.model.eval()  # which a method's own function of outputs may use
     sets = {"": client.data.test} if client.config.test_on != "global" else {}
     if client.config.test_on != "local" and (common := _common(job, when)) is not None:
         sets["common-"] = common

@@ -82,8 +82,8 @@ class LocalGrid(Grid):
         for message in messages:
             pushed.append(identify(message, self._ids))
             # Each client gets records of its own; the bytes of arrays, which are read-only, are not copied.
-            arrays = {name: filled(ArrayRecord(), record) for name, record in message.content.array_records.items()}
-            message.content = RecordDict({**message.content, **arrays})
+            own = {k: filled(ArrayRecord(), r) if isinstance(r, ArrayRecord) else r for k, r in message.content.items()}
+            message.content = filled(RecordDict(), own)
             node = message.metadata.dst_node_id - FIRST_NODE
             architecture = self._architectures[node] if self._architectures else ""
             groups[message.metadata.message_type, architecture].append(message)

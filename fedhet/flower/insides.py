@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import update_console_handler
@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.errors import ConfigError
 
-R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord)
+R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord, RecordDict)
 
 RUN_ID = SERVER_ID = 1
 
@@ -46,7 +46,7 @@ def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Arr
 
 
 def filled(record: R, values: Mapping[str, object]) -> R:
-    """Put values by key into a new Flower record and return it, without the checks and copies that Flower makes."""
+    """Put values by key into a Flower record and return it, without the checks and copies that Flower makes."""
     record.__dict__["_data"].update(values.items())
     return record
 

@@ -52,7 +52,8 @@ def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any],
 
 def write_request(record: RecordDict, request: Request, settings: str, entries: Mapping[str, Any] = {}) -> None:
     """Write a request, the run's settings as JSON, and the user's own config (`entries`) to a message's content."""
-    record["request"] = ConfigRecord({**entries, "settings": settings, "request": json.dumps(vars(request))})
+    ours = {"settings": settings, "request": json.dumps(vars(request))}
+    filled(record, {"request": filled(ConfigRecord(entries), ours)})
 
 
 def is_request(message: Message) -> bool:
@@ -85,9 +86,8 @@ def write_reply(reply: Reply, *, flower: bool = False) -> RecordDict:
     """Return the content of a message with a reply; arrays are in Flower's format if `flower`, else raw bytes."""
     record = Encoder(flower=flower)(reply.payload)
     bit = {NORM_BIT: reply.further.pop(NORM_BIT)} if NORM_BIT in reply.further else {}  # for Flower's wrapper
-    record["metrics"] = filled(MetricRecord(), {**reply.metrics(), **bit})
-    record["report"] = filled(ConfigRecord(), reply.report.fields())
-    return record
+    metrics = filled(MetricRecord(), {**reply.metrics(), **bit})
+    return filled(record, {"metrics": metrics, "report": filled(ConfigRecord(), reply.report.fields())})
 
 
 def read_reply(message: Message) -> Reply:
@@ -180,10 +180,10 @@ class Encoder:
         """Return the record of a payload (arrays and values); raises a ValueError for a reserved name of arrays."""
         if taken := RESERVED & payload.arrays.keys():
             raise ValueError(f"rename the arrays {', '.join(sorted(taken))}: fedhet's own records have these names")
-        record = RecordDict({name: self._record(group) for name, group in payload.arrays.items()})
+        record: dict[str, Any] = {name: self._record(group) for name, group in payload.arrays.items()}
         if payload.values:
             record["values"] = ConfigRecord(payload.values)
-        return record
+        return filled(RecordDict(), record)
 
     def _record(self, group: Arrays) -> ArrayRecord:
         # The group is kept, so that no other object gets its id.

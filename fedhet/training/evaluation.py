@@ -144,6 +144,7 @@ class Evaluation:
         """Return the score, evaluating now if necessary; None if there are no examples."""
         if self.found is None:
             seed_everything(self.seed)
+            self.model.eval()  # which a method's own function of outputs may use
             self.found = evaluate(self.predict, self.examples, self.task, self.transform, self.model)
         return self.found
 

@@ -10,7 +10,7 @@ clients, and optimisers work elementwise. Mini-batches are padded to the same si
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -151,13 +151,18 @@ def _padded(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     inputs = torch.cat([each.prepare(each.rows.inputs[:], None) for each in group])
     labels = torch.cat([each.rows.labels for each in group])
-    starts = torch.tensor([0, *[len(each.rows) for each in group][:-1]], device=labels.device).cumsum(0)[:, None]
-    for step in range(len(drawn[0])):
-        chosen = [rows[step] for rows in drawn if len(rows) > step]
-        rows, sizes = pad_sequence(chosen, batch_first=True), torch.tensor([len(each) for each in chosen])[:, None]
-        weights = ((torch.arange(rows.shape[1]) < sizes).to(dtype) / sizes).to(labels.device)
-        places = (rows + starts[: len(rows)]).flatten()
-        yield *(each.index_select(0, places).unflatten(0, rows.shape) for each in (inputs, labels)), rows, weights
+    starts = torch.tensor([0, *[len(each.rows) for each in group][:-1]], device=labels.device).cumsum(0)[:, None, None]
+    batches, lengths = [*chain(*drawn)], [len(each) for each in drawn]
+    # (clients, steps, examples) and (clients, steps)
+    rows = pad_sequence([*pad_sequence(batches, batch_first=True).split(lengths)], batch_first=True)
+    sizes = pad_sequence([*torch.tensor([len(each) for each in batches]).split(lengths)], batch_first=True)
+    weights = ((torch.arange(rows.shape[2]) < sizes[..., None]).to(dtype) / sizes[..., None]).to(labels.device)
+    places = rows + starts
+    for step, most in enumerate(sizes.amax(0).tolist()):
+        here = slice(sum(length > step for length in lengths)), step, slice(most)
+        chosen, shape = places[here].flatten(), places[here].shape
+        arrays = (each.index_select(0, chosen).unflatten(0, shape) for each in (inputs, labels))
+        yield *arrays, rows[here], weights[here]
 
 
 def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int]) -> Callable[..., Any]:

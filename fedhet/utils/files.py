@@ -6,6 +6,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"  # name of the file that locks a folder for one process
 SEAL = "fedhet"  # key of a safetensors file's metadata for its digest and text
+PACKED = "packed"  # name of the array, and key of the metadata, of tensors that are written as one array
 LONGEST_NAME = 200  # largest number of bytes of a client's name; names of files have up to 255, with endings
 # Device names that Windows reserves, with any ending.
 DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(\.|$)", re.IGNORECASE)
@@ -161,17 +163,35 @@ def read_arrays(path: Path) -> "tuple[dict[str, np.ndarray[Any, Any]], dict[str,
     return _read(path, "numpy")
 
 
-def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> None:
-    """Write tensors atomically to a safetensors file, with a digest of their content."""
+def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]", *, packed: bool = False) -> None:
+    """Write tensors atomically to a safetensors file, with a digest of their content.
+
+    If `packed`, the file has the bytes of all tensors as one array, which takes half the time for small tensors.
+    """
+    import torch
     from safetensors.torch import save
 
+    if packed:
+        content = [tensor.detach().cpu().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+        kinds = {name: (str(each.dtype).removeprefix("torch."), [*each.shape]) for name, each in tensors.items()}
+        return _save(save, path, {PACKED: torch.cat(content)}, {PACKED: json.dumps(kinds)})
     apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     _save(save, path, apart, {})
 
 
 def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
     """Read tensors from a safetensors file, or return None if it does not exist; raises a FedhetError if damaged."""
-    return _read(path, "pt")[0] if path.is_file() else None
+    import torch
+
+    if not path.is_file():
+        return None
+    tensors, metadata = _read(path, "pt")
+    if PACKED not in metadata:
+        return tensors
+    kinds = {name: (getattr(torch, dtype), shape) for name, (dtype, shape) in json.loads(metadata[PACKED]).items()}
+    parts = tensors[PACKED].split([math.prod(shape) * dtype.itemsize for dtype, shape in kinds.values()])
+    pairs = zip(kinds.items(), parts, strict=True)
+    return {name: part.clone().view(dtype).reshape(shape) for (name, (dtype, shape)), part in pairs}
 
 
 def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:

@@ -36,7 +36,11 @@ def proof(text: str) -> str:
 
     The key is in `~/.fedhet/key`; the result is empty if that file cannot be read or created.
     """
-    key = _key(os.path.expanduser("~/.fedhet/key"))
+    return _proof(_key(os.path.expanduser("~/.fedhet/key")), text)
+
+
+@lru_cache(maxsize=4)
+def _proof(key: bytes, text: str) -> str:
     return hmac.new(key, text.encode(), "sha256").hexdigest() if key else ""
 
 

@@ -169,7 +169,7 @@ def test_flipped_bit(tmp_path, kind):
 
 
 def test_full_disk_names_resume(tmp_path, monkeypatch):
-    def full(path, tensors):
+    def full(path, tensors, packed):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr("fedhet.client.state.write_tensors", full)
