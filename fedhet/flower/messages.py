@@ -53,7 +53,7 @@ def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any],
 def write_request(record: RecordDict, request: Request, settings: str, entries: Mapping[str, Any] = {}) -> None:
     """Write a request, the run's settings as JSON, and the user's own config (`entries`) to a message's content."""
     ours = {"settings": settings, "request": json.dumps(vars(request))}
-    filled(record, {"request": filled(ConfigRecord(entries), ours)})
+    filled(record, {"request": filled(ConfigRecord({**entries}), ours)})
 
 
 def is_request(message: Message) -> bool:

@@ -158,7 +158,8 @@ def test_kept_states(tmp_path):
 @pytest.mark.parametrize("kind", [torch.float32, torch.bool])
 def test_flipped_bit(tmp_path, kind):
     store = ClientStore(tmp_path, "", "0")
-    store.save(1, {"w": torch.ones(3, 2).to(kind), "n": torch.tensor(1).to(kind)}, after=-1)
+    store.save(1, tensors := {"m": torch.ones(3) > 0, "w": torch.ones(3, 2).to(kind), "n": torch.tensor(1)}, after=-1)
+    assert all(each.dtype == tensors[name].dtype and each.equal(tensors[name]) for name, each in store.load(1).items())
     path = tmp_path / "clients" / "0" / "1.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torchvision.models import mnasnet0_5
 
-from fedhet.models.copies import kinds_of, load_state, tied_names
+from fedhet.models.copies import kinds_of, load_state, tensors_of, tied_names
 
 
 class Everything(nn.Module):
@@ -29,6 +29,13 @@ class Own(nn.Module):
         super().__init__()
         self.register_buffer("running_scale", torch.ones(3))
         self.register_buffer("eps", torch.tensor(1e-5))
+
+
+class Counted(Everything):
+    """A network with a state of its own."""
+
+    def get_extra_state(self):
+        return torch.ones(2)
 
 
 class Kept(nn.Sequential):
@@ -61,6 +68,19 @@ def test_batchnorm_kept_in_evaluation_mode(training):
     kinds = kinds_of(model)
     assert {kinds[f"1.{name}"] for name in ("running_mean", "running_var", "num_batches_tracked")} == {"buffer"}
     assert [module.training for module in model.modules()] == modes, "modes are as they were"
+
+
+@pytest.mark.parametrize("make", [Everything, Counted, lambda: nn.Sequential(*[nn.Linear(2, 2)] * 2), mnasnet0_5])
+def test_state_dict_shares_memory(make):
+    model = make()
+    for _ in range(2):
+        tensors, expected = tensors_of(model), model.state_dict()
+        assert [*tensors] == [*expected]
+        assert all(
+            each.data_ptr() == expected[name].data_ptr() for name, each in tensors.items() if "extra" not in name
+        )
+        for module in model.modules():  # replaced as by a forward pass
+            module._buffers.update({name: each + 1 for name, each in module._buffers.items()})
 
 
 def test_arrays_of_modules_with_versions():

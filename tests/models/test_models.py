@@ -94,5 +94,5 @@ def test_architectures_are_assigned() -> None:
     models.deal.cache_clear()
     assert first == models.deal("mlp,cnn,lenet", "random", 300, 4)
     assert all(60 < first.count(name) < 140 for name in ("mlp", "cnn", "lenet"))
-    with pytest.raises(ModelError, match="names no model"):
+    with pytest.raises(ModelError, match="has no model"):
         models.deal(" ", "random", 2, 0)
