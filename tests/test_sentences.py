@@ -415,10 +415,8 @@ def test_a_client_with_unreadable_data_is_asked_again(tmp_path: Path, monkeypatc
             share.read_bytes()
         return data(client)
 
-    settings = {"clients": 2, "workers": 1, "report": False, "rounds": 2}
-    done = fedhet.run(
-        {"method": "fedavg"} | settings, model=model, data=on_a_share, observers=[Mounted()], progress=False
-    )
+    settings = {"method": "fedavg", "clients": 2, "workers": 1, "report": False, "rounds": 2}
+    done = fedhet.run(settings, model=model, data=on_a_share, observers=[Mounted()], progress=False)
     failed = [[failure["client"] for failure in row["failures"]] for row in done.history]
     assert failed == [["1"], [], [], []]
 
@@ -469,7 +467,6 @@ def test_control_c_says_how_to_go_on(tmp_path: Path) -> None:
     folder, settings = tmp_path / "here", {"method": "fedavg", "clients": 2, "workers": 1, "report": False, "rounds": 1}
     with pytest.raises(KeyboardInterrupt) as stopped:
         fedhet.run(settings, model=model, data=data, out=folder, observers=[Stopping()], progress=False)
-    assert stopped.value.__notes__ == [
-        f"stopped; continue with: fedhet.run(resume={str(folder)!r}, model=..., data=...)"
-    ]
+    (note,) = stopped.value.__notes__
+    assert note == f"stopped; continue with: fedhet.run(resume={str(folder)!r}, model=..., data=...)"
     assert fedhet.run(resume=folder, model=model, data=data, progress=False).summary["rounds"] == 1

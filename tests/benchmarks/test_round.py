@@ -240,23 +240,6 @@ class Clock(Observer):
         self.last = now
 
 
-@pytest.mark.parametrize("method", OF_METHOD)
-def test_two_workers_halve_a_round(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkerGrid, "patience", 0)
-    own = of_method(method, rounds=8)
-    seconds: dict[int, list[float]] = {1: [], 2: []}
-    with one_thread():
-        for turn in range(2):
-            for number in (1, 2):
-                clock = Clock()
-                config = configuration.resolve({**own, "workers": number})
-                run_locally(config, tmp_path / f"{number}-{turn}", observers=[clock])
-                seconds[number] += clock.seconds[2:]
-    one, two = (statistics.median(seconds[number]) for number in (1, 2))
-    print(f"\n{method}: one process {one:.3f} s a round, two workers {two:.3f} s, ratio {two / one:.3f} (<= .7)")
-    assert two / one <= 0.7
-
-
 def test_two_workers_beside_flowers_ray_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerGrid, "patience", 0)
     own = of_method("fedavg", rounds=12)
