@@ -1,7 +1,7 @@
 """Client sides of HeteroFL, FjORD, DepthFL and InclusiveFL: clients train a part of the network.
 
-HeteroFL (Diao et al., ICLR 2021) divides a layer's outputs by the width r of the client's part (in deep networks
-without normalisation, by r^.5), and sets outputs for classes without an example on the client to 0 in the loss.
+HeteroFL (Diao et al., ICLR 2021) scales the outputs of hidden layers (see `Scaled`), and sets the network's outputs for
+classes without an example on the client to 0 in the loss.
 
 FjORD (Horvath et al., NeurIPS 2021, algorithm 1): each step draws a width p from the configured widths up to the
 client's own width p_max. f_p is the network with the first ceil(p K) of the K units of each hidden layer.
@@ -41,7 +41,10 @@ from fedhet.training import Loss, Phase, Step, Term
 
 
 class Scaled(Submodel):
-    """A submodel with a fraction r of units, and outputs divided by r, or sqrt(r) in deep unnormalised networks."""
+    """A submodel with a fraction r of the units of each hidden layer; these layers' outputs are divided by r.
+
+    If the network has more than 8 linear and convolutional layers, but no normalisation, they are divided by sqrt(r).
+    """
 
     def cut(self, model: nn.Module) -> nn.Module:
         part = super().cut(model)
@@ -122,10 +125,10 @@ class FjORD(ClientSide[declared.FjORDOptions]):
 
 
 class Ordered(nn.Module):
-    """A network that passes each batch through a randomly drawn network: `network`, or a narrower one of `cuts`.
+    """A network that passes each batch through `network`, or a narrower network in `cuts`, drawn by `generator`.
 
-    The drawn network's outputs are kept as `narrow`. They are returned unless `keeps_widest` is set, with which outputs
-    of `network` are returned for all batches. `generator` draws the networks.
+    The networks in `cuts` use the first units of each hidden layer of `network`. The drawn network's outputs are kept
+    in the attribute `narrow`, and returned. If `keeps_widest`, those of `network` are always returned instead.
     """
 
     narrow: Tensor

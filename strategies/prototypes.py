@@ -276,9 +276,7 @@ class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
     def admit(self, reply: Reply) -> None:
         shape, _ = reply.report.spec.get("head.weight", ((), ""))
         if len(shape) != 2 or max(shape) > MOST_CLASSES:
-            raise ModelError(
-                f"the client's head.weight has shape {shape}, but must be (classes, width): use an nn.Linear"
-            )
+            raise ModelError(f"the client's head.weight has shape {shape}, but must be (classes, width): use nn.Linear")
         self.state.classes[reply.client] = {"counts": class_counts(reply, shape[0])}
 
     @property

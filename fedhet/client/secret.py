@@ -130,9 +130,7 @@ def epsilon_of(spent: Iterable[Sequence[float]]) -> float:
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
         from dp_accounting.rdp import RdpAccountant
     except ImportError as error:
-        raise ConfigError(
-            "dp-noise needs the package dp-accounting, which is missing: pip install 'fedhet[dp]'"
-        ) from error
+        raise ConfigError("dp-noise needs the missing package dp-accounting: pip install 'fedhet[dp]'") from error
     accountant = RdpAccountant(orders=(*range(2, 65), 128, 256, 512))  # its formula does not converge for some others
     steps_of = grouped(((noise, rate), int(steps)) for noise, rate, steps in spent)  # rounds are mostly alike
     for (noise, rate), steps in steps_of.items():

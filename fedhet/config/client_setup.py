@@ -157,9 +157,7 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
     """
     traits = registry.traits(config)
     if traits.public != "none" and not (config.public_samples or config.options.makes_public_dataset or own_data):
-        raise ConfigError(
-            f"{config.method_name} needs a public dataset: set public-samples, such as public-samples = 500"
-        )
+        raise ConfigError(f"{config.method_name} needs a public dataset: set, for example, public-samples = 500")
     if not (own_data and own_model):
         dataset_of(config)  # raises an error if its files are missing
     if own_data:

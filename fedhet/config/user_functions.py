@@ -162,8 +162,8 @@ def _first(config: Config) -> ClientInfo:
 class Function:
     """A callable that takes a client, calls a user's function with it, and checks and converts the result.
 
-    Before each call, the random generators that the user's function refers to and, for data and settings, the global
-    ones are seeded, so that processes split data equally. Raises a ConfigError if the client's parameter is unclear.
+    For each call, random generators that `given` uses and, for data and settings, the global ones are seeded, so that
+    a client has equal data in all processes. Raises a ConfigError if no parameter of `given` is clearly the client.
 
     Args:
         argument: the argument of `fedhet.run` by which the user passed `given`: `model`, `data` or `client_settings`.

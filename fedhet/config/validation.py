@@ -70,7 +70,10 @@ class Reason(NamedTuple):
 
 
 def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset()) -> dict[str, Reason]:
-    """Return the keys without effect with reasons; `own` has what the user passes in Python, such as `model`."""
+    """Return the reason for each configuration key that has no effect, by key.
+
+    `traits` are the properties of the method, and `own` has what the user passes in Python in place of keys.
+    """
     from fedhet import data  # which imports torch
 
     own = own | {"data", "model"} if config.dataset == OWN else own

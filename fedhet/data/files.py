@@ -150,9 +150,7 @@ def read_cifar(file: Path, key: str = "labels", classes: int = 10) -> tuple[Tens
         images = torch.tensor(np.asarray(batch["data"]))
         labels = torch.tensor(batch[key])
     except Exception as error:  # a damaged pickle may raise anything
-        raise DataError(
-            f"{file} is not a batch of CIFAR's Python version ({damage(error)}): download it again"
-        ) from error
+        raise DataError(f"{file} is no batch of CIFAR's Python version ({damage(error)}): download it again") from error
     if images.dtype != torch.uint8 or images.shape != (len(labels), 3072) or labels.dtype != torch.int64:
         got = f"{tuple(images.shape)}, {len(labels)}"
         raise DataError(f"{file} must have (n, 3072) uint8 images and n labels, but has {got}: download it again")

@@ -1,7 +1,7 @@
-"""Loaders of image data sets: handwritten digits, MNIST, Fashion-MNIST, CIFAR-10 with variants and CIFAR-100.
+"""Loaders of digits, MNIST, Fashion-MNIST, CIFAR-100 and CIFAR-10, also with other augmentations or grey images.
 
-The digits are part of scikit-learn. Other loaders read the files that the authors published from a folder, or download
-them if the folder is None; they raise a `DataError` if a file is missing or damaged.
+The digits are part of scikit-learn. Other loaders read the original files in `folder` or, if it is None, in the cache
+folder, to which they download missing files. They raise a `DataError` if a file is missing or damaged.
 """
 
 from collections.abc import Sequence

@@ -132,9 +132,7 @@ def _examples(value: Any) -> Examples:
         inputs, labels = as_tensor(two[0]), as_labels(two[1])
         for part in parts_of(inputs).values():
             if len(part) != len(labels):
-                raise DataError(
-                    f"the set has {len(part)} inputs but {len(labels)} labels: give one label for each input"
-                )
+                raise DataError(f"the set has {len(part)} inputs but {len(labels)} labels: give one label per input")
         return Examples(inputs, labels)
     if isinstance(value, tuple | list) and value:
         inputs, labels = pair_of(value[0])

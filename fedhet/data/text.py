@@ -74,9 +74,7 @@ def speeches(text: str) -> Speeches:
         f"{play}: {role}": said for play, roles in plays.items() if play not in _POEMS for role, said in roles.items()
     }
     if not found:
-        raise DataError(
-            f"the text has no plays, which start with {_BY_LINE!r}: use Project Gutenberg's Etext 100 of 1994"
-        )
+        raise DataError(f"the text has no plays, which start with {_BY_LINE!r}: use Gutenberg's Etext 100 of 1994")
     return found
 
 

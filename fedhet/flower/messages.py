@@ -35,14 +35,18 @@ PREFIXES = TRAIN, EVALUATE, NAMES = "train_config.", "evaluate_config.", "names.
 
 
 def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Join a user's configs for `train` and `evaluate`, and Flower's options `names` (`arrayrecord_key`, ...)."""
+    """Return a user's configs for `train` and `evaluate`, and Flower's options, as one dict to send with a request.
+
+    The keys of `names` (Flower's options, such as `arrayrecord_key`) get the prefix `names.`, those of `evaluate` get
+    `evaluate_config.`, and those of `train` that fedhet uses or that start with such a prefix get `train_config.`.
+    """
     prefixed = {f"{TRAIN}{key}" if key in OURS or key.startswith(PREFIXES) else key: v for key, v in train.items()}
     prefixed |= {f"{EVALUATE}{key}": value for key, value in evaluate.items()}
     return prefixed | {f"{NAMES}{key}": value for key, value in names.items()}
 
 
 def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config for `action` (train or evaluate) and Flower's options (`arrayrecord_key`, ...) in `record`."""
+    """Return the config for `action` (train or evaluate), and Flower's options, in a dict that `sent_along` made."""
     names = {key.removeprefix(NAMES): value for key, value in record.items() if key.startswith(NAMES)}
     if action == "evaluate":
         return {key.removeprefix(EVALUATE): v for key, v in record.items() if key.startswith(EVALUATE)}, names
@@ -208,8 +212,7 @@ def decode_arrays(record: ArrayRecord) -> Arrays:
         try:
             arrays[name] = _decode(array)
         except (ValueError, TypeError, EOFError, OverflowError, SyntaxError) as error:
-            reason = f"array {name[:100]!r} cannot be read: {error}; make it by flwr.app.Array(values)"
-            raise WireError(reason) from error
+            raise WireError(f"array {name[:100]!r} cannot be read: {error}; use flwr.app.Array(values)") from error
     return arrays
 
 
@@ -224,7 +227,7 @@ def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
 def _decode(array: Array) -> np.ndarray[Any, Any]:
     dtype = DTYPES.get(array.dtype)
     if dtype is None:
-        raise ValueError(f"the dtype of an array must be one of {', '.join(DTYPES)}, not {array.dtype[:50]!r}")
+        raise ValueError(f"its dtype is {array.dtype[:50]!r}, but must be one of {', '.join(DTYPES)}")
     if array.stype != STYPE:
         return _from_flower(array, dtype)
     _check_size(array.shape, dtype, len(array.data))
@@ -239,7 +242,7 @@ def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, actual = read(source)
     if (shape, actual) != (array.shape, dtype):
-        raise ValueError(f"the array's data are {actual}{list(shape)}, but its header says {dtype}{list(array.shape)}")
+        raise ValueError(f"its data are {actual}{list(shape)}, but its dtype and shape say {dtype}{list(array.shape)}")
     _check_size(shape, dtype, len(array.data) - source.tell())
     return array.numpy()
 
@@ -247,4 +250,4 @@ def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 def _check_size(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> None:
     if len(shape) > 32 or any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != size:
         needed = math.prod(shape[:32]) * dtype.itemsize
-        raise ValueError(f"the array has {size} bytes, but {dtype}{list(shape[:32])} (up to 32 axes) has {needed}")
+        raise ValueError(f"its data have {size} bytes, but {dtype}{list(shape[:32])} (up to 32 axes) has {needed}")

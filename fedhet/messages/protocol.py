@@ -167,9 +167,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
     """Return shapes and dtypes in a report's entries, such as `spec.fc.weight = "float32,2,3"`; check them."""
     keys = [key for key in record if key.startswith("spec.")]
     if len(keys) > MOST_ARRAYS:
-        raise WireError(
-            f"the client shares {len(keys)} arrays, but must share at most {MOST_ARRAYS}: use a smaller model"
-        )
+        raise WireError(f"the client shares {len(keys)} arrays, but the limit is {MOST_ARRAYS}: use a smaller model")
     spec: Spec = {}
     for key in keys:
         name, text = key.removeprefix("spec."), Fields(record).text(key)

@@ -292,6 +292,4 @@ def showing(folder: object) -> Iterator[None]:
     except (FedhetError, OSError):
         raise
     except Exception as error:
-        raise FedhetError(
-            f"the files in {folder} are damaged ({damage(error)}): restore the folder from a copy"
-        ) from error
+        raise FedhetError(f"the files in {folder} are damaged ({damage(error)}): restore them from a copy") from error

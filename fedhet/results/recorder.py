@@ -117,7 +117,8 @@ class RunDirectory(Observer):
     def resumed(self, fresh: S) -> S:
         """Return the state after the last complete round or, without one, the initial state `fresh`.
 
-        If clients store their state in this directory, `fresh.run`, the identifier of the run's state, is set to "".
+        `fresh.run` names the subfolder of `state-dir` with the state that clients keep in this run. It is set to "" (no
+        subfolder), in place, if `state-dir` is the folder `state` in this directory, which no other run uses.
         """
         if self.simulated and self.config.state_dir == str(self.folder / "state"):
             fresh.run = ""

@@ -90,7 +90,9 @@ class State:
             for place in saved["arrays"]:  # in their order, which the file does not keep
                 name, member, key = place.split("/", 2)
                 if kinds.get(name) is None:
-                    raise FedhetError(f"it has arrays {name!r} of another method: use that in the run's config.toml")
+                    raise FedhetError(
+                        f"its arrays {name!r} are of another method: if you changed method in config.toml, undo that"
+                    )
                 groups = getattr(state, name)
                 group = groups.setdefault(member, {}) if kinds[name] == ArraysBy else groups
                 group[key] = arrays[place]

@@ -136,7 +136,7 @@ class TestCifar:
             ),
             (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}, 2), "labels from 0 to 9"),
             (pickle.dumps({"data": np.zeros((2, 3072), np.uint8)}, 2), "'labels' is missing"),
-            (b"\x80\x02}q\x01", "is not a batch of CIFAR's Python version"),
+            (b"\x80\x02}q\x01", "is no batch of CIFAR's Python version"),
         ],
     )
     def test_damage_is_named(self, tmp_path: Path, content: bytes, message: str) -> None:

@@ -171,7 +171,7 @@ def test_invalid_specifications_are_refused(key, value):
 
 
 def test_too_many_arrays_are_refused():
-    with pytest.raises(WireError, match="but must share at most 32768"):
+    with pytest.raises(WireError, match="but the limit is 32768"):
         Report.of({"client": "0"} | {f"spec.{number}": "float32" for number in range(2**15 + 1)})
 
 

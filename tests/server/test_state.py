@@ -92,7 +92,7 @@ def test_damaged_checkpoint(tmp_path):
 
 def test_state_of_another_method(tmp_path):
     state_of().save(tmp_path / "state")
-    with pytest.raises(FedhetError, match="has arrays '(target|before)' of another method"):
+    with pytest.raises(FedhetError, match="arrays '(target|before)' are of another method"):
         State.load(tmp_path / "state")
 
 

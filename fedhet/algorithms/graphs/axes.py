@@ -136,7 +136,10 @@ class Variables:
         return self.known(axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Return axes of these `sizes`, into which reshape `node` divides `axis`; hidden units lie along only one."""
+        """Return the axes of these `sizes` into which the reshape `node` divides `axis`.
+
+        Hidden units lie along one of them, by default the largest possible (see `choices`). The others have none.
+        """
         if not self.moves(axis):
             return list(map(fixed, sizes))
         before, ways = self.meaning, []

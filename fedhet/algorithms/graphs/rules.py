@@ -72,7 +72,8 @@ def _elementwise(variables: Variables, node: Node, *values: Value) -> Value:
 def broadcast_all(variables: Variables, node: Node, *values: Value) -> Value:
     """Return the axes of the result of `node`, an elementwise operator on tensors with the axes `values`.
 
-    The axes are aligned as in broadcasting. Hidden units that meet along an axis are made equal in `variables`.
+    The axes are aligned as in broadcasting. `variables` records that hidden units along aligned axes must be permuted
+    alike, and that an entry which is broadcast is never permuted.
     """
     rank = max(map(len, values))
     aligned = [(fixed(1),) * (rank - len(value)) + value for value in values]
