@@ -158,7 +158,8 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
             words = "beats" if each.mean > 0 else "is worse than"
             different.append(f"{name} {words} {other} by {abs(each.mean):.3f} [{low:.3f}, {high:.3f}]")
     if same:
-        different.append(f"not significantly different from {other}: {', '.join(same)}")
+        corrected = " after Holm's correction of p" if len(known) > 1 else ""
+        different.append(f"not significantly different from {other}{corrected}: {', '.join(same)}")
     return f"{'; '.join(different)}." if different else ""
 
 

@@ -80,7 +80,7 @@ def test_a_comparison_has_a_verdict():
     local = result("local", base)
     assert verdict([local, worse, same, better], local) == (
         "fedhenn beats training alone by 0.140 [0.122, 0.158]; fd is worse than training alone by 0.200 "
-        "[0.182, 0.218]; not significantly different from training alone: fedproto."
+        "[0.182, 0.218]; not significantly different from training alone after Holm's correction of p: fedproto."
     )
     assert verdict([same, better], same).startswith("fedhenn beats fedproto by 0.140")
     few = [result(name, {0: 0.5, 1: 0.6}) for name in ("local", "fedavg")]
