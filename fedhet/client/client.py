@@ -19,7 +19,7 @@ from fedhet.methods import registry
 from fedhet.methods.method import Traits
 from fedhet.methods.options import Config, Options
 from fedhet.methods.sharing import NetworkDescription
-from fedhet.models.copies import Kind, Start, kinds_of, tensors_of
+from fedhet.models.copies import Kind, Start, kinds_of
 from fedhet.models.representation import ROWS_AT_ONCE, Representation, in_precision
 from fedhet.tasks import Task
 from fedhet.training import BATCH, Loss, Optimisation, Phase, Privacy, Trained, learning_rate, read, reestimate
@@ -87,7 +87,7 @@ class Client:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The network's state dict, whose tensors share memory with the network."""
-        return tensors_of(self.model)
+        return self.model.state_dict()
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from functools import partial
 from inspect import getclosurevars, unwrap
 from types import FunctionType
 from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -209,27 +209,6 @@ def starts_of(model: nn.Module) -> dict[str, Start]:
         if value.numel() > (name.rpartition(".")[0] in layers)  # one entry may be drawn at random
         and not (name.endswith("bias") and name.rpartition(".")[0] in norms)
     }
-
-
-_plain: WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, Any]]] | None] = WeakKeyDictionary()
-# By network: prefix and dict of arrays for each module's parameters and buffers; None if a module has its own format.
-
-
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return a network's state dict, whose tensors share memory with it; several times as fast as `state_dict()`."""
-    if model not in _plain:
-        named, base = [*model.named_modules(remove_duplicate=False)], nn.Module
-        own = any(
-            (type(each).state_dict, type(each)._save_to_state_dict) != (base.state_dict, base._save_to_state_dict)
-            or type(each).get_extra_state != base.get_extra_state
-            or (each._state_dict_hooks or each._state_dict_pre_hooks or each._non_persistent_buffers_set)
-            for _, each in named
-        )
-        held = [(name and f"{name}.", arrays) for name, each in named for arrays in (each._parameters, each._buffers)]
-        _plain[model] = None if own else held
-    if (known := _plain[model]) is None:
-        return model.state_dict()
-    return {prefix + key: each.detach() for prefix, arrays in known for key, each in arrays.items() if each is not None}
 
 
 def load_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torchvision.models import mnasnet0_5
 
-from fedhet.models.copies import kinds_of, load_state, tensors_of, tied_names
+from fedhet.models.copies import kinds_of, load_state, tied_names
 
 
 class Everything(nn.Module):
@@ -16,7 +16,6 @@ class Everything(nn.Module):
         self.scale = nn.Parameter(torch.tensor(1.0))
         for name, value in {"mask": torch.ones(3), "places": torch.arange(3), "scaled": torch.tensor(2.0)}.items():
             self.register_buffer(name, value)
-        self.register_buffer("temporary", torch.ones(2), persistent=False)
         self.first = nn.Linear(3, 3).requires_grad_(False)
         self.norms = nn.ModuleList([nn.SyncBatchNorm(3), nn.InstanceNorm1d(3, track_running_stats=True), Own()])
         self.embedding, self.head = nn.Embedding(4, 3), nn.Linear(3, 4)
@@ -62,17 +61,6 @@ def test_batchnorm_kept_in_evaluation_mode(training):
     kinds = kinds_of(model)
     assert {kinds[f"1.{name}"] for name in ("running_mean", "running_var", "num_batches_tracked")} == {"buffer"}
     assert [module.training for module in model.modules()] == modes, "modes are as they were"
-
-
-@pytest.mark.parametrize("make", [Everything, lambda: nn.Sequential(*[nn.Linear(2, 2)] * 2), mnasnet0_5])
-def test_state_dict_shares_memory(make):
-    model = make()
-    for _ in range(2):
-        tensors, expected = tensors_of(model), model.state_dict()
-        assert [*tensors] == [*expected]
-        assert all(each.data_ptr() == expected[name].data_ptr() for name, each in tensors.items())
-        for module in model.modules():  # replaced as by a forward pass
-            module._buffers.update({name: each + 1 for name, each in module._buffers.items()})
 
 
 def test_arrays_of_modules_with_versions():
