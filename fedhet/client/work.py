@@ -186,7 +186,7 @@ def restore(job: Job) -> None:
     """Restore the network and the method's tensors (`client.memory`) from the saved state that the server expects."""
     client, side, expected = job.client, job.side, job.client.request.expected
     saved: dict[str, Tensor] = {}
-    if expected >= 0 and (side.remembers or _lasting_names(side)):
+    if expected >= 0 and (side.remembers or _lasting(side)):
         saved = client.store.load(expected) or {}
         job.lost = not saved
         if job.lost:
@@ -247,16 +247,10 @@ def keep(job: Job) -> None:
 
 
 def _lasting(side: AnySide) -> dict[str, Tensor]:
-    kept = _lasting_names(side)
-    tensors = side.client.tensors if kept else {}
-    return {name: tensors[name] for name in kept}
-
-
-def _lasting_names(side: AnySide) -> list[str]:
     if side.traits.keeps == "nothing":
-        return []
+        return {}
     shared = side.shared_names() if side.traits.keeps == "rest" else {}
-    return [name for name in side.client.names if name not in shared]
+    return {name: tensor for name, tensor in side.client.tensors.items() if name not in shared}
 
 
 def _shares_all(side: AnySide) -> bool:

@@ -58,7 +58,7 @@ def test_representations_get_one_width():
 def test_methods_that_need_a_public_dataset():
     found = asked("fedhenn", "label-spreading", "local", "fedproto", base=DIGITS | {"public-samples": 0})
     assert set(found.choices) == {"local", "fedproto"}
-    assert "set public-samples" in found.refused["fedhenn"]
+    assert "public-samples = 500" in found.refused["fedhenn"]
 
 
 def test_what_may_leave_the_clients_decides():
