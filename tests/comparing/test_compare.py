@@ -108,6 +108,10 @@ def test_a_comparison_with_other_settings_has_a_folder_of_its_own(comparison, tm
     for epochs, name in ((3, "compare-local"), (5, "compare-local-2"), (3, "compare-local"), (5, "compare-local-2")):
         comparison.go(methods=("local",), seeds=(0,), settings=SETTINGS | {"local-epochs": epochs}, out=None)
         assert comparison.done.folder == Path("runs", name)
+    with Path("runs/compare-local/local-seed0/config.toml").open("a") as file:
+        file.write('[own]\ndata = "my_data"\n')
+    comparison.go(methods=("local",), seeds=(0,), settings=SETTINGS | {"local-epochs": 3}, out=None)
+    assert comparison.done.folder == Path("runs/compare-local-3")
 
 
 @pytest.mark.usefixtures("in_this_process")
