@@ -266,8 +266,8 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     if outputs.ndim != 2:
         raise ModelError(
             f"a network with early exits must return logits ({len(inputs)}, classes) for {len(inputs)} examples, but "
-            f"{type(network).__name__} returns shape {tuple(outputs.shape)}: change its forward, or use a method "
-            "without early exits"
+            f"{graph[graph.nodes[-1].inputs[0]].module!r} of {type(network).__name__} returns shape "
+            f"{tuple(outputs.shape)}: change its forward, or use a method without early exits"
         )
     slots = []
     for number, name in enumerate(ends):
