@@ -285,8 +285,9 @@ class ClientSide(Generic[P]):
 
     def shared(self) -> dict[str, Tensor]:
         """Return the tensors to send, by key in messages, without copies; by default the network's shared arrays."""
-        tensors = self.client.tensors
-        return {key: tensors[name] for name, key in self.shared_names().items()}
+        names = self.shared_names()
+        tensors = self.client.tensors if names else {}
+        return {key: tensors[name] for name, key in names.items()}
 
     def share(self) -> Payload:
         """Return a payload with the shared arrays."""

@@ -247,9 +247,9 @@ def keep(job: Job) -> None:
 
 
 def _lasting(side: AnySide) -> dict[str, Tensor]:
-    if side.traits.keeps == "nothing":
-        return {}
     shared = side.shared_names() if side.traits.keeps == "rest" else {}
+    if side.traits.keeps == "nothing" or len(shared) == len(side.client.names):
+        return {}
     return {name: tensor for name, tensor in side.client.tensors.items() if name not in shared}
 
 
