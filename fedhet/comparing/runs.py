@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedhet.comparing.settings import FILES, PLACES, PlannedRun
-from fedhet.config import client_setup, configuration, toml
+from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import ineffective
 from fedhet.engines import children, running
@@ -72,10 +72,11 @@ def _conflict(run: PlannedRun, functions: UserFunctions, besides: Container[str]
     path, wanted = run.folder / "config.toml", run.settings.flat()
     if not path.is_file():
         return "exists and is not a run directory: choose another folder"
-    if own := sorted(toml.load(path).get("own", {}).keys() - {"task", *functions.words}):
-        return f"holds a run with your own {' and '.join(own)}: pass the same again, or choose another folder"
     defaults = {key: default_of(spec) for key, spec in run.settings.specs().items()}  # of keys that came after that run
-    there = defaults | configuration.read(path, functions.words.keys())
+    try:
+        there = defaults | configuration.read(path, functions.words.keys())
+    except configuration.NotPassed:
+        return "holds a run with your own model or data: pass the same again, or choose another folder"
     in_vain = ineffective(run.settings, registry.traits(run.settings), functions.replacing(run.settings)).keys()
     different = [
         f"{key} = {there.get(key, 'not set')!r} instead of {wanted.get(key, 'not set')!r}"

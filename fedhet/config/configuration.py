@@ -219,18 +219,22 @@ def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collectio
     return {**({} if "preset" in config else named(None, config.get("method"), supplied)), **config}
 
 
+class NotPassed(ConfigError):
+    """Raised if a run used a user's own model or data, and the user does not pass them again."""
+
+
 def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings in a configuration file, without the tables that a run adds, such as `versions`.
 
-    Raises a ConfigError if the file cannot be read, or if it is from a run with a user's own model or data and the
-    user does not pass these arguments again (names in `supplied`).
+    Raises a ConfigError if the file cannot be read, in particular a `NotPassed` if it is from a run with a user's own
+    model or data, and the user does not pass these arguments again (names in `supplied`).
     """
     table = toml.load(path)
     notes = [table.pop(noted, {}) for noted in toml.NOTED][-1]
     if missing := {name: text for name, text in notes.items() if name not in ("task", *supplied)}:
         words = " and ".join(f"{name} ({text})" for name, text in missing.items())
         again = ", ".join(f"{name}=..." for name in missing)
-        raise ConfigError(f"the run of {path} used your own {words}: pass it again, fedhet.run({str(path)!r}, {again})")
+        raise NotPassed(f"the run of {path} used your own {words}: pass it again, fedhet.run({str(path)!r}, {again})")
     return toml.chosen(table)
 
 

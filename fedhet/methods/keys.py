@@ -13,7 +13,7 @@ Value = bool | int | float | str
 About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
 OwnPart = Literal["data", "model", "loader", "augmentation"]
-"""What a user can pass in Python so that keys lose their effect: data, models, DataLoaders, augmentation functions."""
+"""An argument that a user passes in Python and that replaces keys: data, a model, a DataLoader or an augmentation."""
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "at_least": (">=", operator.ge, "at least"),

@@ -105,16 +105,16 @@ def evaluate(
     """Return the metric and the loss of predictions for all examples, or None if there are no examples.
 
     Args:
-        predict: function from transformed inputs to outputs, or a network, which is left in evaluation mode.
+        predict: function from transformed inputs to outputs, or a network.
         examples: the examples to evaluate.
         task: the task, which defines metric and loss.
         prepare: function that transforms raw inputs.
-        network: the network that the function `predict` calls; its memory determines the batch size.
+        network: the network that the function `predict` calls; its memory determines the batch size. It is left in
+            evaluation mode, as is `predict` itself if it is a network.
     """
-    total = None
-    if isinstance(predict, nn.Module):
-        predict.eval()
-        network = predict
+    total, network = None, predict if isinstance(predict, nn.Module) else network
+    if network is not None:
+        network.eval()
     for raw, labels in examples.batches(rows_at_once(network, examples.inputs, prepare)):
         inputs = prepare(raw)
         outputs = forward(predict, inputs, learns=False)[0] if isinstance(predict, nn.Module) else predict(inputs)
@@ -144,7 +144,6 @@ class Evaluation:
         """Return the score, evaluating now if necessary; None if there are no examples."""
         if self.found is None:
             seed_everything(self.seed)
-            self.model.eval()  # which a method's own function of outputs may use
             self.found = evaluate(self.predict, self.examples, self.task, self.transform, self.model)
         return self.found
 

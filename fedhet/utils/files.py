@@ -191,6 +191,7 @@ def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
     kinds = {name: (getattr(torch, dtype), shape) for name, (dtype, shape) in json.loads(metadata[PACKED]).items()}
     parts = tensors[PACKED].split([math.prod(shape) * dtype.itemsize for dtype, shape in kinds.values()])
     pairs = zip(kinds.items(), parts, strict=True)
+    # A clone is aligned for its dtype, and does not keep the other tensors in memory.
     return {name: part.clone().view(dtype).reshape(shape) for (name, (dtype, shape)), part in pairs}
 
 

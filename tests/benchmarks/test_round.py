@@ -231,19 +231,6 @@ def test_two_workers_with_batches_take_less_time_than_a_bare_loop_on_one_core(
     assert ratio <= 0.75
 
 
-class Clock(Observer):
-    """Seconds of each round that trains."""
-
-    def __init__(self) -> None:
-        self.last, self.seconds = 0.0, list[float]()
-
-    def round(self, run: RunInfo, report: RoundReport) -> None:
-        now = time.perf_counter()
-        if report.row["round"] and not report.row.get("final"):
-            self.seconds.append(now - self.last)
-        self.last = now
-
-
 def test_two_workers_beside_flowers_ray_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerGrid, "patience", 0)
     own = of_method("fedavg", rounds=12)
@@ -258,15 +245,17 @@ def test_two_workers_beside_flowers_ray_engine(tmp_path: Path, monkeypatch: pyte
     assert ours / theirs <= 0.5
 
 
-class Scale(Clock):
-    """Beside the seconds, the memory of this process and all below it; pages that several share are counted once."""
+class Scale(Observer):
+    """Seconds of each round that trains, and memory of all processes; pages that several share are counted once."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.memory = 0
+        self.last, self.seconds, self.memory = 0.0, list[float](), 0
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        super().round(run, report)
+        now = time.perf_counter()
+        if report.row["round"] and not report.row.get("final"):
+            self.seconds.append(now - self.last)
+        self.last = now
         family = [psutil.Process(), *psutil.Process().children(recursive=True)]
         self.memory = max(self.memory, sum(each.memory_full_info().pss for each in family))
 

@@ -68,7 +68,7 @@ class TestVariants:
             (["a=fedavg,alpha=.1,rounds=3"], "a: set alpha for all methods at once"),
             (["a=fedavg,fedprox.mu=1"], r"a: fedprox\.mu is not a key of fedavg"),
             (["a=fedavgg"], "fedavgg"),
-            (["a=b=fedavg"], "a=b=fedavg names no method: write METHOD or YOURNAME="),
+            (["a=b=fedavg"], "a=b=fedavg names no method: write METHOD or YOURNAME=METHOD,KEY=VALUE"),
         ],
     )
     def test_invalid_variants(self, texts, reason):

@@ -384,7 +384,9 @@ def test_pending_and_failed_runs_are_reported(
     (tmp_path / "config.toml").touch()
     with pytest.raises(FedhetError) as failed:
         follow("pending")
-    assert caplog.messages[0].startswith("the run is still pending: the SuperLink of the federation 'hospitals'")
+    assert caplog.messages[0].startswith(
+        "the run is still pending: the SuperLink of the federation 'hospitals' has not"
+    )
     assert str(failed.value).endswith(f"continue with: fedhet run --resume {tmp_path}")
     assert "\x1b" not in str(failed.value)
 

@@ -207,7 +207,9 @@ def test_memory_is_checked_before_networks_are_made(tmp_path, monkeypatch):
     """Of a hypernetwork it holds several copies of what it writes for a client."""
     monkeypatch.setattr("fedhet.messages.protocol.memory", lambda: 4 * 10**9)
     why = refusal("pfedhn", {}, tmp_path, **{"spec.body.1.weight": "float32,10000,10000"})
-    assert "the server needs memory for the client's network: 3.2 GB; a client may take 1 GB" in why
+    assert why.startswith(
+        "use a smaller model: the server needs memory for the client's network: 3.2 GB; a client may take 1 GB"
+    )
 
 
 @pytest.mark.parametrize("method", ["fml", "fedmrl", "fedkd", "pfedhn", "ensemble"])
