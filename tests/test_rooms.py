@@ -12,7 +12,7 @@ import fedhet
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("fedhet", "strategies", "client_apps", "run_configs", "tests")
-LONGEST = 350
+LONGEST = 450
 BELOW_FLOWER = ("algorithms", "training", "data", "models", "tasks")
 
 WITHOUT_FLOWER = """
