@@ -5,9 +5,11 @@
     trained = work.result()     # trains this network alone if it was in no batch, or if its batch raised an exception
 
 One forward pass, one backward pass and one step of an optimiser train all networks of a batch: losses are summed over
-clients, and optimisers work elementwise. Mini-batches are padded to the same size by examples of weight 0.
+clients, and optimisers work elementwise. Mini-batches are padded to the same size by examples of weight 0, so networks
+that mix examples or change buffers, as BatchNorm does, and networks with tied weights are trained alone.
 """
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, compress
@@ -22,6 +24,8 @@ from torch.utils._pytree import tree_map
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
+from fedhet.models.copies import storage_place
+from fedhet.models.representation import RandomStream, isolated
 from fedhet.tasks import Task
 from fedhet.training.evaluation import Evaluation, forward
 from fedhet.training.phases import Step, Term
@@ -48,7 +52,12 @@ def _training_kind(work: Training) -> tuple[Any, ...] | None:
     if alone or len(terms) < len(phase.terms) or not (data := _kind_of(work.model, work.rows, work.task)):
         return None
     constants = (each for term in terms for each in term.constants.items() if isinstance(each[1], int | float))
-    return own, phase.task_weight, *phase.captures, *(term.function for term in terms), *constants, data
+    chosen = tuple(
+        name
+        for name, parameter in work.model.named_parameters()
+        if parameter.requires_grad and (phase.trains is None or phase.trains(name))
+    )
+    return own, phase.task_weight, *phase.captures, *(term.function for term in terms), *constants, chosen, data
 
 
 def _evaluation_kind(work: Evaluation) -> tuple[Any, ...] | None:
@@ -83,9 +92,30 @@ def compute_in_batches(computations: Sequence[Computation]) -> None:
                 each.generator.set_state(state)
 
 
+def check_that_examples_are_separate(model: nn.Module, inputs: Tensor) -> None:
+    """Raise a ModelError if a network in its current mode mixes examples or changes its arrays, or has tied arrays.
+
+    Padding would change its outputs, or the arrays it changes, such as running statistics; a batch would train tied
+    arrays as two. `inputs` are some transformed examples; neither the network nor random generators are changed.
+    """
+    if len({storage_place(array) for array in arrays_of(model)}) < len(arrays_of(model)):
+        raise ModelError("the network has tied arrays")
+    with isolated(model, RandomStream(0)), torch.no_grad():
+        before = arrays_of(model)
+        versions = [array._version for array in before]
+        outputs = forward(model, inputs)[0]
+        padded = forward(model, torch.cat([inputs, inputs[:1], inputs[:1]]))[0]
+        after = arrays_of(model)
+        if not all(map(operator.is_, before, after)) or versions != [array._version for array in after]:
+            raise ModelError("the network changes its buffers in a forward pass")
+    if not torch.allclose(outputs, padded[: len(outputs)], rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise ModelError("the network's outputs for an example depend on other examples")
+
+
 def _evaluate(group: Sequence[Evaluation]) -> None:
     predictions: list[Any] = [each.prediction for each in group]
     model, until, sizes = predictions[0].model.eval(), predictions[0].until, [len(each.examples) for each in group]
+    check_that_examples_are_separate(model, torch.cat([each.transform(each.examples.inputs[:1]) for each in group]))
     with torch.no_grad():
         padded = pad_sequence([each.transform(each.examples.inputs[:]) for each in group], batch_first=True)
         held = [arrays_of(each.model) for each in predictions]
@@ -104,6 +134,7 @@ def _train(group: Sequence[Training]) -> None:
     further, terms = [0] * len(group), list[Term]()
     draws = any(isinstance(term, Term) and term.draw for term in phase.terms)
     with only_trained(model, phase.trains):
+        check_that_examples_are_separate(model, torch.cat([each.prepare(each.rows.inputs[:1], None) for each in group]))
         live = [isinstance(each, nn.Parameter) and each.requires_grad for each in arrays_of(model)]
         linear = linear_weights(model)  # transposed in training, so that gradients are contiguous and not copied
         held = [transposed(arrays_of(each.model), linear) for each in group]

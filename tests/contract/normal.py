@@ -1,26 +1,44 @@
 """The properties that every method must have when nothing goes wrong."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedhet.client.app import make_client_app
 from fedhet.config import client_setup
 from fedhet.config.client_setup import ClientInfo
 from fedhet.engines.workers import WorkerGrid
+from fedhet.errors import FedhetError
 from fedhet.flower import ArrayRecord, Strategy
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.messages import decode_arrays
 from fedhet.methods import registry
+from fedhet.models.registry import _BUILDERS
 from fedhet.models.representation import head_name
 from fedhet.server import Hooks
 from fedhet.testing import PARTIAL, Case, Run, run
 from fedhet.utils.files import read_tensors
 
 from .runs import RecordedRuns, differing, strategy_of
+
+SPECIAL = ("statistics", "ties", "frozen")
+
+
+def special_network(kind: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network with running statistics, tied weights or a frozen layer."""
+    body = [nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU()]
+    if kind == "statistics":
+        body.insert(1, nn.BatchNorm1d(16))
+    elif kind == "ties":
+        body[4].weight = body[2].weight
+    else:
+        body[2].requires_grad_(False)
+    return nn.Sequential(nn.Flatten(), *body, nn.Linear(16, classes))
 
 
 def draws_every_round(case: Case) -> bool:
@@ -95,8 +113,14 @@ class NormalRuns:
             head = config.head or head_name(model)
             assert decode_arrays(result.arrays)[f"{head}.weight"].dtype == np.float32
 
-    def test_batches_of_clients_compute_what_each_client_computes(self, case: Case, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("special", ["", *(pytest.param(name, marks=pytest.mark.slow) for name in SPECIAL)])
+    def test_batches_of_clients_compute_what_each_client_computes(
+        self, case: Case, special: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """In float64, with missing clients and unequal sizes; weights are sent as float32."""
+        name = f"with-{special}"  # a graph of a network is kept under the network's name
+        monkeypatch.setitem(_BUILDERS, name, partial(special_network, special))
+        changes = {"architectures": name} if special else {}
         unequal: dict[str, Any] = {
             "clients": 8,
             "fraction-train": 0.75,
@@ -106,8 +130,12 @@ class NormalRuns:
         torch.set_default_dtype(torch.float64)
         try:
             alone, batches = (
-                run(tmp_path / size, case.settings(unequal, client_batching=size)) for size in ("off", "4")
+                run(tmp_path / size, case.settings(unequal | changes, client_batching=size)) for size in ("off", "4")
             )
+        except FedhetError as error:
+            if not special:
+                raise
+            pytest.skip(f"the method cannot take such networks: {error}")
         finally:
             torch.set_default_dtype(torch.float32)
         assert batches.summary["work"] == alone.summary["work"]

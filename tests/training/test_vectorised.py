@@ -1,10 +1,12 @@
 """Clients' networks as one batch compute what each of them computes alone."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
@@ -34,12 +36,16 @@ def near(step, start, weight, representation, stream):
     return weight * (apart + other), {"apart": apart}
 
 
-def clients(task="classification", own=None, spoilt=None):
+def network(outputs=3):
+    return nn.Sequential(nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, outputs))
+
+
+def clients(task="classification", own=None, spoilt=None, build=network):
     """Phases of training of clients with unequal data."""
     outputs = 1 if task == "binary" else 3
     for client, count in enumerate(CLIENTS):
         torch.manual_seed(client)
-        model = nn.Sequential(nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, outputs)).double()
+        model = build(outputs).double()
         inputs = torch.randn(count, 1, 5)
         if client == spoilt:
             inputs[0] = torch.nan
@@ -86,6 +92,99 @@ def test_training_in_a_batch(task, own):
     assert all(torch.equal(a.generator.get_state(), b.generator.get_state()) for a, b in zip(alone, batch, strict=True))
 
 
+class Counting(nn.Module):
+    """A layer with a buffer that a forward pass replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs):
+        self.seen = self.seen + len(inputs)
+        return inputs
+
+
+class Centred(nn.Module):
+    """A layer that mixes examples, without a buffer."""
+
+    def forward(self, inputs):
+        return inputs - inputs.mean(0)
+
+
+class Shifted(nn.Module):
+    """A layer with a buffer that does not change."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shift", torch.ones(4, 1))
+
+    def forward(self, inputs):
+        return inputs + self.shift
+
+
+def with_layer(kind):
+    """A function that builds a network with a layer of this kind, some with parameters that are frozen or tied."""
+
+    def build(outputs):
+        model = network(outputs)
+        if kind == "frozen":
+            model[0].requires_grad_(False)
+        elif kind in (spectral_norm, weight_norm):
+            model[0] = kind(model[0])
+        elif kind in ("tied", "one memory"):
+            model.insert(1, nn.Conv1d(4, 4, 1))
+            model.insert(1, nn.Conv1d(4, 4, 1))
+            model.double()
+            if kind == "tied":
+                model[2].weight = model[1].weight
+            else:
+                model[2].weight.data = model[1].weight.data
+        else:
+            model.insert(1, kind())
+        return model
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("kind", "together"),
+    [
+        (Shifted, True),
+        ("frozen", True),
+        (weight_norm, True),
+        ("tied", False),
+        ("one memory", False),
+        (partial(nn.BatchNorm1d, 4), False),
+        (partial(nn.SyncBatchNorm, 4), False),
+        (partial(nn.BatchNorm1d, 4, track_running_stats=False), False),
+        (partial(nn.InstanceNorm1d, 4, track_running_stats=True), False),
+        (spectral_norm, False),
+        (Counting, False),
+        (Centred, False),
+    ],
+)
+def test_networks_that_padding_would_change_are_trained_alone(kind, together):
+    own = Optimisation("sgd", 0.1, momentum=0.9, batch_size=8)
+    alone, batch = [*clients(own=own, build=with_layer(kind))], [*clients(own=own, build=with_layer(kind))]
+    compute_in_batches(batch)
+    assert [each.found is not None for each in batch] == [together] * len(CLIENTS)
+    for mine, other in zip(results(batch), results(alone), strict=True):
+        assert mine[:2] == pytest.approx(other[:2], rel=1e-9)
+    torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
+    assert all(torch.equal(a.generator.get_state(), b.generator.get_state()) for a, b in zip(alone, batch, strict=True))
+
+
+def test_networks_with_other_frozen_parts_are_in_no_batch():
+    alone, batch = [*clients()], [*clients()]
+    for each in (alone[1], batch[1]):
+        each.model[0].requires_grad_(False)
+    compute_in_batches(batch)
+    assert [each.found is not None for each in batch] == [True, False, True, True]
+    for mine, other in zip(results(batch), results(alone), strict=True):
+        assert mine[:2] == pytest.approx(other[:2], rel=1e-9)
+    torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
+
+
 def test_a_client_that_diverges_fails_alone():
     alone, batch = [*clients(spoilt=2)], [*clients(spoilt=2)]
     compute_in_batches(batch)
@@ -118,6 +217,13 @@ def test_an_exception_in_a_batch_leaves_all_clients_alone(where):
             batch.pop(1).result()
     assert [*results(batch)] == [*results(alone)]
     assert all(map(torch.equal, states(batch), states(alone)))
+
+
+def test_networks_that_mix_examples_are_evaluated_alone():
+    build = with_layer(partial(nn.BatchNorm1d, 4, track_running_stats=False))
+    batch = [Evaluation(c.model, c.examples, c.task, plainly, c.model, 0) for c in clients(build=build)]
+    compute_in_batches(batch)
+    assert not any(each.found for each in batch)
 
 
 @pytest.mark.parametrize("task", LABELS)
