@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedhet.comparing import tables
-from fedhet.comparing.measures import VariantResult, measure, verdict
+from fedhet.comparing.measures import VariantResult, absent, measure, verdict
 from fedhet.comparing.runs import Execution, check, prepared, unused
 from fedhet.comparing.settings import Choice, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tuning import RATE, WHOLE, Tuning, tune
@@ -64,7 +64,8 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         failure = f"<pre>{escape(self.failure)}</pre>" if self.failed else ""
-        return table(tables.whole_table(self.results, self.baseline)) + failure
+        above = "".join(f"<p>{escape(line)}</p>" for line in absent(self.results))
+        return above + table(tables.whole_table(self.results, self.baseline)) + failure
 
 
 def compare(
@@ -153,7 +154,8 @@ def _compared(
         dataset = "own data" if shared.functions.data is not None else runs[0].settings.dataset
         said = verdict(results, done.baseline)
         publish(done, said, notes, f"{', '.join(shared.own)} on {dataset}", execute)
-    execute.show(Text("\n".join([*(note for note in notes if note not in shared.notes), said])))
+    above = [*absent(results), said]
+    execute.show(Text("\n".join([*(note for note in notes if note not in shared.notes), *above])))
     execute.tell(f"results are in {out.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
     if len(failed) == len(runs):
         raise FedhetError(done.failure)
@@ -166,7 +168,8 @@ def publish(
     """Print the tables of the comparison `done` to the console of `execute`, and write its files into its folder.
 
     The files are `comparison.csv`, `.md`, `.png` and `.html`. The Markdown file and the HTML page have the sentence
-    `verdict` above the tables and `notes` below them. The page also has a `title` and the sections `more`.
+    `verdict` and absent clients above the tables, and `notes` below them. The page also has a `title` and the sections
+    `more`.
     """
     out, results = done.folder, done.results
     separate = tables.separate_tables(results, done.baseline)
@@ -180,4 +183,5 @@ def publish(
         return
     figure = done.plot()
     save_png(figure, out / "comparison.png")
-    write_together(out / "comparison.html", title, runs, separate, {"comparison": figure}, notes, more, verdict)
+    above = [*absent(results)]
+    write_together(out / "comparison.html", title, runs, separate, {"comparison": figure}, notes, more, above, verdict)

@@ -5,22 +5,23 @@ All numbers are from the last round. Spread is the sample standard deviation ove
 
 import math
 import statistics
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fedhet.comparing.settings import PlannedRun
 from fedhet.methods.options import Config
-from fedhet.results.history import RunFiles, final_clients, read_run
+from fedhet.results.history import RunFiles, TestSet, Which, final_clients, read_run
 from fedhet.results.terminal import UNDISCLOSED
-from fedhet.utils.statistics import grouped, never_took_part
+from fedhet.utils.statistics import Metric, grouped
 
 CONFIDENCE = 0.95
 FEWEST = 3
 """The smallest number of seeds for which confidence intervals are computed; with two, they are too wide."""
 
-ACCURACIES = ("personal_accuracy", "trained_accuracy", "global_accuracy", "common_accuracy")
+PERSONAL = "personal_accuracy"
+ACCURACIES = (PERSONAL, "trained_accuracy", "global_accuracy", "common_accuracy")
 GAINS = ("worse_off", "worst_tenth")
 """Gains over `local`: fraction of clients that lose accuracy, and mean gain of the tenth of clients that gain least."""
 EXAMPLES, WORK = ("labelled", "unlabelled"), ("private_steps", "steps", "forwards")
@@ -32,8 +33,10 @@ MEASURES = (*ACCURACIES, *GAINS, *EXAMPLES, *WORK, *COSTS)
 class Difference:
     """The mean difference in a measure, such as accuracy, between two methods: the first minus the second.
 
-    The mean is over the seeds that both ran with; `seeds` is their number. `low` and `high` are the ends of the 95%
-    confidence interval (Student's t), and `p` is the p-value of a paired t-test; all None with fewer than three seeds.
+    The mean is over the seeds that both ran with, and in each over the clients that both scored. `seeds` is the number
+    of seeds, and `over` is the number of clients in words ("3 of 4"), or empty if both scored all clients. `low` and
+    `high` are the ends of the 95% confidence interval (Student's t), and `p` is the p-value of a paired t-test; they
+    are None with fewer than three seeds.
     """
 
     mean: float
@@ -41,10 +44,16 @@ class Difference:
     low: float | None = None
     high: float | None = None
     p: float | None = None
+    over: str = ""
 
     def __str__(self) -> str:
         interval = "" if self.low is None else f" [{self.low:+.3f}, {self.high:+.3f}]"
         return f"{self.mean:+.3f}{interval}"
+
+    @property
+    def where(self) -> str:
+        """Words that say over which clients the difference is, or an empty string if both scored all clients."""
+        return f" over the {self.over} clients that both scored" if self.over else ""
 
 
 def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
@@ -74,11 +83,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A completed run with the content of its files, and the value of each measure in `MEASURES` (None if unknown)."""
+    """A completed run with the content of its files, and the value of each measure in `MEASURES` (None if unknown).
+
+    `scores` has the clients' metrics by measure and client.
+    """
 
     run: PlannedRun
     files: RunFiles
     values: Mapping[str, float | None]
+    scores: Mapping[str, Mapping[str, Metric]] = field(default_factory=dict)
 
     @property
     def models(self) -> str:
@@ -86,11 +99,17 @@ class RunOutcome:
         models = {row.architecture or UNDISCLOSED for row in self.files.clients}
         return next(iter(models)) if len(models) == 1 else f"{len(models)} models"
 
-    @property
-    def missing(self) -> Mapping[str, str]:
-        """Why clients have no final accuracy (they never took part, or the last evaluation failed), by client name."""
-        _, failed = self.files.measured("common" if self.run.settings.test_on == "global" else "own")
-        return never_took_part(self.files.rows) | failed
+    def clients(self, measure: str = PERSONAL) -> Set[str]:
+        """Return the names of the clients that a measure is about."""
+        scores = self.scores.get(measure) or self.scores.get(PERSONAL)
+        return scores.keys() if scores else self.files.clients_there
+
+    def over(self, measure: str, clients: Set[str]) -> float | None:
+        """Return a measure for some of its clients only; None if there are no such clients, or it is not known."""
+        value, scores = self.values[measure], self.scores.get(measure)
+        if value is None or clients == self.clients(measure):
+            return value
+        return Metric.total(scores[client] for client in clients).value if scores and clients else None
 
 
 @dataclass(frozen=True)
@@ -126,8 +145,23 @@ class VariantResult:
         return statistics.stdev(values) if len(values) > 1 else None
 
     def difference(self, other: "VariantResult", measure: str) -> Difference | None:
-        """Return the mean difference in a measure, this result minus `other`, or None if they have no common seeds."""
-        return paired_difference(self._by_seed(measure), other._by_seed(measure))
+        """Return the mean difference in a measure, this result minus `other`, over the clients that both scored.
+
+        The result is None if no client was scored by both with the same seed.
+        """
+        mine, theirs, counts = dict[int, float](), dict[int, float](), list[int]()
+        others = {each.run.seed: each for each in other.outcomes}
+        for each in self.outcomes:
+            seed = each.run.seed
+            if seed not in others:
+                continue
+            common = each.clients(measure) & others[seed].clients(measure)
+            value, another = each.over(measure, common), others[seed].over(measure, common)
+            if value is not None and another is not None:
+                mine[seed], theirs[seed] = value, another
+                counts.append(len(common))
+        found = paired_difference(mine, theirs)
+        return found and replace(found, over=_of_all(counts, self.outcomes[0].run.settings))
 
     def _by_seed(self, measure: str) -> dict[int, float]:
         return {each.run.seed: value for each in self.outcomes if (value := each.values[measure]) is not None}
@@ -146,21 +180,40 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     """Return a sentence on which methods are significantly better or worse than the baseline, or an empty string."""
     other = "training alone" if any(is_local(each.run.settings) for each in baseline.outcomes) else baseline.variant
     known, different, same = differences(results, baseline), [], []
+    scored = [each.variant for each in results if None not in (each.mean(PERSONAL), baseline.mean(PERSONAL))]
+    apart = [variant for variant in scored if variant not in known and variant != baseline.variant]
+    unlike = "".join(f" {name} and {baseline.variant} have no scores of the same clients." for name in apart)
     if known and all(each.p is None for each in known.values()):
-        return f"Fewer than {FEWEST} seeds: no difference to {other} can be called significant."
+        few = ", ".join(f"{name}{each.where}" for name, each in known.items() if each.over)
+        said = f"Fewer than {FEWEST} seeds: no difference to {other} can be called significant"
+        return f"{said}{few and f' ({few})'}.{unlike}"
     for name, each in sorted(known.items(), key=lambda item: -item[1].mean):
         if each.p is None or each.low is None or each.high is None:
             continue
         if each.p >= 1 - CONFIDENCE:
-            same.append(name)
+            same.append(f"{name}{each.where}")
         else:
             low, high = sorted((abs(each.low), abs(each.high)))
             words = "beats" if each.mean > 0 else "is worse than"
-            different.append(f"{name} {words} {other} by {abs(each.mean):.3f} [{low:.3f}, {high:.3f}]")
+            different.append(f"{name} {words} {other} by {abs(each.mean):.3f} [{low:.3f}, {high:.3f}]{each.where}")
     if same:
         corrected = " after Holm's correction of p" if len(known) > 1 else ""
         different.append(f"not significantly different from {other}{corrected}: {', '.join(same)}")
-    return f"{'; '.join(different)}." if different else ""
+    return f"{'; '.join(different)}.{unlike}" if different else unlike.strip()
+
+
+def absent(results: Iterable[VariantResult]) -> Iterator[str]:
+    """Yield a sentence on clients without a final accuracy for each variant, with their names and reasons."""
+    for result in results:
+        lines = grouped((line, str(each.run.seed)) for each in result.outcomes for line in each.files.absences)
+        yield from (f"{result.variant}, seeds {', '.join(seeds)}: {line}." for line, seeds in lines.items())
+
+
+def _of_all(counts: Sequence[int], config: Config) -> str:
+    wanted = config.clients - config.unseen_clients
+    if not 0 < min(counts, default=0) < wanted:
+        return ""
+    return f"{' to '.join(map(str, sorted({min(counts), max(counts)})))} of {wanted}"
 
 
 def is_local(config: Config) -> bool:
@@ -183,14 +236,19 @@ def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantR
 
 
 def accuracies(files: RunFiles) -> dict[str, float]:
-    """Return each client's accuracy in its last evaluation of a run, by client name."""
-    rows = final_clients(files.clients)
+    """Return each client's final accuracy in a run, by client name, without clients that failed in the end."""
+    there = files.clients_there
+    rows = [row for row in final_clients(files.clients) if row.client in there]
     return {row.client: row.accuracy for row in rows if row.accuracy is not None and math.isfinite(row.accuracy)}
 
 
 def outcome(run: PlannedRun, files: RunFiles, alone: Mapping[str, float]) -> RunOutcome:
     """Compute a run's outcome; `alone` has the clients' accuracies under `local` with the same seed, by client name."""
     summary = files.summary or {}
+    test: TestSet = "common" if files.settings.get("test-on") == "global" else "own"
+    behind: dict[str, Which] = {"personal": files.scored, "trained": "trained", "global": "received"}
+    scores = {f"{name}_accuracy": files.by_client(which, test) for name, which in behind.items()}
+    scores["common_accuracy"] = files.by_client("received", "common") or files.by_client("trained", "common")
     values: dict[str, float | None] = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES[:3]}
     values["common_accuracy"] = files.common_accuracy
     for names, table in ((EXAMPLES, summary.get("examples")), (WORK, summary.get("work")), (COSTS, summary)):
@@ -199,4 +257,4 @@ def outcome(run: PlannedRun, files: RunFiles, alone: Mapping[str, float]) -> Run
     if gains:
         values["worse_off"] = sum(gain < 0 for gain in gains) / len(gains)
         values["worst_tenth"] = statistics.fmean(gains[: math.ceil(len(gains) / 10)])
-    return RunOutcome(run, files, dict.fromkeys(MEASURES) | values)
+    return RunOutcome(run, files, dict.fromkeys(MEASURES) | values, scores)

@@ -21,7 +21,7 @@ from fedhet.comparing.measures import FEWEST, VariantResult, measure
 from fedhet.comparing.runs import Execution, check, prepared, why_incomplete
 from fedhet.comparing.settings import PLACES, Choice, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import TerminalTable, notes_below
-from fedhet.comparing.tuning import WHOLE, Tuning, check_tuning, held_out, trial_run, validation_accuracy
+from fedhet.comparing.tuning import WHOLE, Tuning, check_tuning, held_out, trial_run, validation_accuracies
 from fedhet.config import configuration
 from fedhet.config.toml import to_toml
 from fedhet.config.user_functions import UserFunctions
@@ -215,16 +215,15 @@ class _Search:
         late = self.run(planned[:2], end)  # without these there is no verdict
         took = time.monotonic() - start
         late |= self.run(planned[2:], min((time.monotonic() + end) / 2, end - LONGER * FEWEST * took))
-        for name, run in runs.items():
-            if run.name in late:
-                self.refused[name] = late[run.name]
-                continue
-            files = read_run(run.folder)
+        self.refused |= {name: late[run.name] for name, run in runs.items() if run.name in late}
+        completed = {name: read_run(run.folder) for name, run in runs.items() if run.name not in late}
+        accuracies = validation_accuracies(completed)
+        for name, files in completed.items():
             cost = max((row.bytes_up + row.bytes_down for row in files.clients if row.round), default=0)
             if cost > max_bytes:
                 self.refused[name] = f"a round costs {format_bytes(cost)}, above max-bytes = {format_bytes(max_bytes)}"
             else:
-                self.accuracies[name] = validation_accuracy(files) or 0.0
+                self.accuracies[name] = accuracies[name] or 0.0
         self.execute.show(TerminalTable(self.standing()))
 
     def standing(self) -> list[list[str]]:
@@ -272,11 +271,17 @@ class _Search:
     def conclude(self, runs: Sequence[PlannedRun], failed: Mapping[str, str]) -> Recommendation:
         """Recommend a method, given the comparison's runs and the errors of failed ones by name; write all results."""
         results = measure(runs, failed)
-        ranked = sorted((each for each in results if each.outcomes), key=lambda each: -(each.mean(SCORE) or 0.0))
+        local = next(each for each in results if each.variant == "local")
+
+        def gain(result: VariantResult) -> float:
+            difference = result.difference(local, SCORE)
+            return -math.inf if difference is None else difference.mean
+
+        ranked = sorted((each for each in results if each.outcomes), key=gain, reverse=True)
         controls = [each for each in ranked if each.variant in CONTROLS]
         federated, alone = next((each for each in ranked if each not in controls), None), controls[0]
-        lows = [found.low for each in controls if federated and (found := federated.difference(each, SCORE))]
-        beats = bool(lows) and all(low is not None and low > 0 for low in lows)
+        differences = [federated.difference(each, SCORE) for each in controls] if federated else [None]
+        beats = all(each is not None and each.low is not None and each.low > 0 for each in differences)
         method = federated.variant if federated and beats else alone.variant
         verdict = _verdict(alone, federated, beats=beats)
         absent = [f"{name} ({format_value(self.accuracies.get(name))})" for name in CONTROLS if name in self.refused]
@@ -319,8 +324,13 @@ def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bo
     if federated is None:
         return f"Nothing beats training alone here, since no federated method has a result: {found}."
     said, difference = "Nothing clearly beats training alone here", federated.difference(alone, SCORE)
+    if difference is None:
+        return (
+            f"Nothing beats training alone: {federated.variant} and {alone.variant} have no scores of the same clients."
+        )
     if beats:
         said = f"{federated.variant} beats training alone"
-    elif difference is None or difference.low is None:
+    elif difference.low is None:
         said = "There are too few seeds for a verdict (the same command goes on with further seeds)"
-    return f"{said}: {found}; federated, {federated.variant}, {format_value(federated.mean(SCORE))}: {difference}."
+    result = f"federated, {federated.variant}, {format_value(federated.mean(SCORE))}"
+    return f"{said}: {found}; {result}: {difference}{difference.where}."

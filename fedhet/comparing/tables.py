@@ -15,6 +15,7 @@ from fedhet.comparing import measures
 from fedhet.comparing.measures import VariantResult
 from fedhet.comparing.settings import EQUAL_MODEL
 from fedhet.results.figures import draw_line, label_axes, look, new_figure
+from fedhet.results.history import scored_curve
 from fedhet.results.terminal import format_bytes, format_seconds, format_value
 from fedhet.utils.statistics import grouped
 
@@ -57,12 +58,13 @@ def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> li
 
 
 def markdown(results: Sequence[VariantResult], baseline: VariantResult, notes: Sequence[str], verdict: str = "") -> str:
-    """Return a Markdown text: the sentence `verdict`, a table of `results` and differences to `baseline`, `notes`."""
+    """Return a Markdown text: the sentence `verdict`, absent clients, a table of differences to `baseline`, `notes`."""
     headings, *lines = whole_table(results, baseline)
     lines = [headings, ["---" if heading in _WORDS else "---:" for heading in headings], *lines]
     table = "\n".join(f"| {' | '.join(map(_in_markdown, line))} |" for line in lines)
     escaped = (note.replace("*", "\\*") for note in notes)
-    return "\n\n".join([*filter(None, [_in_markdown(verdict)]), table, *escaped]) + "\n"
+    above = [_in_markdown(line) for line in (verdict, *measures.absent(results)) if line]
+    return "\n\n".join([*above, table, *escaped]) + "\n"
 
 
 def _in_markdown(cell: str) -> str:
@@ -71,23 +73,24 @@ def _in_markdown(cell: str) -> str:
 
 def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> Iterator[Sequence[object]]:
     """Yield the rows of `comparison.csv`: headings, runs, means, standard deviations, differences and p-values."""
-    yield ["method", "seed", "models", "equal_architectures", *measures.MEASURES]
+    yield ["method", "seed", "models", "equal_architectures", "clients", *measures.MEASURES]
     for result in results:
         for each in result.outcomes:
             values = [each.values[measure] for measure in measures.MEASURES]
-            yield [result.variant, each.run.seed, each.models, result.equalised, *values]
+            yield [result.variant, each.run.seed, each.models, result.equalised, len(each.clients()), *values]
     for result in results:
         for name, of in (("mean", result.mean), ("std", result.spread)):
-            yield [result.variant, name, result.models, result.equalised, *map(of, measures.MEASURES)]
+            yield [result.variant, name, result.models, result.equalised, "", *map(of, measures.MEASURES)]
     for result in results:
         if result is not baseline:
             of_all = [result.difference(baseline, measure) for measure in measures.MEASURES]
             for name, end in (("", "mean"), ("_low", "low"), ("_high", "high")):
                 values = [getattr(each, end, None) for each in of_all]
-                yield [result.variant, f"difference{name}", result.models, result.equalised, *values]
+                over = of_all[0].over if of_all[0] else ""
+                yield [result.variant, f"difference{name}", result.models, result.equalised, over, *values]
     for variant, found in measures.differences(results, baseline).items():
         if found.p is not None:
-            yield [variant, "p", "", "", found.p, *[None] * (len(measures.MEASURES) - 1)]
+            yield [variant, "p", "", "", found.over, found.p, *[None] * (len(measures.MEASURES) - 1)]
 
 
 def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[list[str]]]:
@@ -96,17 +99,21 @@ def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -
     p_values = {variant: each.p for variant, each in found.items() if each.p is not None}
     shown = {name: _HEADINGS.get(name, name.removesuffix("_accuracy")) for name in _shown(results)}
     gains = {name: text for name, text in _GAINS.items() if any(result.mean(name) is not None for result in results)}
-    accuracies = [["method", "models", "seeds", *shown.values(), f"minus {baseline.variant}", *["p"] * bool(p_values)]]
+    fewer = any(each.over for each in found.values())
+    further = [*["over clients"] * fewer, *["p"] * bool(p_values)]
+    accuracies = [["method", "models", "seeds", *shown.values(), f"minus {baseline.variant}", *further]]
     changes = [["method", *(name.replace("_", " ") for name in gains)]]
     costs = [["method", *_COUNTS.values(), "bytes", "time"]]
     for result in results:
         completed, wanted = len(result.outcomes), result.seeds_wanted
         seeds = str(completed) if completed == wanted else f"{completed} of {wanted}"
         scores = [_mean(name, "{:.3f} ± " + format_value(result.spread(name)), result) for name in shown]
-        minus = str(found.get(result.variant) or "-")
+        difference = found.get(result.variant)
+        over = "-" if difference is None else difference.over or "all"
         p = p_values.get(result.variant)
         p_value = "-" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"
-        accuracies.append([result.label, result.models, seeds, *scores, minus, *[p_value] * bool(p_values)])
+        further = [*[over] * fewer, *[p_value] * bool(p_values)]
+        accuracies.append([result.label, result.models, seeds, *scores, str(difference or "-"), *further])
         changes.append([result.label, *(_mean(name, text, result) for name, text in gains.items())])
         up, down = result.mean("bytes_up"), result.mean("bytes_down")
         sent = "-" if up is None or down is None else format_bytes(up + down)
@@ -151,49 +158,47 @@ def notes_below(
     if found := measures.differences(results, baseline):
         few = {each.seeds for each in found.values() if each.low is None}
         covers = f"{max(few)} here: too few seeds for an interval" if few else "with its 95% interval (Student's t)"
-        paired = "paired over the seeds that both completed"
+        paired = "paired over the seeds that both completed and, in each, over the clients that both scored"
         notes.append(f"Minus {baseline.variant}: difference of personal {metrics[0]}, {paired}, {covers}.")
     if number := sum(each.p is not None for each in found.values()):
         notes.append(f"p: of no difference, corrected for the number of differences in the table ({number}, Holm).")
     if any(result.mean("worse_off") is not None for result in results):
         notes.append(
-            "Worse off: fraction of clients with a lower accuracy than the same client under local with the same seed. "
+            "Worse off: fraction of clients with a lower accuracy than the same client under local with the same seed, "
+            "among clients that both scored. "
             "Worst tenth: mean difference to local of the tenth of clients that gain least."
         )
     if any(result.equalised for result in results):
         notes.append(f"* needs equal architectures: every client got {EQUAL_MODEL}.")
     told = ((line, each.run.variant) for each in outcomes for line in (each.files.summary or {}).get("warnings", ()))
     warnings = [f"{', '.join(dict.fromkeys(names))}: {line}" for line, names in grouped(told).items()]
-    notes += [*_absent(results), *warnings, *settings]
+    notes += [*warnings, *settings]
     if tuned:
         how = "Tuned by validation accuracy with other seeds, then trained on whole training parts."
         notes.append(f"{how} Chosen for {'; '.join(tuned)}.")
     return notes
 
 
-def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
-    for result in results:
-        if short := [each for each in result.outcomes if each.missing]:
-            seeds = ", ".join(str(each.run.seed) for each in short)
-            count = max(len(each.missing) for each in short)
-            client, reason = next(iter(short[0].missing.items()))
-            yield (
-                f"{result.variant} lacks {count} of {short[0].run.settings.clients} clients (seeds {seeds}), so its "
-                f"numbers are of fewer clients: client {client}: {reason}."
-            )
-
-
 def comparison_figure(results: Sequence[VariantResult]) -> Figure:
-    """Draw each method's personal accuracy by round: the mean over seeds, with a band of one standard deviation."""
+    """Draw each method's personal accuracy by round: the mean over seeds, with a band of one standard deviation.
+
+    Accuracies are over the clients that all runs scored or, if there are none, over each run's own clients.
+    """
     figure, axes = new_figure(3.2)
     results = [result for result in results if result.outcomes]
+    scored = [{*each.clients()} for result in results for each in result.outcomes]
+    shared = set.intersection(*scored)
     for position, result in enumerate(results):
         line = look(position)
-        curves = [dict(each.files.curve) for each in result.outcomes]
+        files = [each.files for each in result.outcomes]
+        curves = [dict(scored_curve(each.rows, each.scored, clients=shared or None)) for each in files]
         rounds = sorted(set.intersection(*map(set, curves)))
         values = np.array([[curve[number] for number in rounds] for curve in curves])
         means, spreads = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else 0.0
         draw_line(axes, list(zip(rounds, means, strict=True)), **line, label=result.variant)
         axes.fill_between(rounds, means - spreads, means + spreads, color=line["color"], alpha=0.15, linewidth=0)
-    label_axes(axes, "round (band: spread over seeds)", f"personal {results[0].outcomes[0].files.metric}")
+    words = f"personal {results[0].outcomes[0].files.metric}"
+    if shared and any(each != shared for each in scored):
+        words += " of the clients that all scored"
+    label_axes(axes, "round (band: spread over seeds)", words)
     return figure

@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedhet.comparing.runs import Execution, check
@@ -17,6 +17,7 @@ from fedhet.methods.options import Value
 from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.utils.files import csv_lines, write_text
 from fedhet.utils.randomness import numpy_generator
+from fedhet.utils.statistics import Metric, grouped
 
 WHOLE: dict[str, Value] = {"validation": 0.0, "validation-on": "own"}
 """Settings of the runs after tuning, which train on all training examples, without a validation part."""
@@ -128,13 +129,15 @@ def tune(
     runs = [run for _, _, run in trials]
     check(runs, shared.functions)
     failed = execute(runs)
-    for each, seed, run in trials:
-        with showing(run.folder):
-            accuracy = None if run.name in failed else validation_accuracy(read_run(run.folder))
-        if accuracy is None:
-            each.failed[seed] = failed.get(run.name, "there is no validation accuracy")
-        else:
-            each.by_seed[seed] = accuracy
+    for (_, seed), group in grouped(((run.variant, seed), (each, run)) for each, seed, run in trials).items():
+        with showing(out / "tuning"):
+            files = {run.name: read_run(run.folder) for _, run in group if run.name not in failed}
+            accuracies = validation_accuracies(files)
+        for each, run in group:
+            if (accuracy := accuracies.get(run.name)) is None:
+                each.failed[seed] = failed.get(run.name, "there is no validation accuracy")
+            else:
+                each.by_seed[seed] = accuracy
     write_text(out / "tuning.csv", csv_lines(rows(searches)))
     if not any(each.best for each in searches):
         raise FedhetError("\n".join(each.text for each in searches))
@@ -159,10 +162,18 @@ def trial_run(
     return shared.plan(variant, seed, folder / ",".join(words), choice | dict(settings or held_out(shared)))
 
 
-def validation_accuracy(run: RunFiles) -> float | None:
-    """Return a run's validation accuracy, or None if unknown; a client that could not be evaluated counts as 0."""
-    accuracy, (clients, failed) = run.accuracy("validation"), run.measured("validation")
-    return accuracy * clients / (clients + len(failed)) if failed and accuracy is not None else accuracy
+def validation_accuracies(runs: Mapping[str, RunFiles]) -> dict[str, float | None]:
+    """Return the runs' validation accuracies, by the same names, over the clients that any of the runs scored.
+
+    A client that a run did not score counts as 0. The accuracy is None if it is unknown.
+    """
+    scores = {name: run.by_client(run.scored, "validation") for name, run in runs.items()}
+    lost = {c: replace(m, values=(0.0,) * len(m.values)) for each in scores.values() for c, m in each.items()}
+    accuracies = {name: run.accuracy("validation") for name, run in runs.items()}
+    for name, accuracy in accuracies.items():
+        if accuracy is not None and scores[name] and len(scores[name]) < len(lost):
+            accuracies[name] = Metric.total((lost | scores[name]).values()).value
+    return accuracies
 
 
 def held_out(shared: SharedSettings) -> dict[str, Value]:

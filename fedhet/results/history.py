@@ -7,7 +7,7 @@ import csv
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 from fedhet.config import toml
 from fedhet.errors import FedhetError, damage
+from fedhet.methods.method import ABSENT
 from fedhet.methods.options import OWN, Config
 from fedhet.results.observers import RunInfo
 from fedhet.utils.files import check_links
-from fedhet.utils.statistics import STATISTICS, ClientRow, Work, client_order, never_took_part
+from fedhet.utils.statistics import STATISTICS, ClientRow, Metric, Work, client_order, grouped, never_took_part
 from fedhet.utils.text import all_printable, printable
 
 Row = dict[str, Any]
@@ -94,22 +95,35 @@ def learning_curve(
     statistic: str = "weighted",
     test: TestSet = "own",
     measure: str = "accuracy",
+    clients: Collection[str] | None = None,
 ) -> list[tuple[int, float]]:
     """Return pairs (round, value) with the accuracy or loss (`measure`) after each round, from rows of `history.jsonl`.
 
     `which` selects the networks as clients `received` them from the server, or as they `trained` them. `test` selects
     the clients' `own` test sets, the `common` one, or `validation` examples. `statistic` is `weighted` (the mean over
     clients, by examples), `mean`, `std`, `min` or `max`; it is ignored for one global model on the common test set.
+    With `clients`, the values are weighted mean accuracies of these clients, where accuracies by client are known.
     """
     curve: dict[int, float] = {}
     for row in rows:
         evaluated = (row if test == "own" else row.get(test) or {}).get(which)
         values = (evaluated or {}).get(measure)
         value = values.get(statistic) if isinstance(values, Mapping) else values
+        if value is not None and clients is not None and (scores := _scores(row, which, test)):
+            value = Metric.total(scores[client] for client in scores.keys() & {*clients}).value
         if value is not None and math.isfinite(value):
             before = which == "received" or row.get("final", False)  # the models of the previous round
             curve[row["round"] - before] = float(value)
     return sorted(curve.items())
+
+
+def _scores(row: Row, which: Which, test: TestSet) -> dict[str, Metric]:
+    """Return the metric of each client in an evaluation, or {} if the server evaluated the global model."""
+    evaluated = (row if test == "own" else row.get(test) or {}).get(which) or {}
+    by_client = row.get("scores", {}).get(which if test == "own" else f"{test}-{which}", {})
+    if "clients" not in evaluated:
+        return {}
+    return {client: Metric(tuple(values), tuple(weights)) for client, (values, weights) in by_client.items()}
 
 
 def last_round(rows: Iterable[Row]) -> int:
@@ -118,13 +132,40 @@ def last_round(rows: Iterable[Row]) -> int:
 
 
 def scored_curve(
-    rows: Sequence[Row], which: Which, measure: Literal["accuracy", "loss"] = "accuracy"
+    rows: Sequence[Row],
+    which: Which,
+    measure: Literal["accuracy", "loss"] = "accuracy",
+    clients: Collection[str] | None = None,
 ) -> list[tuple[int, float]]:
     """Return pairs (round, weighted mean `measure`) on clients' own test sets or, if there are none, the common one.
 
-    `which` selects the networks as clients `received` them from the server, or as they `trained` them.
+    `which` selects the networks as clients `received` them from the server, or as they `trained` them; accuracies are
+    means over `clients`, by default all.
     """
-    return learning_curve(rows, which, measure=measure) or learning_curve(rows, which, test="common", measure=measure)
+    own = learning_curve(rows, which, measure=measure, clients=clients)
+    return own or learning_curve(rows, which, test="common", measure=measure, clients=clients)
+
+
+def absences(rows: Sequence[Row], scored: Which) -> Iterator[str]:
+    """Yield a line about clients that took no part, and one about other clients that failed in the last evaluation."""
+    absent = never_took_part(rows)
+    late = {client: reason for client, reason in unscored(rows, scored).items() if client not in absent}
+    there = {client for row in rows for client in row["participants"]} | absent.keys() | late.keys()
+    there |= {client for row in rows for by_client in row.get("scores", {}).values() for client in by_client}
+    for words, group in ((ABSENT, absent), ("clients failed in the last evaluation", late)):
+        by_reason = grouped((group[client], client) for client in sorted(group, key=client_order))
+        reasons = (f"client{'s'[: len(names) - 1]} {', '.join(names)}: {why}" for why, names in by_reason.items())
+        if group:
+            yield f"{len(group)} of {len(there)} {words}: {'; '.join(reasons)}"
+
+
+def unscored(rows: Sequence[Row], scored: Which) -> dict[str, str]:
+    """Return why clients have no final score: they never took part, or failed in the last evaluation, by client."""
+    last: Row = next((row for row in reversed(rows) if row.get(scored) or (row.get("common") or {}).get(scored)), {})
+    missing = never_took_part(rows)
+    missing |= {str(failure.get("client")): str(failure.get("reason")) for failure in last.get("failures", ())}
+    there = [last.get("scores", {}).get(name, ()) for name in (scored, f"common-{scored}")]
+    return {client: reason for client, reason in missing.items() if not any(client in each for each in there)}
 
 
 def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:
@@ -238,14 +279,27 @@ class RunFiles:
         accuracy = (common.get("received") or common.get("trained") or {}).get("accuracy")
         return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
 
-    def measured(self, test: TestSet) -> tuple[int, dict[str, str]]:
-        """Return the number of clients in the last evaluation on `test`, and errors in that round by client name."""
+    @property
+    def absences(self) -> list[str]:
+        """Lines about clients without a final score, with their names and the reasons."""
+        return [*absences(self.rows, self.scored)]
+
+    @property
+    def clients_there(self) -> set[str]:
+        """The names of the clients that took part and did not fail in the last evaluation."""
+        return {row.client for row in self.clients} - unscored(self.rows, self.scored).keys()
+
+    def by_client(self, which: Which, test: TestSet) -> dict[str, Metric]:
+        """Return the metric of each client behind the last accuracy of `which` networks on `test`; {} if unknown.
+
+        If the server evaluated the global model, the accuracy counts for every client.
+        """
         for row in reversed(self.rows):
-            if last := (row if test == "own" else row.get(test) or {}).get(self.scored):
-                clients = int(last.get("clients", 0))
-                failed = {str(each.get("client")): str(each.get("reason")) for each in row["failures"]}
-                return clients, failed if clients else {}
-        return 0, {}
+            if curve := learning_curve([row], which, test=test):
+                if "clients" in (row if test == "own" else row[test])[which]:
+                    return _scores(row, which, test)
+                return dict.fromkeys(self.clients_there, Metric((curve[0][1],), (1.0,)))
+        return {}
 
     @property
     def metric(self) -> str:

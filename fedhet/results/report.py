@@ -170,12 +170,13 @@ def write_report(folder: Path | str) -> Path:
 
 
 def _status(run: RunFiles) -> list[tuple[str, str]]:
+    absent = [("bad", line) for line in run.absences]
     if run.summary is None:
-        return [("bad", f"Unfinished: {_about(run)}.")]
+        return [("bad", f"Unfinished: {_about(run)}."), *absent]
     if run.summary.get("status") == "completed":
-        return [("quiet", f"Completed: {_about(run)}.")]
+        return [("quiet", f"Completed: {_about(run)}."), *absent]
     reason = run.summary.get("error") or "no reason recorded"
-    return [("bad", f"This run failed: {reason}"), ("quiet", f"{_about(run)}.")]
+    return [("bad", f"This run failed: {reason}"), ("quiet", f"{_about(run)}."), *absent]
 
 
 def _sections(run: RunFiles) -> Iterator[Section]:
@@ -243,7 +244,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
         if privacy["epsilon"] is not None:
             value, note = f"epsilon {privacy['epsilon']:.4g}", f"delta {privacy['delta']:g}; {note}"
         facts.append(("privacy", value, note))
-    failures = [absence(run), f"failures: {summary['failures']}" if summary.get("failures") else ""]
+    failures = [*absence(run), f"failures: {summary['failures']}" if summary.get("failures") else ""]
     return [
         *facts,
         ("time", format_seconds(summary.get("seconds")), ""),
@@ -278,7 +279,9 @@ def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
     with showing(" ".join(map(str, folders))):
         overlay = runs_figure(runs)
         drawn = {} if overlay is None else {"overlay": overlay}
-        return write_together(path, "Runs together", runs, [[headings, *starmap(_line, runs.items())]], drawn)
+        absent = [f"{name}: {line}" for name, run in runs.items() for line in run.absences]
+        table = [headings, *starmap(_line, runs.items())]
+        return write_together(path, "Runs together", runs, [table], drawn, above=absent)
 
 
 def write_together(
@@ -289,12 +292,13 @@ def write_together(
     figures: "Mapping[str, Figure]",
     notes: Sequence[str] = (),
     more: Sequence[Section] = (),
+    above: Sequence[str] = (),
     verdict: str = "",
 ) -> Path:
     """Write a page on several runs (by name) to `path`, and return the path.
 
-    Below its `title`, the page has the sentence `verdict`, the figures (with names in `_CAPTIONS`), the tables and the
-    notes below them, `more` sections, and links to the reports of the runs.
+    Below its `title`, the page has the sentence `verdict`, lines about absent clients (`above`), the figures (with
+    names in `_CAPTIONS`), the tables and the notes below them, `more` sections, and links to the reports of the runs.
     """
     pages = {name: run.folder / "report.html" for name, run in runs.items()}
     links = [
@@ -302,7 +306,8 @@ def write_together(
         for name, page in pages.items()
     ]
     sections = [Section("Results", tables, notes, kind="numbers"), *more, Section("Runs", links=links)]
-    content = {"lines": [("", verdict)] if verdict else [], "pictures": _pictures(figures)}
+    lines = [("", verdict)] * bool(verdict) + [("bad", line) for line in above]
+    content = {"lines": lines, "pictures": _pictures(figures)}
     write_text(path, _render(PAGE, title=title, sections=sections, **content))
     return path
 

@@ -7,13 +7,13 @@ import math
 import time
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rich import progress
 from rich.console import Console
 from rich.table import Column, Table
 
-from fedhet.methods.method import ABSENT
-from fedhet.results.history import RunFiles, final_clients, last_round, read_history, read_run, scored_curve
+from fedhet.results.history import RunFiles, absences, final_clients, last_round, read_history, read_run, scored_curve
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.utils.statistics import STATISTICS
 from fedhet.utils.text import printable
@@ -85,8 +85,7 @@ def headline(run: RunFiles) -> str:
             f"unseen clients {format_value(received[0])} as received, {format_value(received[-1])} after "
             f"{len(received) - 1} epochs alone (from scratch {format_value(scratch[-1])})"
         )
-    if absent := absence(run):
-        parts.append(absent)
+    parts += absence(run)
     if summary.get("failures"):
         parts.append(f"failures: {summary['failures']}")
     if summary.get("status") != "completed":
@@ -94,11 +93,9 @@ def headline(run: RunFiles) -> str:
     return f"{summary.get('method', method)}: " + "; ".join(parts)
 
 
-def absence(run: RunFiles) -> str:
-    """Return a note with the number of clients that never took part in a run, or an empty string if all did."""
-    absent = len((run.summary or {}).get("never_took_part") or ())
-    there = {client for row in run.rows for client in row["participants"]}
-    return f"{absent} of {absent + len(there)} {ABSENT}" if absent else ""
+def absence(run: RunFiles) -> list[str]:
+    """Return the numbers of clients without a final score, in words, without their names and the reasons."""
+    return [line.partition(":")[0] for line in run.absences]
 
 
 def stage(run: RunFiles, which: str) -> str:
@@ -146,7 +143,7 @@ class ProgressLine(Observer):
         self._task = self._live.add_task("", total=None, news="")
         self._bytes = self._last = 0
         self._started = time.monotonic()
-        self._news, self._numbers = "", list[str]()
+        self._news, self._numbers, self._rows = "", list[str](), list[dict[str, Any]]()
 
     def prepare(self, name: str, doing: str) -> None:
         """Show the line with the label `name` before the first round; `doing` describes the current step."""
@@ -159,6 +156,7 @@ class ProgressLine(Observer):
         for row in (row for row in earlier if row["round"] < first):
             self._started -= row["timing"]["seconds"]
             self._bytes += row["bytes_up"] + row["bytes_down"]
+            self._rows.append(row)
         self._live.update(self._task, total=last, completed=first - 1)
         self.prepare(run.method, "")
 
@@ -168,6 +166,7 @@ class ProgressLine(Observer):
     def round(self, run: RunInfo, report: RoundReport) -> None:
         row, final = report.row, bool(report.row.get("final"))
         self._bytes += row["bytes_up"] + row["bytes_down"]
+        self._rows.append(row)
         number = len(row["participants"])
         clients = [f"{number} client{'s' * (number > 1)}"] if number else []
         when = " after the last aggregation" if final else " before aggregation"
@@ -188,7 +187,8 @@ class ProgressLine(Observer):
     def finished(self, run: RunInfo) -> None:
         self.close()
         rounds = "1 round" if self._last == 1 else f"{self._last} rounds"
-        self._say(f"{run.method}: {rounds} in {time.monotonic() - self._started:.0f} s, {self._news}")
+        said = f"{run.method}: {rounds} in {time.monotonic() - self._started:.0f} s, {self._news}"
+        self._say("; ".join([said, *absences(self._rows, run.traits.scored)]))
 
     def close(self) -> None:
         if not self._live.disable:

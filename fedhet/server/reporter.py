@@ -103,6 +103,7 @@ class Reporter:
             **({"cut": round.cuts} if round.cuts else {}),
             **({"lost_state": in_order(round.lost)} if round.lost else {}),
             **statistics(replies, self.on_common_test),
+            "scores": scores(replies),
             "train_loss": weighted_mean(losses) if finite else None,
             "work": vars(sum((reply.work for reply in replies.values()), Work())),
             "metrics": {**own_metrics(replies, "further"), **own_metrics(replies, "evaluated"), **metrics},
@@ -163,6 +164,23 @@ def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | N
     `common-trained`, for example, are the trained networks' evaluations on the common test set, for which clients
     are weighted by numbers of own test examples, or of training examples if some client has no test examples.
     """
+    return summarise(_measured(replies, which))
+
+
+def scores(replies: Mapping[str, Reply]) -> dict[str, dict[str, Any]]:
+    """Return values and weights of the metric, by name of the evaluation and client; undefined ones are left out."""
+    by_name: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name for reply in replies.values() for name in reply.measured):
+        for client, (metric, _, examples) in _measured(replies, name).items():
+            if examples and not math.isnan(metric.value):
+                # A value with weight 0 is NaN, which JSON does not have.
+                pairs = zip(metric.values, metric.weights, strict=True)
+                values = [value if weight else 0.0 for value, weight in pairs]
+                by_name.setdefault(name, {})[client] = [values, metric.weights]
+    return by_name
+
+
+def _measured(replies: Mapping[str, Reply], which: str) -> dict[str, tuple[Metric, float, int]]:
     values = {}
     replies = {client: reply for client, reply in replies.items() if which in reply.measured}
     all_have_tests = all(reply.test_examples for reply in replies.values())
@@ -173,7 +191,7 @@ def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | N
             examples = examples if all_have_tests else reply.examples
             metric = Metric(metric.values, tuple(float(examples) if weight else 0.0 for weight in metric.weights))
         values[client] = metric, loss, examples
-    return summarise(values)
+    return values
 
 
 def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:

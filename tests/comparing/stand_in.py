@@ -10,6 +10,7 @@ from synthetic_runs import CNNS, write_run
 from fedhet.config.configuration import read
 from fedhet.errors import FedhetError
 
+WEIGHTS = (1, 1, 1, 1, 1, 9)
 ALL = ("fedhenn", "fedavg", "local")
 SETTINGS = {
     "clients": 6,
@@ -57,11 +58,19 @@ def run(config: dict[str, Any] | None, *, out: Path, engine: str = "local", resu
         summary = json.loads((out / "summary.json").read_text())
         best = {"fedhenn": 0.1, "fedavg": 0.4}.get(settings["method"], 0.2)
         weighted = 0.9 - abs(settings["learning-rate"] - best) - settings["seed"] / 1e6
-        summary["validation_accuracy"] = {"weighted": weighted - 0.05 * settings.get("fedhenn.eta0", 0)}
-        if order == "diverge":
-            summary["validation_accuracy"] = {"weighted": 1.0}
-            failures = [{"client": str(client), "reason": "diverged"} for client in range(1, settings["clients"])]
-            measured = {"validation": {summary["personal"]: {"clients": 1}}, "failures": failures}
-            *rows, last = (out / "history.jsonl").read_text().splitlines()
-            (out / "history.jsonl").write_text("\n".join([*rows, json.dumps(json.loads(last) | measured)]) + "\n")
+        accuracy, failures, clients = weighted - 0.05 * settings.get("fedhenn.eta0", 0), [], settings["clients"]
+        if order == "diverge":  # all clients but one
+            failures = [{"client": str(client), "reason": "diverged"} for client in range(1, clients)]
+            accuracy, clients = 1.0, 1
+        if order == "lose":  # only the last client, which has most examples
+            failures = [{"client": str(clients - 1), "reason": "diverged"}]
+            accuracy, clients = 0.95, clients - 1
+        summary["validation_accuracy"] = {"weighted": accuracy}
+        *rows, last = (out / "history.jsonl").read_text().splitlines()
+        row = json.loads(last) | {"failures": failures}
+        row["validation"] = {summary["personal"]: {"accuracy": {"weighted": accuracy}, "clients": clients}}
+        row["scores"][f"validation-{summary['personal']}"] = {
+            str(c): [[accuracy], [WEIGHTS[c]]] for c in range(clients)
+        }
+        (out / "history.jsonl").write_text("\n".join([*rows, json.dumps(row)]) + "\n")
         (out / "summary.json").write_text(json.dumps(summary))

@@ -26,6 +26,7 @@ from fedhet.comparing.runs import Execution
 from fedhet.comparing.tables import (
     TerminalTable,
     _in_markdown,
+    comparison_figure,
     markdown,
     notes_below,
     number_rows,
@@ -141,12 +142,85 @@ def test_columns_of_other_accuracies(measure, column):
     assert "0.750" in text
 
 
-def test_missing_clients_are_noted():
+def test_missing_clients_are_named_above_the_table():
     short = result("fedproto", {0: 0.5, 1: 0.6}, refused={"3": "its representation has width 9"}, clients=4)
-    notes = "\n".join(notes_below([LOCAL, short], LOCAL))
-    assert "fedproto lacks 1 of 4 clients (seeds 0, 1)" in notes
-    assert "client 3: its representation has width 9." in notes
-    assert "local lacks" not in notes
+    first, _, table = markdown([LOCAL, short], LOCAL, []).partition("\n\n")
+    assert first == "fedproto, seeds 0, 1: 1 of 1 clients took no part: client 3: its representation has width 9."
+    assert table.startswith("| method |")
+
+
+def by_clients(name, accuracies, *, served=None, weights=(1, 1, 1, 3), alone=()):
+    """Three seeds of a variant on four clients; `served` has other accuracies by client, for single seeds."""
+    outcomes = []
+    for seed in range(3):
+        mine = {str(client): value + seed / 100 for client, value in (served or {}).get(seed, accuracies).items()}
+        scores = {client: [[value], [weights[int(client)]]] for client, value in mine.items()}
+        mean = sum(value[0] * weight[0] for value, weight in scores.values())
+        mean /= sum(weight[0] for _, weight in scores.values())
+        evaluated = {"accuracy": {"weighted": mean}, "clients": len(mine)}
+        failures = [{"client": client, "reason": "too wide"} for client in "0123" if client not in mine]
+        row = {"round": 1, "participants": [*mine], "failures": failures, "received": evaluated, "trained": evaluated}
+        row["scores"] = {"received": scores, "trained": scores}
+        rows = [ClientRow(1, client, "cnn", 9, value, None, 0, 0) for client, value in mine.items()]
+        summary = {f"{kind}_accuracy": {"weighted": mean} for kind in ("personal", "global", "trained")}
+        summary = summary | {"personal": "trained", "bytes_up": 9 * len(mine)}
+        if name == "local":
+            summary["global_accuracy"] = None
+        config = configuration.resolve({"method": name, "clients": 4})
+        files = RunFiles(Path(), {}, {}, rows=[row], clients=rows, summary=summary)
+        run = SimpleNamespace(seed=seed, settings=config)
+        outcomes.append(outcome(run, files, accuracies_of(alone[seed]) if alone else {}))
+    return VariantResult(name, 3, outcomes, False)
+
+
+def accuracies_of(each):
+    return {row.client: row.accuracy for row in each.files.clients}
+
+
+LONE = by_clients("local", {0: 0.9, 1: 0.8, 2: 0.7, 3: 0.1})
+
+
+def test_a_difference_is_over_the_clients_that_both_scored():
+    fedavg = by_clients("fedavg", {0: 0.85, 1: 0.75, 2: 0.65}, alone=LONE.outcomes)
+    assert fedavg.mean("personal_accuracy") - LONE.mean("personal_accuracy") > 0.2
+    found = fedavg.difference(LONE, "personal_accuracy")
+    assert (found.mean, found.seeds, found.over) == (pytest.approx(-0.05), 3, "3 of 4")
+    assert fedavg.difference(LONE, "global_accuracy") is None, "local has no global model"
+    assert fedavg.difference(LONE, "bytes_up") is None, "costs of unlike clients"
+    assert fedavg.difference(fedavg, "bytes_up").mean == 0
+    whole = by_clients("fedprox", {0: 0.9, 1: 0.8, 2: 0.7, 3: 0.2})
+    assert fedavg.difference(whole, "global_accuracy").mean == pytest.approx(-0.05)
+    assert fedavg.outcomes[0].values["worse_off"] == 1.0
+    assert verdict([LONE, fedavg], LONE) == (
+        "fedavg is worse than training alone by 0.050 [0.050, 0.050] over the 3 of 4 clients that both scored."
+    )
+    heading, _, _, line = markdown([LONE, fedavg], LONE, [], "").splitlines()[2:6]
+    cells = dict(zip(heading.split(" | "), line.split(" | "), strict=True))
+    assert (cells["minus local"], cells["over clients"]) == ("-0.050 [-0.050, -0.050]", "3 of 4")
+    names, *rows = number_rows([LONE, fedavg], LONE)
+    clients = [row[names.index("clients")] for row in rows if row[0] == "fedavg"]
+    assert clients == [3, 3, 3, "", "", "3 of 4", "3 of 4", "3 of 4", "3 of 4"]
+    curves = [line.get_ydata()[0] for line in comparison_figure([LONE, fedavg]).axes[0].lines]
+    assert curves == pytest.approx([0.81, 0.76]), "over clients 0, 1 and 2"
+
+
+def test_a_client_that_one_seed_lacks():
+    served = {1: {0: 0.9, 1: 0.8, 2: 0.7}}
+    fedavg = by_clients("fedavg", {0: 0.9, 1: 0.8, 2: 0.7, 3: 0.2}, served=served)
+    found = fedavg.difference(LONE, "personal_accuracy")
+    assert (found.mean, found.over) == (pytest.approx((0.05 + 0 + 0.05) / 3), "3 to 4 of 4")
+    assert "fedavg over the 3 to 4 of 4 clients that both scored" in verdict([LONE, fedavg], LONE)
+    assert "fedavg, seeds 1: 1 of 4 clients took no part: client 3: too wide." in markdown([LONE, fedavg], LONE, [])
+
+
+def test_no_client_in_common():
+    one, other = by_clients("fedavg", {0: 0.9, 1: 0.8}), by_clients("fedprox", {2: 0.7, 3: 0.1})
+    assert one.difference(other, "personal_accuracy") is None
+    said = verdict([other, one], other)
+    assert said == "fedavg and fedprox have no scores of the same clients."
+    assert "| - |" in markdown([other, one], other, [], said)
+    same = by_clients("fedmd", {2: 0.7, 3: 0.1})
+    assert verdict([other, one, same], other).endswith(said)
 
 
 def test_a_cell_of_markdown_is_text():

@@ -111,7 +111,7 @@ def test_diverged_clients_count_as_0(comparison):
     """One of six clients is left, with an accuracy of 1, where the others diverged."""
     comparison.order("tuning/local,learning-rate=0.1,seed=9", "diverge")
     comparison.go(methods=("local",), seeds=(0,), tuning=Tuning(RATES, (9,)))
-    assert float(tried(comparison, "local")[0]["validation_accuracy"]) == pytest.approx(1 / 6)
+    assert float(tried(comparison, "local")[0]["validation_accuracy"]) == pytest.approx(1 / 14)
     assert chosen(comparison, "local") == 0.2
 
 
@@ -179,3 +179,11 @@ def test_fixed_keys_are_not_tuned(comparison):
     assert (chosen(comparison, "fedavg"), chosen(comparison, "local")) == (0.4, 0.2)
     assert settings_of(comparison.folder / "slow-seed0")["learning-rate"] == 0.05
     assert [row["method"] for row in comparison.rows() if row["seed"] == "0"] == ["fedavg", "slow", "local"]
+
+
+def test_a_setting_that_loses_a_client_does_not_win_by_it(comparison):
+    """At 0.3, client 5 fails, on which the accuracy is lowest, so that the mean over the others is highest."""
+    comparison.order("tuning/local,learning-rate=0.3,seed=9", "lose")
+    comparison.go(methods=("local",), seeds=(0,), tuning=Tuning({"learning-rate": [0.1, 0.2, 0.3]}, (9,)))
+    assert float(tried(comparison, "local")[2]["validation_accuracy"]) == pytest.approx(0.95 * 5 / 14)
+    assert chosen(comparison, "local") == 0.2

@@ -66,17 +66,18 @@ def write_run(
     versions = {"versions.torch": "2.15.0", "versions.fedhet": "0.1.0"}
     (folder / "config.toml").write_text(to_toml(chosen | versions), encoding="utf-8")
 
-    def evaluated(after: int) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
-        values, metrics = {}, {}
+    def evaluated(after: int) -> tuple[dict[str, Any], dict[str, tuple[float, float]], dict[str, Any]]:
+        values, metrics, scores = {}, {}, {}
         for name in names:
             accuracy = min(
                 1.0, max(0.0, level * (1 - math.exp(-(after + 0.6) / 2.5)) + skill[name] + rng.gauss(0, 0.01))
             )
             values[name] = (accuracy, -math.log(accuracy + 0.05))
             metrics[name] = (Metric((accuracy,), (float(examples[name]),)), values[name][1], examples[name])
+            scores[name] = [accuracy], [float(examples[name])]
         statistics = summarise(metrics)
         assert statistics is not None
-        return statistics, values
+        return statistics, values, scores
 
     rows: list[Row] = [history_row(0, bytes_up=1_200, bytes_down=450_000)]
     records: list[list[Any]] = []
@@ -88,8 +89,9 @@ def write_run(
         row["participants"] = [] if final else names
         values: dict[str, tuple[float, float]] = {}
         if final or number % evaluate_every == 0:
-            row["received"], before = evaluated(number - 1)
-            row["trained"], after = evaluated(number - 1 if final else number)
+            row["received"], before, received = evaluated(number - 1)
+            row["trained"], after, trained = evaluated(number - 1 if final else number)
+            row["scores"] = {"received": received, "trained": trained}
             values = after if personal == "trained" else before
             if common:
                 row["common"] = {"received": {"accuracy": 0.5 + number / 100, "loss": 1.0}, "trained": None}

@@ -13,9 +13,10 @@ from fedhet.config import configuration
 from fedhet.engines.running import RunResult, run_locally
 from fedhet.errors import FedhetError
 from fedhet.results.history import read_run
+from fedhet.results.report import compare_folders, write_report
 from fedhet.results.terminal import headline
 from fedhet.testing import COMMON
-from fedhet.utils.statistics import never_took_part
+from fedhet.utils.statistics import Metric, never_took_part
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 
@@ -36,7 +37,9 @@ def ran(folder: Path, method: str, **settings: Any) -> dict[str, Any]:
     return found
 
 
-def test_warning_about_refused_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_about_refused_clients(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     inputs, labels = torch.randn(20, 4), torch.arange(20) % 3
     widths = [5, 5, 6, 6, 7, 7]
 
@@ -54,7 +57,15 @@ def test_warning_about_refused_clients(tmp_path: Path, caplog: pytest.LogCapture
     (line,) = [line for line in caplog.messages if "took no part" in line]
     assert line.startswith("4 of 6 clients took no part: 2 clients (2, 3): fedavg needs equal architectures, and this")
     assert line.endswith("; use layer-average, or fedproto with fedproto.width, for different networks")
-    assert "; 4 of 6 clients took no part; failures: 4" in headline(read_run(result.folder))
+    run = read_run(result.folder)
+    assert "; 4 of 6 clients took no part; failures: 4" in headline(run)
+    refused = "4 of 6 clients took no part: clients 2, 3: fedavg needs equal architectures, and this"
+    assert refused in capsys.readouterr().out.strip().splitlines()[-1]
+    page = write_report(run.folder).read_text()
+    assert page.index('<p class="bad">4 of 6 clients took no part: clients 2, 3: ') < page.index("<dl>")
+    page = compare_folders([run.folder], tmp_path / "page.html").read_text()
+    assert page.index('<p class="bad">fedavg: 4 of 6 clients took no part: clients 2, 3: ') < page.index("<svg")
+    assert run.accuracy("personal") == Metric.total(run.by_client("received", "own").values()).value
     assert (result.summary["status"], len(result.summary["never_took_part"])) == ("completed", 4)
     for method in ("layer-average", "fedproto"):
         assert ran_by(method).summary["clients"] == 6
