@@ -105,6 +105,8 @@ class Keys(TypedDict, total=False):
     """seconds to wait for the replies of a round"""
     min_clients: int
     """minimum number of clients to start a run and to complete a round"""
+    max_examples: int
+    """maximum number of examples that a client may claim to have; 0: no limit"""
     wait_for_clients: float
     """seconds to wait for clients before the first round"""
     disclose_architecture: bool

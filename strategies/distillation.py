@@ -218,7 +218,7 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
         models = {client: reply.arrays["update"] for client, reply in replies.items() if "update" in reply.arrays}
         state.holding = list(models)
         if models:
-            mean = self.aggregator.average(models, {client: float(replies[client].examples) for client in models})
+            mean = self.aggregator.average(models, self.aggregator.weights(replies))
             spec = self.federation.specs[state.holding[0]]
             state.update = to_factors(mean, state.model, declared.energy(round, self.config.rounds))
             state.model = add_factors(state.update, state.model, spec)

@@ -100,7 +100,8 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
                     for name in grads:
                         tensors[name].grad = None
             for name, gradient in self.aggregator.average(gradients, before={}).items():
-                tensors[name].grad = to_tensor(gradient)
+                having = sum(name in arrays for arrays in gradients.values())
+                tensors[name].grad = to_tensor(gradient) * (having / len(replies))
             optimizer = self._optimizer(tensors)
             torch.nn.utils.clip_grad_norm_(tensors.values(), CLIP)
             optimizer.step()

@@ -112,12 +112,12 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         `states` has each client's arrays, and `assignments` the global index of each unit, by index of the layer; both
         are in the order of `replies`. `sizes` has the global model's number of units in each layer.
         """
-        answers = replies.values()
+        counts = [reply.arrays["classes"]["counts"] * reply.counted for reply in replies.values() if self.state.classes]
         return average_rest(
             states,
             self.groups,
-            examples=[reply.examples for reply in answers],
-            class_counts=[reply.arrays["classes"]["counts"] for reply in answers] if self.state.classes else None,
+            examples=[*self.aggregator.weights(replies).values()],
+            class_counts=counts or None,
             assignments=assignments,
             sizes=sizes,
             statistics=self.config.batch_norm == "aggregate",

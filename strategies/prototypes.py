@@ -33,6 +33,7 @@ from fedhet.methods.included import prototypes as declared
 from fedhet.methods.options import Options
 from fedhet.models.networks import Generator, draw
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
+from fedhet.server.claims import limited
 from fedhet.training import Loss, Optimisation, Phase, Step
 from fedhet.utils.randomness import torch_generator
 
@@ -87,15 +88,17 @@ class ByClass(FederatedStrategy[P, C]):
             )
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        vectors = self.bounded(replies) if self.aggregator.plain else [self.combined(replies)]
+        vectors = self.bounded(replies) if self.config.aggregation == "mean" else [self.combined(replies)]
         self.state.prototypes = class_means(vectors, self.state.prototypes)
         return {}
 
     def bounded(self, replies: Mapping[str, Reply]) -> list[Arrays]:
-        """Return each client's `classes` (k,), `means` (k, width) clipped by `clip-norm`, and example `counts` (k,)."""
+        """Return each client's `classes` (k,), `means` (k, width) clipped by `clip-norm`, and weights `counts` (k,)."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
-        return [arrays | means[client] for client, arrays in sent.items()]
+        weights = self.aggregator.weights(replies)
+        shares = {client: weights[client] / replies[client].examples for client in weights}
+        return [a | means[c] | {"counts": a["counts"] * shares[c]} for c, a in sent.items()]
 
     def combined(self, replies: Mapping[str, Reply]) -> Arrays:
         """Return `classes` (k,), their mean vectors `means` by the rule `aggregation`, and weights `counts` of 1."""
@@ -281,7 +284,11 @@ class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
 
     @property
     def counts(self) -> Tensor:
-        return torch.stack([torch.from_numpy(each["counts"]) for each in self.state.classes.values()]).sum(0)
+        claims = {client: float(arrays["counts"].sum()) for client, arrays in self.state.classes.items()}
+        most = limited(self.config, claims)
+        shares = {client: most[client] / claim for client, claim in claims.items()}
+        counts = [np.rint(arrays["counts"] * shares[c]) for c, arrays in self.state.classes.items()]
+        return torch.from_numpy(np.sum(counts, 0).astype(np.int64))
 
     def payload_for(self, client: str) -> Payload:
         payload = super().payload_for(client)

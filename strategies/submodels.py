@@ -74,8 +74,7 @@ class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
                 if len(rows) < len(array):
                     models[client][key] = array[rows]
                     parts[client][key] = (rows, *parts[client].get(key, (None,) * array.ndim)[1:])
-        weights = {client: float(reply.examples) for client, reply in replies.items()}
-        self.state.model = self.state.model | self.average_entries(models, weights, parts)
+        self.state.model = self.state.model | self.average_entries(models, self.aggregator.weights(replies), parts)
         return {}
 
 
@@ -151,7 +150,7 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
         ):
             state.last[str(depth)] = {name: array for name, array in state.model.items() if blocks[name] == depth}
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
-        weights = {client: float(reply.examples) for client, reply in replies.items()}
+        weights = self.aggregator.weights(replies)
         depths = {client: _depth(model, blocks) for client, model in models.items()}
         starts = {depth: state.model | state.last.get(str(depth), {}) for depth in sorted({*depths.values()})}
         models = {**self.aggregator.clipped(models, {client: starts[depth] for client, depth in depths.items()})}
@@ -265,7 +264,7 @@ class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
         else:
             heads = {client: {key: m[key] for key in m if not key.endswith((A, B))} for client, m in models.items()}
             values = {client: _products(model) | heads[client] for client, model in models.items()}
-        weights = {client: float(reply.examples) for client, reply in replies.items()}
+        weights = self.aggregator.weights(replies)
         means = average_shared(values, weights, self.config.aggregation, self.config.byzantine)
         for layer in _layers(before) if how != "truncate" else ():
             product = means.pop(layer)

@@ -238,6 +238,11 @@ class Reply:
         return self.given_weight if self.given_weight > 0 else float(self.examples)
 
     @property
+    def counted(self) -> float:
+        """The fraction of the client's examples that count in averages: below 1 if the server limits its claim."""
+        return self.weight / self.examples
+
+    @property
     def arrays(self) -> dict[str, Arrays]:
         """The arrays in the client's payload, by group and by name in the group."""
         return self.payload.arrays

@@ -169,6 +169,9 @@ class Config:
     )
     timeout: float = _server(3600.0, "seconds to wait for the replies of a round", above=0)
     min_clients: int = _server(1, "minimum number of clients to start a run and to complete a round", at_least=1)
+    max_examples: int = _server(
+        0, "maximum number of examples that a client may claim to have; 0: no limit", at_least=0
+    )
     wait_for_clients: float = _server(0.0, "seconds to wait for clients before the first round", at_least=0)
     disclose_architecture: bool = _node(True, "tell the server the architecture, or a custom network's class and size")
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear", at_node=True)

@@ -189,6 +189,8 @@ def _sections(run: RunFiles) -> Iterator[Section]:
     failures = _failures(run)
     tables = [[["reason", "times", "rounds", "clients"], *failures]] if failures else []
     yield Section("Failures", tables, [] if failures else ["None."])
+    if warnings := (run.summary or {}).get("warnings"):
+        yield Section("Warnings", notes=warnings)
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     ran = [f"{name}: {what}" for name, what in run.ran.items()]
     notes = ["Other keys have their defaults; config.toml has them all.", f"versions: {versions}", *ran]

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from fedhet.flower.insides import aggregate_krum, aggregate_median, aggregate_trimmed_avg
-from fedhet.messages import Arrays
+from fedhet.messages import Arrays, Reply
+from fedhet.server.claims import name_largest, trusted
 from fedhet.server.federation import Federation
 from fedhet.server.run import Run
 from fedhet.utils.text import log
@@ -36,7 +37,17 @@ class Aggregator:
     @property
     def plain(self) -> bool:
         """Whether the configured aggregation rule is the mean, without clipping."""
-        return self.run.config.aggregation == "mean" and not self.bound
+        return trusted(self.run.config)
+
+    def weights(self, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Return the weight of each client in averages: its number of examples, as far as it counts (`limit_claims`).
+
+        All methods take their weights from here. A client with more than half of all weight is named in the log.
+        """
+        weights = {client: reply.weight for client, reply in replies.items()}
+        if self.run.config.aggregation == "mean":
+            name_largest(self.run, weights, "training examples")
+        return weights
 
     def average(
         self, models: Mapping[str, Arrays], weights: Mapping[str, float] | None = None, before: Arrays | None = None

@@ -11,6 +11,7 @@ from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import simulated
 from fedhet.flower.messages import Encoder, read_reply, sent_along, write_request
 from fedhet.messages import LostState, Payload, Reply, Request, Spec, WireError, check, check_finite
+from fedhet.server.claims import check_claims, limit_claims
 from fedhet.server.run import Run
 from fedhet.utils.files import plain_name
 from fedhet.utils.machine import proof
@@ -170,7 +171,9 @@ class Federation:
         for note, clients in grouped(notes).items():
             run.warn_once(note, in_order(clients))
         round.failures.sort(key=lambda failure: client_order(failure["client"]))
-        return {client: valid[client] for client in in_order(valid)}
+        valid = {client: valid[client] for client in in_order(valid)}
+        limit_claims(run, valid)
+        return valid
 
     def _check(self, client: str, reply: Reply) -> None:
         round = self.run.round
@@ -205,6 +208,7 @@ class Federation:
             raise WireError(
                 "the client's reply has a weight, which only apps with fedhet.wrap may set: remove `weight` in its mods"
             )
+        check_claims(self.run.config, reply)
         metric, labels = known.report.metric, known.report.labels
         for name, measured in reply.measured.items():
             values = measured.metric.values

@@ -17,6 +17,7 @@ from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart
 from fedhet.methods.options import Config
 from fedhet.results.state import ClientRecord
+from fedhet.server.claims import check_claims
 from fedhet.server.federation import reason_of
 from fedhet.server.round import Common, Hooks
 from fedhet.utils.files import state_folder
@@ -184,6 +185,7 @@ class Handshake:
                 f"weighted_by_key = {weight!r} names a metric of a client's own train function, but this client trains "
                 "with fedhet's loop: leave weighted_by_key out, or use fedhet.wrap for the client's app"
             )
+        check_claims(run.config, reply)
         self._check_network(report.spec)
         before = run.state.aside()
         try:

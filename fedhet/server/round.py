@@ -166,8 +166,7 @@ class Hooks(Generic[P, S]):
         """
         models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
         if models and self.traits.shares.averaged:
-            weights = {client: replies[client].weight for client in models}
-            self.state.model = self.state.model | self.aggregator.average(models, weights)
+            self.state.model = self.state.model | self.aggregator.average(models, self.aggregator.weights(replies))
         return {}
 
     # ---- results
@@ -232,8 +231,8 @@ class Hooks(Generic[P, S]):
     def _fetch_first_arrays(self) -> None:
         """Request the initial weights that the shared model lacks from two clients, and from a third if they disagree.
 
-        The weights of the client that is most similar to another are used. With a robust aggregation rule or
-        `clip-norm`, all clients are asked, and Krum selects one.
+        The weights of the client that is most similar to another are used. With a robust aggregation rule, all
+        clients are asked, and Krum selects one.
         """
         state, specs, sent = self.state, self.federation.specs, dict[str, Arrays]()
         missing = {client: specs[client].keys() - state.model.keys() for client in self.federation.nodes}
@@ -253,7 +252,7 @@ class Hooks(Generic[P, S]):
                 self.federation.ask(FIRST, dict.fromkeys(asked, Payload()), keep)
 
         model: Arrays = {}
-        if self.aggregator.plain:
+        if self.config.aggregation == "mean":
             ask(2)
             if any((far := distances(sent)).values()):
                 ask(3)

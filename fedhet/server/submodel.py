@@ -77,9 +77,8 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
-        weights = {client: float(replies[client].examples) for client in models}
         parts = {client: self.parts(client) for client in models}
-        self.state.model = self.state.model | self.average_entries(models, weights, parts)
+        self.state.model = self.state.model | self.average_entries(models, self.aggregator.weights(replies), parts)
         return {}
 
     def average_entries(

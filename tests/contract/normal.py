@@ -142,6 +142,17 @@ class NormalRuns:
         for mine, other in zip(_tensors(batches), _tensors(alone), strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)
 
+    def test_a_clip_norm_that_clips_nothing_changes_nothing(self, case: Case, tmp_path: Path) -> None:
+        """Clients have unequal numbers of examples, and share some arrays with few others."""
+        if not case.traits.bounded:
+            pytest.skip("the method has no clip-norm")
+        unequal: dict[str, Any] = {"clients": 4, "rounds": 3, "partition": "dirichlet", "samples-per-client": 0}
+        without, loose = (
+            run(tmp_path / f"{norm:g}", case.settings(unequal, clip_norm=norm, optimizer="sgd")) for norm in (0.0, 1e9)
+        )
+        for mine, other in zip(_tensors(loose), _tensors(without), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
     # ---- on disk and over the wire
 
     def test_the_state_is_the_same_from_disk(self, case: Case, cache: RecordedRuns, tmp_path: Path) -> None:

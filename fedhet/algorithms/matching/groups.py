@@ -182,7 +182,7 @@ def average_rest(
     states: Sequence[State],
     groups: graphs.PermutationGroups,
     *,
-    examples: Sequence[int],
+    examples: Sequence[float],
     class_counts: npt.ArrayLike | None = None,
     assignments: Sequence[Assignments],
     sizes: Sequence[int],

@@ -1,0 +1,91 @@
+"""Limits of the numbers of examples that clients claim, which are their weights in averages and in metrics."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import median_low
+
+from fedhet.messages import Reply, WireError
+from fedhet.methods.options import Config
+from fedhet.server.run import Run
+from fedhet.utils.statistics import Metric
+
+MOST = 10.0
+"""With `clip-norm` or a robust rule, a claim counts as at most this multiple of the clients' median claim."""
+
+
+def trusted(config: Config) -> bool:
+    """Return whether the aggregation rule is the mean, without clipping, so that claims are not limited."""
+    return config.aggregation == "mean" and not config.clip_norm
+
+
+def limited(config: Config, claims: Mapping[str, float]) -> dict[str, float]:
+    """Return the clients' claims, limited to `MOST` times their (lower) median unless claims are trusted."""
+    claimed = [claim for claim in claims.values() if claim > 0]
+    if trusted(config) or not claimed:
+        return dict(claims)
+    return {client: min(claim, MOST * median_low(claimed)) for client, claim in claims.items()}
+
+
+def check_claims(config: Config, reply: Reply) -> None:
+    """Check that a client's numbers of examples and its weight do not exceed `max-examples`."""
+    claims = {
+        "training examples": max(reply.examples, reply.given_weight),
+        "test examples": reply.test_examples,
+        "validation examples": reply.validation_examples,
+    }
+    for kind, claim in claims.items():
+        if config.max_examples and claim > config.max_examples:
+            raise WireError(
+                f"the client claims {claim:.16g} {kind}, and max-examples is {config.max_examples}: raise it if the "
+                "client has so many"
+            )
+
+
+def name_largest(run: Run, claims: Mapping[str, float], kind: str) -> None:
+    """Log a warning that names a client with more than half of all weight, if at least three clients have any."""
+    client = max(claims, key=lambda name: claims[name], default="")
+    if sum(claim > 0 for claim in claims.values()) > 2 and 2 * claims[client] > sum(claims.values()):
+        run.warn_once(
+            f"client {client} claims {claims[client]:.16g} {kind}, more than all others of a round together, and has "
+            "more than half of all weight: set max-examples to refuse claims that cannot be true"
+        )
+
+
+def limit_claims(run: Run, replies: Mapping[str, Reply]) -> None:
+    """Limit the weights of clients' updates and metrics in place; metrics have the weight of the test examples."""
+    trained = {client: reply.weight for client, reply in replies.items() if client in run.round.training}
+    for client, weight in limited(run.config, trained).items():
+        if weight < trained[client]:
+            replies[client].given_weight = weight
+    names = {name for reply in replies.values() for name in reply.measured if not name.startswith("common-")}
+    for kind, prefixed in (("test_examples", False), ("validation_examples", True)):
+        claims = limited(run.config, {client: float(getattr(reply, kind)) for client, reply in replies.items()})
+        for name in sorted(name for name in names if name.startswith("validation-") == prefixed):
+            _limit_metric(run, replies, name, claims)
+        for client, claim in claims.items():
+            setattr(replies[client], kind, int(claim))
+        if prefixed is False and names:
+            name_largest(run, claims, "test examples")
+
+
+def _limit_metric(run: Run, replies: Mapping[str, Reply], name: str, claims: Mapping[str, float]) -> None:
+    """Limit the weights of the metric `name` to what numbers of examples (`claims`) allow: as a rule, to one for each.
+
+    AUC has a weight for each pair of examples. If most clients have several predictions for each example, as for tokens
+    and pixels, a client may have up to `MOST` times as many as the median client.
+    """
+    largest = {
+        client: max(reply.measured[name].metric.weights) for client, reply in replies.items() if name in reply.measured
+    }
+    own_weights = run.flower_options.weighted_by_key != type(run.flower_options).weighted_by_key
+    if own_weights:
+        claims = limited(run.config, largest)
+    ratios = [weight / claims[client] for client, weight in largest.items() if weight and claims[client]]
+    middle = median_low(ratios or [1.0])
+    for client, weight in largest.items():
+        most = claims[client] * (1.0 if middle <= 1 or own_weights else MOST * middle)
+        most = claims[client] ** 2 / 4 if run.metric == "auc" else most
+        if weight > most:
+            measured = replies[client].measured[name]
+            weights = tuple(each * most / weight for each in measured.metric.weights)
+            replies[client].measured[name] = replace(measured, metric=Metric(measured.metric.values, weights))
