@@ -44,6 +44,10 @@ class ModelError(FedhetError, ValueError):
     """A model that does not exist, or that does not suit its data or method."""
 
 
+class WriteError(OSError):
+    """A file of a run that cannot be written, such as on a full disk; it ends a simulation."""
+
+
 class UserCodeError(DataError, ModelError):
     """An exception that a user's function or dataset raised; the message names its file and line."""
 
@@ -72,7 +76,7 @@ def _users(error: BaseException) -> traceback.FrameSummary | None:
 def in_words(error: OSError) -> str:
     """Return a text that says which file caused an OSError, and why."""
     if error.filename is None:
-        return f"{type(error).__name__}: {error.strerror or error}"
+        return str(error) if isinstance(error, WriteError) else f"{type(error).__name__}: {error.strerror or error}"
     return f"{error.filename} cannot be written or read: {error.strerror or error}"
 
 

@@ -58,6 +58,10 @@ class TestRun:
         assert "here: report.html" in result.stdout
         summary = json.loads(Path("here/summary.json").read_text())
         assert (summary["status"], summary["seed"], summary["clients"]) == ("completed", 3, 2)
+        Path("here/report.html").unlink()  # as if the run was killed before the page was written
+        said = fedhet_command("run", "--resume", "here").stdout
+        assert said.startswith("the run in here is complete, and its report.html is written now: ")
+        assert Path("here/report.html").is_file()
 
     def test_a_run_is_repeated_resumed_and_reported(self) -> None:
         assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0

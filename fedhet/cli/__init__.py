@@ -65,10 +65,12 @@ def run(
             raise ConfigError("--set resume is not possible: use --resume DIR")
         if resume is not None:
             from fedhet.results.history import read_run
+            from fedhet.results.report import complete_report
 
             written = not by_hand and (resume / "summary.json").is_file()
             if written and (read_run(resume).summary or {}).get("status") == "completed":
-                typer.echo(printable(f"the run in {resume} is complete: to train further, --set rounds=MORE"))
+                page = ", and its report.html is written now" if complete_report(resume) else ""
+                typer.echo(printable(f"the run in {resume} is complete{page}: to train further, --set rounds=MORE"))
             else:
                 _run(by_hand, folder=resume, resume=True)
             return

@@ -17,7 +17,7 @@ from fedhet.config.client_setup import ClientInfo
 from fedhet.config.user_functions import UserFunctions
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
-from fedhet.errors import FedhetError, UserCodeError
+from fedhet.errors import FedhetError, UserCodeError, WriteError
 from fedhet.flower import ClientApp, Context, Message, MessageType
 from fedhet.flower.grid import ANSWER_ALL
 from fedhet.flower.insides import failure
@@ -164,7 +164,8 @@ class Answers:
             reason = reason.removeprefix(f"client {name}: ")  # the server knows the name, and counts equal reasons
             reason = f"on machine {machine}: {reason}" if machine else reason
             again = not isinstance(error, FedhetError) or error.may_pass
-            record = write_refusal(name, reason, lost=isinstance(error, LostState), again=again)
+            flags = {"lost": isinstance(error, LostState), "unwritten": isinstance(error, WriteError)}
+            record = write_refusal(name, reason, again=again, **flags)
             outcome, refused = f"refused: {reason}", True
         if policy.deployed or refused:
             log.info("client %s: %s: %s", name, asked, outcome)

@@ -21,7 +21,7 @@ from fedhet.config import client_setup, configuration, user_functions
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.toml import from_json, load
 from fedhet.data import PublicDataset
-from fedhet.errors import ConfigError, FedhetError, ModelError, check_kinds, in_words
+from fedhet.errors import ConfigError, FedhetError, ModelError, check_kinds
 from fedhet.messages import LostState, difference, spec_of
 from fedhet.methods import registry
 from fedhet.models.copies import copied, load_state
@@ -72,12 +72,7 @@ class ClientStore:
         If the client's reply is lost, the server asks for the state after round `after` again. A `closing` round, after
         the last one, removes no states: a run that is resumed with more rounds continues from the state before it.
         """
-        try:
-            write_tensors(self._states / f"{round}.safetensors", tensors, packed=True)
-        except OSError as error:
-            raise FedhetError(
-                f"the client's state cannot be saved: {in_words(error)}; free disk space and resume the run (--resume)"
-            ) from error
+        write_tensors(self._states / f"{round}.safetensors", tensors, packed=True)
         for path in self._states.glob("*.safetensors"):
             if not closing and path.stem not in (str(round), str(after)):
                 path.unlink(missing_ok=True)

@@ -160,8 +160,11 @@ class VariantResult:
             if value is not None and another is not None:
                 mine[seed], theirs[seed] = value, another
                 counts.append(len(common))
-        found = paired_difference(mine, theirs)
-        return found and replace(found, over=_of_all(counts, self.outcomes[0].run.settings))
+        if (found := paired_difference(mine, theirs)) is None:
+            return None
+        wanted = self.outcomes[0].run.settings.clients - self.outcomes[0].run.settings.unseen_clients
+        numbers = " to ".join(str(number) for number in sorted({min(counts), max(counts)}))
+        return replace(found, over=f"{numbers} of {wanted}" if 0 < min(counts) < wanted else "")
 
     def _by_seed(self, measure: str) -> dict[int, float]:
         return {each.run.seed: value for each in self.outcomes if (value := each.values[measure]) is not None}
@@ -207,13 +210,6 @@ def absent(results: Iterable[VariantResult]) -> Iterator[str]:
     for result in results:
         lines = grouped((line, str(each.run.seed)) for each in result.outcomes for line in each.files.absences)
         yield from (f"{result.variant}, seeds {', '.join(seeds)}: {line}." for line, seeds in lines.items())
-
-
-def _of_all(counts: Sequence[int], config: Config) -> str:
-    wanted = config.clients - config.unseen_clients
-    if not 0 < min(counts, default=0) < wanted:
-        return ""
-    return f"{' to '.join(map(str, sorted({min(counts), max(counts)})))} of {wanted}"
 
 
 def is_local(config: Config) -> bool:

@@ -272,12 +272,8 @@ class _Search:
         """Recommend a method, given the comparison's runs and the errors of failed ones by name; write all results."""
         results = measure(runs, failed)
         local = next(each for each in results if each.variant == "local")
-
-        def gain(result: VariantResult) -> float:
-            difference = result.difference(local, SCORE)
-            return -math.inf if difference is None else difference.mean
-
-        ranked = sorted((each for each in results if each.outcomes), key=gain, reverse=True)
+        gains = {each.variant: found.mean for each in results if (found := each.difference(local, SCORE))}
+        ranked = sorted((each for each in results if each.variant in gains), key=lambda each: -gains[each.variant])
         controls = [each for each in ranked if each.variant in CONTROLS]
         federated, alone = next((each for each in ranked if each not in controls), None), controls[0]
         differences = [federated.difference(each, SCORE) for each in controls] if federated else [None]

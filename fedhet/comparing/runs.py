@@ -27,6 +27,7 @@ from fedhet.errors import ConfigError, FedhetError, check_kinds
 from fedhet.methods import registry
 from fedhet.methods.keys import default_of
 from fedhet.results.history import read_run
+from fedhet.results.report import complete_report
 from fedhet.server.run import numbered
 from fedhet.utils import text
 from fedhet.utils.files import LOCK, check_links, check_place
@@ -148,6 +149,9 @@ class Execution:
         ended = [run.name for run in runs if why_incomplete(run) is None]
         if ended:
             self.tell(f"{len(ended)} of {len(runs)} runs were completed before and are not repeated")
+        for run in runs:
+            if run.name in ended:
+                complete_report(run.folder)  # it may have been killed before it wrote this last file
         jobs = (self._job(run) for run in runs if run.name not in ended)
         by_name = {run.name: run for run in runs}
         failed: dict[str, str] = {}

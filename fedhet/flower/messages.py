@@ -18,7 +18,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedhet.errors import FedhetError
+from fedhet.errors import FedhetError, WriteError
 from fedhet.flower.insides import LEGACY, NORM_BIT, array_of, filled, no_handler
 from fedhet.messages import DTYPES, Arrays, Fields, LostState, Payload, Reply, Report, Request, WireError, by_position
 from fedhet.utils.files import plain_name
@@ -78,12 +78,21 @@ def read_request(record: RecordDict) -> tuple[Request, str]:
     return Request.from_json(said.text("request", longest=2**16)), settings
 
 
-def write_refusal(client: str, reason: str, *, lost: bool = False, again: bool = False) -> RecordDict:
+def write_refusal(client: str, reason: str, **flags: bool) -> RecordDict:
     """Return the content of a reply in which `client` refuses a request for a `reason`.
 
-    `lost` means that the client has lost its state and needs a new handshake, `again` that it can be asked again.
+    Flags that may be true: `lost` (the client has lost its state and needs a new handshake), `again` (it can be asked
+    again), `unwritten` (a file cannot be written).
     """
-    return RecordDict({"report": ConfigRecord({"client": client, "refusal": reason, "lost": lost, "again": again})})
+    return RecordDict({"report": ConfigRecord({"client": client, "refusal": reason, **flags})})
+
+
+def check_written(message: Message) -> None:
+    """Raise a WriteError if a client's reply says that a file cannot be written."""
+    report = message.content.get("report") if message.has_content() else None
+    if isinstance(report, ConfigRecord) and report.get("unwritten") is True:
+        client, reason = str(report.get("client")), str(report.get("refusal"))
+        raise WriteError(f"client {client}: {reason}")
 
 
 def write_reply(reply: Reply, *, flower: bool = False) -> RecordDict:

@@ -97,7 +97,7 @@ def loss_figure(run: RunFiles) -> Figure | None:
     figure, axes = new_figure(2.7)
     training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
     draw_line(axes, training, color=ORANGE, label="training")
-    draw_line(axes, scored_curve(run.rows, run.scored, "loss"), color=BLUE, label="test")
+    draw_line(axes, scored_curve(run.rows, run.scored, measure="loss"), color=BLUE, label="test")
     return figure if label_axes(axes, "round", "loss") else None
 
 

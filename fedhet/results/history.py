@@ -131,19 +131,13 @@ def last_round(rows: Iterable[Row]) -> int:
     return max((row["round"] for row in rows if not row.get("final")), default=0)
 
 
-def scored_curve(
-    rows: Sequence[Row],
-    which: Which,
-    measure: Literal["accuracy", "loss"] = "accuracy",
-    clients: Collection[str] | None = None,
-) -> list[tuple[int, float]]:
-    """Return pairs (round, weighted mean `measure`) on clients' own test sets or, if there are none, the common one.
+def scored_curve(rows: Sequence[Row], which: Which, **options: Any) -> list[tuple[int, float]]:
+    """Return the `learning_curve` on clients' own test sets or, if there are none, on the common one.
 
-    `which` selects the networks as clients `received` them from the server, or as they `trained` them; accuracies are
-    means over `clients`, by default all.
+    `which` selects the networks as clients `received` them from the server, or as they `trained` them; `options` are
+    the arguments `measure` and `clients` of `learning_curve`.
     """
-    own = learning_curve(rows, which, measure=measure, clients=clients)
-    return own or learning_curve(rows, which, test="common", measure=measure, clients=clients)
+    return learning_curve(rows, which, **options) or learning_curve(rows, which, test="common", **options)
 
 
 def absences(rows: Sequence[Row], scored: Which) -> Iterator[str]:

@@ -3,13 +3,15 @@
 import dataclasses
 import hashlib
 import json
+import os
 import platform
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +35,8 @@ from fedhet.utils.files import (
     state_home,
     write_arrays,
     write_text,
+    write_whole,
+    writing,
 )
 from fedhet.utils.machine import cores
 from fedhet.utils.statistics import ClientRow
@@ -132,23 +136,31 @@ class RunDirectory(Observer):
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Append the round to the files, then save the state; after a crash in between, resuming removes the round."""
         self._begin()
-        self._append("clients.csv", csv_lines(vars(row).values() for row in report.clients))
-        self._append("history.jsonl", json.dumps(report.row) + "\n")
-        if not report.row.get("final"):
-            number, every = report.row["round"], self.config.save_every
-            if every and number and number % every == 0:
+        number, every, final = report.row["round"], self.config.save_every, report.row.get("final")
+        path = self.folder / "checkpoint" / f"{number}.safetensors"
+        before_last = path.with_name(f"{(run.state.stopped or self.config.rounds) - 1}{path.suffix}")
+        earlier = [] if final else [old for old in self._checkpoints() if old != path]
+        sizes = {name: (self.folder / name).stat().st_size for name in self._texts}
+        try:
+            self._append("clients.csv", csv_lines(vars(row).values() for row in report.clients))
+            self._append("history.jsonl", json.dumps(report.row) + "\n")
+            if every and number and number % every == 0 and not final:
                 self._collect_models(run, number)
-            path = self.folder / "checkpoint" / f"{number}.safetensors"
-            before_last = (run.state.stopped or self.config.rounds) - 1
-            earlier = [old for old in self._checkpoints() if old != path]
+            if before_last in earlier:
+                (path.parent / EARLIER).mkdir(exist_ok=True)
             # A new file before the old one is removed: replacing a file makes the disk's journal wait for the data.
-            run.state.save(path, digests=json.dumps({name: each.hexdigest() for name, each in self._digests.items()}))
-            for old in earlier:
-                if int(old.stem) == before_last:
-                    (path.parent / EARLIER).mkdir(exist_ok=True)
-                    old.replace(path.parent / EARLIER / old.name)
-                else:
-                    old.unlink()
+            digests = json.dumps({name: each.hexdigest() for name, each in self._digests.items()})
+            if not final:
+                run.state.save(path, digests=digests)
+        except OSError:  # the round does not count
+            for name, size in sizes.items():
+                os.truncate(self.folder / name, size)
+            raise
+        for old in earlier:
+            if old == before_last:
+                old.replace(path.parent / EARLIER / old.name)
+            else:
+                old.unlink()
 
     def finished(self, run: RunInfo) -> None:
         self._collect_models(run)
@@ -160,8 +172,11 @@ class RunDirectory(Observer):
         if self._unchanged:
             return
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
-        self._write_summary(run, "failed", error=reason)
-        self._show()
+        if isinstance(error, OSError):
+            reason = in_words(error)
+        with suppress(OSError):  # the disk may be full, as `error` then says
+            self._write_summary(run, "failed", error=reason)
+            self._show()
 
     def _write_summary(self, run: RunInfo, status: str, **further: str) -> None:
         summary = summarised(read_history(self.folder), run, self.config)
@@ -188,8 +203,7 @@ class RunDirectory(Observer):
         places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if run.state.run else [])]
         for place in places:
             for path in sorted((place / run.state.run / name).glob("*.safetensors")):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
-                shutil.move(path, self.folder / name / path.name)
+                write_whole(self.folder / name / path.name, partial(shutil.move, path))
         if (run.traits.whole or run.state.serves) and run.state.model:
             write_arrays(self.folder / name / "global.safetensors", run.state.model)
 
@@ -247,7 +261,8 @@ class RunDirectory(Observer):
         return last
 
     def _append(self, name: str, text: str) -> None:
-        with (self.folder / name).open("a", encoding="utf-8", newline="") as file:
+        path = self.folder / name
+        with writing(path), path.open("a", encoding="utf-8", newline="") as file:
             file.write(text)
         self._digests[name].update(text.encode())
 

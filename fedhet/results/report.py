@@ -169,6 +169,14 @@ def write_report(folder: Path | str) -> Path:
     return path
 
 
+def complete_report(folder: Path | str) -> bool:
+    """Write the report of a completed run that was killed before it was written; return whether that was needed."""
+    if (Path(folder) / "report.html").is_file() or not read_run(folder).settings.get("report", True):
+        return False
+    write_report(folder)
+    return True
+
+
 def _status(run: RunFiles) -> list[tuple[str, str]]:
     absent = [("bad", line) for line in run.absences]
     if run.summary is None:

@@ -9,7 +9,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Grid, Message, MessageType, RecordDict
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import simulated
-from fedhet.flower.messages import Encoder, read_reply, sent_along, write_request
+from fedhet.flower.messages import Encoder, check_written, read_reply, sent_along, write_request
 from fedhet.messages import LostState, Payload, Reply, Request, Spec, WireError, check, check_finite
 from fedhet.server.claims import check_claims, limit_claims
 from fedhet.server.run import Run
@@ -136,6 +136,8 @@ class Federation:
         names = {node: client for client, node in self.nodes.items()}
         for node in sent:
             if node in answers:
+                if self.simulated:  # the clients' disk is that of the run
+                    check_written(answers[node])
                 yield node, answers[node]
             else:
                 hook = " (or a hook of the strategy left the client out)" if self.run.flower else ""

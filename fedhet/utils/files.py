@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError, FedhetError, WriteError
 from fedhet.utils.text import cell
 
 if TYPE_CHECKING:
@@ -83,17 +83,25 @@ def check_place(folder: Path) -> None:
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file atomically: call `write` with a temporary path, then rename that file; creates a missing folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        write(temporary)
-        os.replace(temporary, path)
-    except Exception as error:  # what a full disk has of it only takes room
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(temporary)
+            os.replace(temporary, path)
+    except Exception:  # what a full disk has of it only takes room
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(path)
         raise
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Context manager in which an OSError becomes a WriteError that names the file `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def _save(

@@ -1,6 +1,5 @@
 """A client's files: states, and models that are loaded again, start another run, and are saved on the way."""
 
-import errno
 from pathlib import Path
 
 import pytest
@@ -167,12 +166,3 @@ def test_flipped_bit(tmp_path, kind):
     with pytest.raises(FedhetError, match=r"1\.safetensors is damaged, since its digest does not match its content"):
         read_tensors(path)
     assert store.load(1) is None
-
-
-def test_full_disk_names_resume(tmp_path, monkeypatch):
-    def full(path, tensors, packed):
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr("fedhet.client.state.write_tensors", full)
-    with pytest.raises(FedhetError, match="No space left on device; free disk space and resume the run"):
-        ClientStore(tmp_path, "", "0").save(1, {"w": torch.ones(2)}, after=-1)

@@ -88,6 +88,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedhet.comparing.save_png", lambda figure, path: None)
     monkeypatch.setattr("fedhet.comparing.write_together", lambda *_: None)
     monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)
+    monkeypatch.setattr("fedhet.results.report.write_report", lambda folder: (folder / "report.html").touch())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
