@@ -64,8 +64,8 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         failure = f"<pre>{escape(self.failure)}</pre>" if self.failed else ""
-        above = "".join(f"<p>{escape(line)}</p>" for line in absent(self.results))
-        return above + table(tables.whole_table(self.results, self.baseline)) + failure
+        lines = "".join(f"<p>{escape(line)}</p>" for line in absent(self.results))
+        return lines + table(tables.whole_table(self.results, self.baseline)) + failure
 
 
 def compare(
@@ -154,8 +154,7 @@ def _compared(
         dataset = "own data" if shared.functions.data is not None else runs[0].settings.dataset
         said = verdict(results, done.baseline)
         publish(done, said, notes, f"{', '.join(shared.own)} on {dataset}", execute)
-    above = [*absent(results), said]
-    execute.show(Text("\n".join([*(note for note in notes if note not in shared.notes), *above])))
+    execute.show(Text("\n".join([*(note for note in notes if note not in shared.notes), *absent(results), said])))
     execute.tell(f"results are in {out.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
     if len(failed) == len(runs):
         raise FedhetError(done.failure)

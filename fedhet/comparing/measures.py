@@ -3,6 +3,7 @@
 All numbers are from the last round. Spread is the sample standard deviation over seeds.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
@@ -149,21 +150,18 @@ class VariantResult:
 
         The result is None if no client was scored by both with the same seed.
         """
-        mine, theirs, counts = dict[int, float](), dict[int, float](), list[int]()
-        others = {each.run.seed: each for each in other.outcomes}
-        for each in self.outcomes:
-            seed = each.run.seed
-            if seed not in others:
-                continue
-            common = each.clients(measure) & others[seed].clients(measure)
-            value, another = each.over(measure, common), others[seed].over(measure, common)
-            if value is not None and another is not None:
-                mine[seed], theirs[seed] = value, another
-                counts.append(len(common))
+        mine, theirs, counts = dict[int, float](), dict[int, float](), set[int]()
+        for one, another in itertools.product(self.outcomes, other.outcomes):
+            common = one.clients(measure) & another.clients(measure)
+            value, subtracted = one.over(measure, common), another.over(measure, common)
+            if one.run.seed == another.run.seed and value is not None and subtracted is not None:
+                mine[one.run.seed] = value
+                theirs[one.run.seed] = subtracted
+                counts.add(len(common))
         if (found := paired_difference(mine, theirs)) is None:
             return None
         wanted = self.outcomes[0].run.settings.clients - self.outcomes[0].run.settings.unseen_clients
-        numbers = " to ".join(str(number) for number in sorted({min(counts), max(counts)}))
+        numbers = " to ".join(map(str, sorted({min(counts), max(counts)})))
         return replace(found, over=f"{numbers} of {wanted}" if 0 < min(counts) < wanted else "")
 
     def _by_seed(self, measure: str) -> dict[int, float]:
@@ -184,7 +182,7 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     other = "training alone" if any(is_local(each.run.settings) for each in baseline.outcomes) else baseline.variant
     known, different, same = differences(results, baseline), [], []
     scored = [each.variant for each in results if None not in (each.mean(PERSONAL), baseline.mean(PERSONAL))]
-    apart = [variant for variant in scored if variant not in known and variant != baseline.variant]
+    apart = [name for name in scored if name not in (*known, baseline.variant)]
     unlike = "".join(f" {name} and {baseline.variant} have no scores of the same clients." for name in apart)
     if known and all(each.p is None for each in known.values()):
         few = ", ".join(f"{name}{each.where}" for name, each in known.items() if each.over)

@@ -144,8 +144,8 @@ def absences(rows: Sequence[Row], scored: Which) -> Iterator[str]:
     """Yield a line about clients that took no part, and one about other clients that failed in the last evaluation."""
     absent = never_took_part(rows)
     late = {client: reason for client, reason in unscored(rows, scored).items() if client not in absent}
-    there = {client for row in rows for client in row["participants"]} | absent.keys() | late.keys()
-    there |= {client for row in rows for by_client in row.get("scores", {}).values() for client in by_client}
+    evaluated = (client for row in rows for by_client in row.get("scores", {}).values() for client in by_client)
+    there = {client for row in rows for client in row["participants"]} | {*evaluated, *absent, *late}
     for words, group in ((ABSENT, absent), ("clients failed in the last evaluation", late)):
         by_reason = grouped((group[client], client) for client in sorted(group, key=client_order))
         reasons = (f"client{'s'[: len(names) - 1]} {', '.join(names)}: {why}" for why, names in by_reason.items())
