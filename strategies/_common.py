@@ -12,7 +12,7 @@ from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Reply, WireError, check, load_into, to_arrays
 from fedhet.tasks import Task
 from fedhet.training import Phase, train
-from fedhet.utils.machine import one_thread
+from fedhet.utils.process import standard_settings
 from fedhet.utils.randomness import seeded, torch_generator
 from fedhet.utils.text import log
 
@@ -83,7 +83,7 @@ def train_at_server(
     load_into(network.state_dict(), weights)
     task, generator = Task("classification"), torch_generator(seed, "server", round)
     try:
-        with one_thread(), seeded(seed, "dropout", "server", round):
+        with standard_settings(), seeded(seed, "dropout", "server", round):
             trained = train(network, phase, examples, task, lambda batch, _: transform(batch), generator=generator)
     except ModelError as error:
         log.warning("round %d: training failed, so the server's network is unchanged: %s", round, error)

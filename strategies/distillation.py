@@ -29,7 +29,8 @@ from fedhet.methods.included import distillation as declared
 from fedhet.models.representation import precision
 from fedhet.server import Common, FederatedStrategy, State, in_order
 from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft_divergence
-from fedhet.utils.machine import device_of, one_thread
+from fedhet.utils.machine import device_of
+from fedhet.utils.process import standard_settings
 
 from ._common import build_at_server, outputs_of, train_at_server
 from .fedhenn import distance_metric, packed_rows, public_rows
@@ -153,7 +154,7 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
         state, seed = self.state, self.config.seed
         state.model, trained = train_at_server(network, state.model, self._phase(), examples, seed, round, transform)
         if self.options.teach and trained:
-            with one_thread():
+            with standard_settings():
                 self.teach(round, read(network, inputs, transform).cpu())
         return distance_metric(replies.values(), "distance") | trained
 

@@ -20,7 +20,7 @@ from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check, to_a
 from fedhet.methods.included.hypernetworks import FLHAGHNOptions, PFedHNOptions, flha_ghn, pfedhn
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State
 from fedhet.training import eager
-from fedhet.utils.machine import one_thread
+from fedhet.utils.process import standard_settings
 
 
 class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
@@ -75,7 +75,7 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
             self.state.starts = self.state.starts | {reply.client: starts}
 
     def payload_for(self, client: str) -> Payload:
-        with torch.no_grad(), one_thread():
+        with standard_settings(), torch.no_grad():
             written = self._written(self._hypernetwork(), client)
         return Payload({"model": to_arrays(written)})
 
@@ -88,7 +88,7 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         deltas: Mapping[str, Arrays] = {client: reply.arrays["delta"] for client, reply in replies.items()}
         if plain:  # a scale that a client sent is a factor of its gradient
             deltas = self.aggregator.clipped(deltas, scales={client: self._scales(client) for client in deltas})
-        with one_thread():
+        with standard_settings():
             for client, delta in deltas.items():
                 written = self._written(hypernetwork, client)
                 share = len(replies) if plain else 1

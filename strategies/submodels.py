@@ -45,7 +45,7 @@ from fedhet.methods.included import submodels as declared
 from fedhet.methods.included.submodels import A, B
 from fedhet.server import ArraysBy, Common, average_shared
 from fedhet.server.submodel import SubmodelState, SubmodelStrategy, cut, read_network
-from fedhet.utils.machine import one_thread
+from fedhet.utils.process import standard_settings
 from fedhet.utils.statistics import grouped, in_order
 
 
@@ -288,14 +288,14 @@ def _layers(model: Arrays) -> list[str]:
 
 
 def _products(model: Arrays) -> Arrays:
-    with one_thread():
+    with standard_settings():
         pairs = {layer: [torch.from_numpy(model[layer + each]) for each in (B, A)] for layer in _layers(model)}
         return {layer: (b @ a).numpy() for layer, (b, a) in pairs.items()}
 
 
 def _factors(product: Array, rank: int) -> tuple[Array, Array]:
     """Return A (rank, in) and B (out, rank) such that B A approximates `product` (out, in) best, by SVD."""
-    with one_thread():
+    with standard_settings():
         u, s, v = (each.numpy() for each in torch.linalg.svd(torch.from_numpy(product).double(), full_matrices=False))
     a, b = _filled(v[:rank], (rank, product.shape[1])), _filled((u * s)[:, :rank], (len(product), rank))
     return a.astype(product.dtype), b.astype(product.dtype)

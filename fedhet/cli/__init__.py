@@ -19,8 +19,8 @@ from fedhet.config.toml import parse_settings, toml_value
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, in_words
 from fedhet.methods import registry
 from fedhet.methods.options import Config
-from fedhet.utils.files import state_home
-from fedhet.utils.machine import ended_by_signals, exit_code
+from fedhet.utils.files import expanded, state_folder
+from fedhet.utils.machine import ended_by_signals, exit_code, open_streams
 from fedhet.utils.text import __version__, printable, terminal
 
 FAILED, BAD_INPUT = 1, 2
@@ -35,6 +35,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the `fedhet` command."""
+    open_streams()
     app(prog_name="fedhet")
 
 
@@ -79,7 +80,7 @@ def run(
             raise ConfigError(f"{config} is a preset, and --set preset names another preset: give only one of them")
         complete = configuration.resolve(base | by_hand, over=by_hand.keys())
         folder = (
-            Path(complete.out) if complete.out else _quietly("fedhet.server.run").new_folder(Path("runs"), complete)
+            expanded(complete.out) if complete.out else _quietly("fedhet.server.run").new_folder(Path("runs"), complete)
         )
         _run(complete, folder=folder)
 
@@ -185,7 +186,7 @@ def clean(
     with _errors(everything_is_input=True):
         from fedhet.client.state import remove_old
 
-        home = state_dir or state_home()
+        home = state_folder(state_dir or "", "")
         removed = remove_old(home, days)
         for path in removed:
             typer.echo(printable(f"removed {path}"))

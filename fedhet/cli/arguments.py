@@ -1,5 +1,6 @@
 """Arguments and options of the command line, with their types, help and completion."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ def path_of(name: str | Path) -> Path:
     """Convert an argument to a path; raises a `typer.BadParameter` if it cannot be one, such as an empty text."""
     if not str(name) or "\0" in str(name):
         raise typer.BadParameter(f"{name!r} is not the name of a file or folder: give its path, such as runs/one")
-    return Path(name).expanduser()
+    return Path(os.path.expanduser(name))  # which returns `~` unchanged if the home folder is unknown
 
 
 def method_names(incomplete: str) -> list[str]:

@@ -33,6 +33,7 @@ from fedhet.tasks import Task, as_task
 from fedhet.training import compute_in_batches
 from fedhet.utils.machine import cluster_machine, in_ray
 from fedhet.utils.machine import describe as describe_device
+from fedhet.utils.process import standard_settings
 from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import Work
 from fedhet.utils.text import log, log_once, traceback_in_file
@@ -124,7 +125,7 @@ class Answers:
 
     def answer_all(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
         """Return, for each message in order, the reply that `answer` computes, or the exception that it raises."""
-        with seeded(0, "messages"):  # restores the global generators
+        with standard_settings(), seeded(0, "messages"):  # restores the global generators
             return do([self._work(answer, message, context) for message, context in messages])
 
     def _work(self, answer: Answer, message: Message, context: Context) -> ClientWork[Message]:

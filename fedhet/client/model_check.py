@@ -18,7 +18,7 @@ from fedhet.data.own import check_scale
 from fedhet.errors import DataError, FedhetError, ModelError, Refused
 from fedhet.messages import WireError
 from fedhet.messages.protocol import HANDSHAKE
-from fedhet.models.copies import copied
+from fedhet.models.copies import copied, entries
 from fedhet.models.representation import Captured, Representation
 from fedhet.tasks import Task
 from fedhet.training.evaluation import forward
@@ -26,6 +26,8 @@ from fedhet.utils.inputs import Inputs, parts_of
 from fedhet.utils.randomness import seeded
 
 ROWS = 4  # number of examples, the first of each set (such as the test set), whose inputs are checked for changes
+
+_OF_TORCH = frozenset(vars(nn.Module()))  # attributes of every module, such as its buffers
 
 PARTS = {
     "train": "training examples",
@@ -98,8 +100,9 @@ def check_model(
         )
     if function is not None and unsaved_state(model, inputs[:2]):
         lost = (
-            f"{owner} keeps values from training that its state dict lacks: files and other processes lose them, so "
-            "results depend on the number of workers; register them in __init__ as buffers (register_buffer)"
+            f"{owner} keeps values from training that its state dict lacks, such as a counter: files and other "
+            "processes lose them, so results depend on the number of workers; register them in __init__ as buffers, "
+            "self.register_buffer('step', torch.zeros(()))"
         )
         note = "; ".join(filter(None, (note, lost)))
     return ModelCheck(task, task.outputs.scores(outputs).shape[-1], note)
@@ -114,8 +117,10 @@ def unsaved_state(model: nn.Module, inputs: Tensor) -> bool:
             return forward(network, inputs.clone(), learns=False)[0]
 
     with suppress(Exception):  # whatever a user's network raises; training itself will tell
-        outputs(used), outputs(used)
-        if used.state_dict().keys() != fresh.state_dict().keys():
+        outputs(used)
+        once = _numbers(used)
+        outputs(used)
+        if _numbers(used) != once or used.state_dict().keys() != fresh.state_dict().keys():
             return True
         fresh.load_state_dict(used.state_dict())
         return any(
@@ -123,6 +128,16 @@ def unsaved_state(model: nn.Module, inputs: Tensor) -> bool:
             for mode in (True, False)
         )
     return False
+
+
+def _numbers(model: nn.Module) -> str:
+    """Return a text with the numbers in attributes of a network's modules, and in containers and objects in these."""
+    held = [value for module in model.modules() for name, value in vars(module).items() if name not in _OF_TORCH]
+    values = [each for value in held for each in entries(getattr(value, "__dict__", None) or value)]
+    numbers = [
+        each for each in values if isinstance(each, int | float) or (isinstance(each, Tensor) and each.numel() == 1)
+    ]
+    return str([float(each) for each in numbers])
 
 
 def _note(representation: Representation, head: Captured | None, outputs: Tensor, task: Task, last: str) -> str:

@@ -27,7 +27,7 @@ from fedhet.methods import registry
 from fedhet.models.copies import copied, load_state
 from fedhet.models.representation import precision
 from fedhet.results.history import read_clients
-from fedhet.utils.files import file_name, read_tensors, round_folder, state_folder, write_tensors, write_text
+from fedhet.utils.files import expanded, file_name, read_tensors, round_folder, state_folder, write_tensors, write_text
 from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
@@ -202,7 +202,7 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
     `model` is the new network and `info` the client. If `owner` is `all`, the weights are the global model's, otherwise
     the client's. Raises a ConfigError if the folder has no such model, and a ModelError if the network does not fit.
     """
-    tensors, path = _saved(Path(info.config.start_from), info.name, owner)
+    tensors, path = _saved(expanded(info.config.start_from), info.name, owner)
     if plain := not _misfit(model, tensors):
         _load(model, tensors, path, info.name)
     model = registry.client_side(info.config.method_name).adapt(model, info.config)

@@ -21,7 +21,8 @@ from fedhet.results.figures import save_png
 from fedhet.results.history import showing
 from fedhet.results.report import Section, table, write_together
 from fedhet.tasks import Task
-from fedhet.utils.files import csv_lines, write_text
+from fedhet.utils.files import csv_lines, expanded, write_text
+from fedhet.utils.process import alone
 from fedhet.utils.statistics import grouped
 
 __all__ = ["Comparison", "Tuning", "compare"]
@@ -68,6 +69,7 @@ class Comparison:
         return lines + table(tables.whole_table(self.results, self.baseline)) + failure
 
 
+@alone()
 def compare(
     methods: Sequence[str],
     config: Mapping[str, Any] | str | Path | None = None,
@@ -110,7 +112,7 @@ def compare(
     check_kinds(tuning=(tuning, (Tuning,)), baseline=(baseline, (str,)))
     variants, seeds = variants_of(methods), distinct(seeds)
     names = [variant.name for variant in variants]
-    folder = Path(out or Path("runs") / f"compare-{'-'.join(names)}")
+    folder = expanded(out or Path("runs") / f"compare-{'-'.join(names)}")
     functions = UserFunctions(model, data, task, client_settings)
     settings, execute = prepared(config, functions, folder if out is None else out, jobs, console)
     if not variants or not seeds:

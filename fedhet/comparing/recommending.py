@@ -32,7 +32,8 @@ from fedhet.methods.options import Value
 from fedhet.results.history import read_run
 from fedhet.results.report import Section
 from fedhet.results.terminal import format_bytes, format_seconds, format_value
-from fedhet.utils.files import write_text
+from fedhet.utils.files import expanded, write_text
+from fedhet.utils.process import alone
 from fedhet.utils.statistics import grouped
 
 LONGER = 1.5  # than expected a run of the comparison may take
@@ -59,6 +60,7 @@ class Recommendation:
     comparison: Comparison = field(repr=False)
 
 
+@alone()
 def recommend(
     config: Mapping[str, Any] | str | Path | None = None,
     *,
@@ -99,7 +101,7 @@ def recommend(
     check_list("seeds", seeds, int, "[0, 1, 2]")
     known = [variant.method for variant in variants_of(methods)]  # an unknown one is refused before anything else
     wanted = distinct([CONTROLS[0], *(known or FIRST), *CONTROLS, *(known or registry.methods())])
-    out, functions = Path(out or Path("runs") / "recommend"), UserFunctions(model, data, task)
+    out, functions = expanded(out or Path("runs") / "recommend"), UserFunctions(model, data, task)
     base, execute = prepared(config, functions, out, jobs, console)
     execute = replace(execute, deadline=began + max(0.9 * seconds, seconds - 30))  # then the page is written
     if data is None:

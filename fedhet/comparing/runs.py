@@ -5,14 +5,13 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -30,7 +29,7 @@ from fedhet.results.history import read_run
 from fedhet.results.report import complete_report
 from fedhet.server.run import numbered
 from fedhet.utils import text
-from fedhet.utils.files import LOCK, check_links, check_place
+from fedhet.utils.files import LOCK, check_links, check_place, expanded
 from fedhet.utils.machine import device_of, runs_at_once
 from fedhet.utils.statistics import grouped
 from fedhet.utils.text import printable
@@ -119,8 +118,9 @@ def prepared(
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs = {jobs}: must be at least 1")
     settings = configuration.completed(config, functions.words.keys())
-    check_place(Path(out))
-    _check_links(Path(out))
+    out = expanded(out)
+    check_place(out)
+    _check_links(out)
     run = partial(running.run, **functions.arguments) if functions else running.run
     jobs = jobs or runs_at_once(device_of(str(settings.get("device", "auto"))))
     return settings, Execution(run, jobs, console or text.console(soft_wrap=True))
@@ -192,12 +192,11 @@ class Execution:
 
 @dataclass(frozen=True)
 class Job:
-    """A function (`call`) for a child process, which has the default dtype `dtype` and writes its output to `log`."""
+    """A function (`call`) for a child process, which writes its output to `log`."""
 
     name: str
     call: Callable[[], object]
     log: Path
-    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
 
 def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> Iterator[tuple[str, str | None]]:
@@ -231,7 +230,6 @@ def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> I
 
 def _call(connection: Connection) -> None:
     job: Job = children.receive(connection)
-    torch.set_default_dtype(job.dtype)
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)

@@ -20,6 +20,7 @@ from fedhet.methods import registry
 from fedhet.methods.keys import checked, default_of, takes
 from fedhet.methods.method import Method
 from fedhet.methods.options import OWN, Config, Value, fields_of, keys_that
+from fedhet.utils.files import expanded
 from fedhet.utils.text import log
 
 DEFAULT_PRESET = "fedhenn/digits"
@@ -188,6 +189,7 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
     arguments that the user passes in Python, has `model` and `data`. If `config` is None, the preset is that of
     `method`, a method's name, or `fedhenn/digits`. If it is a file, `method` replaces the method in the file.
     """
+    config = expanded(config) if config is not None and str(config).startswith("~") else config
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):
             return {"preset": path.relative_to(folder).as_posix()}

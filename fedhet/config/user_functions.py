@@ -22,6 +22,7 @@ from fedhet.methods.options import Config
 from fedhet.models.copies import held_by, in_use, separated, unusable
 from fedhet.tasks import Task, as_task
 from fedhet.utils.inputs import Inputs
+from fedhet.utils.process import settings_restored, standard_settings
 from fedhet.utils.randomness import reseeded, seeded
 
 DataFunction = Callable[[ClientInfo], ClientData]
@@ -191,8 +192,9 @@ class Function:
         seeds = nullcontext() if self.argument == "model" else seeded(client.split_seed, self.argument, client.name)
         doing = f"client {client.name}: the {self.argument} function"
         try:
-            with seeds, reseeded(held_by(self.given)):
-                value = self.call(client)
+            with standard_settings(), seeds, reseeded(held_by(self.given)):
+                with settings_restored():
+                    value = self.call(client)
                 doing = f"client {client.name}: reading what the {self.argument} function returned"
                 return self._accept(client.name, value)
         except (ModelError, DataError, UserCodeError) as error:

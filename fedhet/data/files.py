@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedhet.errors import DataError, damage
+from fedhet.utils.files import expanded
 
 _OPENERS: dict[str, Callable[..., Any]] = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 
@@ -36,7 +37,7 @@ def nothing_downloaded(really: bool = True) -> Iterator[None]:
 
 def cache_folder() -> Path:
     """Return the folder in the user's cache for downloaded data sets and decoded images."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhet"
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedhet"
 
 
 def variant(file: Path) -> Path | None:

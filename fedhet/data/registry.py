@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedhet.data.examples import DataSet, resized
 from fedhet.errors import DataError, nearest
+from fedhet.utils.files import expanded
 
 Loader = Callable[[Path | None], DataSet]
 """A function that loads a data set from a folder, or from its default place if the folder is None."""
@@ -48,7 +49,7 @@ def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) ->
     Without `folder`, missing files are downloaded to the user's cache folder. Images are resized to height and width
     `input_size`, unless that is 0. Raises a `DataError` for unknown names and missing or damaged files.
     """
-    key = (name, Path(folder).expanduser() if folder else None, input_size)
+    key = (name, expanded(folder) if folder else None, input_size)
     if key not in LOADED:
         if name not in _LOADERS:
             raise DataError(nearest("data set", name, _LOADERS))

@@ -24,6 +24,7 @@ from typing import Any
 import cloudpickle
 
 from fedhet.errors import FedhetError
+from fedhet.utils.machine import open_streams
 
 # Numerical libraries read these when they are loaded. On two cores, two processes with two threads each were a hundred
 # times slower than with one thread each.
@@ -83,6 +84,7 @@ class Child:
 
 def prepare(*modules: str) -> BaseContext:
     """Return a `multiprocessing` context whose fork server, if available, has imported fedhet and the named modules."""
+    open_streams()
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

@@ -26,12 +26,14 @@ from fedhet.config import configuration
 from fedhet.config.toml import load, nest, to_toml
 from fedhet.engines import superlink
 from fedhet.errors import ConfigError, FedhetError, nearest
+from fedhet.flower.insides import check_cluster
 from fedhet.methods import registry
 from fedhet.methods.method import ABSENT
 from fedhet.methods.options import LEAST_SHARE, Config
 from fedhet.results.history import read_clients, read_history
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.state import State
+from fedhet.utils.files import expanded
 from fedhet.utils.machine import cores, device_of, ended_by_signals, runs_at_once
 from fedhet.utils.statistics import client_order
 from fedhet.utils.text import __version__, log
@@ -193,8 +195,8 @@ def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> 
         method_keys = {key: settings.pop(key) for key in list(settings) if key.startswith(f"{config.family}.")}
         settings[configuration.EXTRA] = to_toml(method_keys)
     if simulated:
-        settings["state-dir"] = str(Path(config.state_dir).resolve()) if config.state_dir else str(folder / "state")
-        settings["data"] = str(Path(config.data).expanduser().resolve()) if config.data else ""
+        settings["state-dir"] = str(expanded(config.state_dir).resolve()) if config.state_dir else str(folder / "state")
+        settings["data"] = str(expanded(config.data).resolve()) if config.data else ""
         return settings
     del settings["state-dir"]  # a node's own
     return settings if "clients" in config.chosen else {k: v for k, v in settings.items() if k != "clients"}
@@ -202,6 +204,7 @@ def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> 
 
 def _federation(config: Config) -> list[str]:
     """Return options of `flwr run` for a simulation: the number of clients, and the CPUs and GPU share of each."""
+    check_cluster()
     device = device_of(config.device)
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     cpus, share = client_resources(

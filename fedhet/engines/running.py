@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import tempfile
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,8 +37,9 @@ from fedhet.server.app import serve
 from fedhet.server.run import new_folder
 from fedhet.tasks import Task
 from fedhet.utils import text
-from fedhet.utils.files import check_place
-from fedhet.utils.machine import cores, device_of, process_restored, room_on
+from fedhet.utils.files import check_place, expanded
+from fedhet.utils.machine import cores, device_of, room_on
+from fedhet.utils.process import alone, one_at_a_time, standard_settings
 from fedhet.utils.randomness import seeded
 
 if TYPE_CHECKING:
@@ -122,11 +124,14 @@ def run(
     check_kinds(resume=(resume, (str, Path)))
     check_list("observers", observers, Observer, "[MyObserver()]")
     functions = UserFunctions(model, data, task, client_settings)
-    complete = _configured(config, engine, resume, functions)
-    folder = Path((out if resume is None else resume) or complete.out or new_folder(Path("runs"), complete)).resolve()
-    if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
-        check_folder(folder, resume=resume is not None)
-        complete = _checked_here(complete, functions)
+    with alone():
+        resume = None if resume is None else expanded(resume)
+        complete = _configured(config, engine, resume, functions)
+        place = resume or out or complete.out or new_folder(Path("runs"), complete)
+        folder = expanded(place).resolve()
+        if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
+            check_folder(folder, resume=resume is not None)
+            complete = _checked_here(complete, functions)
     if progress:
         from fedhet.results.terminal import ProgressLine
 
@@ -150,10 +155,10 @@ def run(
 
 def _checked_here(config: Config, functions: UserFunctions) -> Config:
     if config.state_dir:
-        check_place(Path(config.state_dir).resolve())
+        check_place(expanded(config.state_dir).resolve())
     device_of(config.device)  # raises unless it is available
     if config.start_from:
-        if not (start := Path(config.start_from).resolve()).is_dir():
+        if not (start := expanded(config.start_from).resolve()).is_dir():
             raise ConfigError(f"start-from = {start} does not exist: give the folder of a run, or its models/")
         config = config.replace(start_from=str(start))  # workers may have another working directory
     client_setup.check(config, own_model=functions.model is not None, own_data=functions.data is not None)
@@ -163,7 +168,7 @@ def _checked_here(config: Config, functions: UserFunctions) -> Config:
 def _configured(
     config: Config | Mapping[str, Any] | str | Path | None,
     engine: str | None,
-    resume: str | Path | None,
+    resume: Path | None,
     functions: UserFunctions,
 ) -> Config:
     names, strict = functions.words.keys(), resume is None
@@ -172,8 +177,10 @@ def _configured(
     elif resume is None:
         complete = configuration.resolve(configuration.completed(config, names), supplied=names)
     else:
-        changes = configuration.from_file(Path(config), names) if isinstance(config, str | Path) else dict(config or {})
-        complete = configuration.resolve(_resumed(Path(resume), changes, names), strict=False, trusted=False)
+        changes = (
+            configuration.from_file(expanded(config), names) if isinstance(config, str | Path) else dict(config or {})
+        )
+        complete = configuration.resolve(_resumed(resume, changes, names), strict=False, trusted=False)
     if engine is not None:
         complete = complete.replace(engine=engine)
         complete = effective(complete, registry.traits(complete), complete.chosen, strict=strict)
@@ -195,7 +202,7 @@ def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]
     if reference is not None and registry.method(str(reference)).name == there.get("method"):
         there["method"] = reference  # where to import it from
     state = str(settings.get("state-dir", ""))
-    if state and "state-dir" not in changes and not Path(state).resolve().is_relative_to(folder.resolve()):
+    if state and "state-dir" not in changes and not expanded(state).resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
             f"the file {path} has state-dir = {state}, outside of the run directory: if files there may be written and "
             f"removed, set state-dir = {state} for the resumed run, too"
@@ -244,7 +251,10 @@ def run_locally(
     )
     if config.timeout < Config().timeout:
         grid.patience = 0.0  # the timeout applies to the first message, too
-    with process_restored(), grid:
+    if threading.current_thread() is not threading.main_thread():
+        # The program may draw random numbers meanwhile, from the generators with which clients would compute here.
+        grid.patience, grid.least = 0.0, 1
+    with one_at_a_time(), standard_settings(), grid:
         serve(
             config,
             grid,
@@ -303,7 +313,7 @@ def shake_hands(
     `functions` are the user's model and data, `public` is the public dataset, `node_config` is added to node configs.
     With a run directory `begun`, all continue from its state. Raises a `FedhetError` if no client can take part.
     """
-    with tempfile.TemporaryDirectory() as folder, process_restored():
+    with tempfile.TemporaryDirectory() as folder:
         config = config.replace(state_dir=str(begun / "state") if begun else folder, out="")
         strategy = registry.strategy(config.method_name)(config, public=public, model=functions.model)
         for path in sorted(begun.glob("checkpoint/*.safetensors"))[:1] if begun else ():

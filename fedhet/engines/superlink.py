@@ -18,6 +18,7 @@ import psutil
 import tomli_w
 
 from fedhet.errors import FedhetError
+from fedhet.utils.files import expanded
 
 SIMULATION = "ray"
 
@@ -31,7 +32,7 @@ _QUIET = {
 
 def flwr_home() -> Path:
     """Return the folder of Flower's `config.toml`: `FLWR_HOME` in the environment, by default `~/.flwr`."""
-    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+    return expanded(os.environ.get("FLWR_HOME") or "~/.flwr")
 
 
 def environment_of_commands() -> dict[str, str]:

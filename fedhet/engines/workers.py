@@ -41,6 +41,7 @@ class WorkerGrid(LocalGrid):
     """
 
     patience = 5.0  # seconds of training in this process before workers are started (0: before training; inf: never)
+    least = 2  # smallest number of workers that are started
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class WorkerGrid(LocalGrid):
 
     def _start_when_due(self) -> None:
         """Start workers once training in this process has taken `patience` seconds."""
-        due = not self._threads and self._number > 1 and math.isfinite(self.patience)
+        due = not self._threads and self._number >= self.least and math.isfinite(self.patience)
         if due and not self._seconds:  # with the first message
             children.prepare()
         if due and self._spent >= self.patience:
@@ -124,11 +125,11 @@ class WorkerGrid(LocalGrid):
     def _start(self) -> None:
         if self._room:
             self._number = min(self._number, self._room(), len(self._contexts))
-        if self._number < 2:
+        if self._number < self.least:
             log.info("clients are trained in one process: there is one client, or GPU memory for one process only")
             return
         loaded = {key: dataset for key, dataset in data.LOADED.items() if key[0] in self._datasets}
-        content = self._client_app, registry.registered(), loaded, torch.get_default_dtype()
+        content = self._client_app, registry.registered(), loaded
         folder = tempfile.TemporaryDirectory(prefix="fedhet-", ignore_cleanup_errors=True)
         recipe = f"{self._folder.enter_context(folder)}/recipe"  # a file, so that workers share its tensors in memory
         arguments = recipe, dict(os.environ), logging.getLogger("flwr").level
@@ -146,7 +147,7 @@ class WorkerGrid(LocalGrid):
                 self._changed.wait_for(lambda: self._took_over or len(self._failed) == len(self._threads))
 
     def _alone(self, reason: str) -> None:
-        self._number, self._threads, self._took_over = 1, [], False
+        self._threads, self._took_over, self.patience = [], False, math.inf
         log.warning("clients are trained one after the other: %s", reason)
 
     def _serve(self, child: Child, *arguments: Any) -> None:
@@ -223,8 +224,7 @@ def _work(connection: Connection, recipe: str, environment: Mapping[str, str], l
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
     logging.getLogger("flwr").setLevel(level)
     colour_terminals_only()
-    app, methods, datasets, dtype = torch.load(recipe, mmap=True, weights_only=False)
-    torch.set_default_dtype(dtype)
+    app, methods, datasets = torch.load(recipe, mmap=True, weights_only=False)
     for method in methods:
         registry.register(method)
     data.LOADED.update(datasets)

@@ -2,6 +2,8 @@
 
 import gc
 import inspect
+import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -25,6 +27,8 @@ from fedhet.errors import ConfigError
 R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord, RecordDict)
 
 RUN_ID = SERVER_ID = 1
+
+ANSWERED = 10.0  # seconds in which a Ray cluster must answer
 
 NORM_BIT = KEY_NORM_BIT
 """Name of a metric of `adaptiveclipping_mod` that Flower's wrapper reads: whether a client's update was clipped."""
@@ -106,3 +110,20 @@ def private_wrapper_of(strategy: Strategy) -> PrivateWrapper | None:
 def simulated(grid: Grid | None) -> bool:
     """Return whether a grid belongs to a simulation of Flower's runtime."""
     return type(grid).__name__ == "InMemoryGrid"
+
+
+def check_cluster() -> None:
+    """Raise a ConfigError if no Ray cluster answers at the address in `RAY_ADDRESS`; Ray waits ten minutes for it."""
+    import grpc  # type: ignore[import-untyped]
+
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not re.search(r":\d+$", address) or os.environ.get("RAY_USE_TLS"):  # such as local, or encrypted
+        return
+    with grpc.insecure_channel(address.removeprefix("ray://")) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=ANSWERED)
+        except grpc.FutureTimeoutError as error:
+            raise ConfigError(
+                f"no Ray cluster answers at RAY_ADDRESS = {address}: start it (ray start --head), or unset RAY_ADDRESS "
+                "to simulate on this machine"
+            ) from error

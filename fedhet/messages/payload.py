@@ -13,7 +13,7 @@ from fedhet.errors import FedhetError, ModelError
 from fedhet.methods.keys import kebab
 from fedhet.tasks import LARGEST
 from fedhet.utils.files import LONGEST_NAME, TAKEN_NAMES, plain_name
-from fedhet.utils.machine import one_thread
+from fedhet.utils.process import standard_settings
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 _NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
@@ -156,7 +156,7 @@ def to_factors(after: Arrays, before: Arrays, energy: float) -> Arrays:
         if not floating or change.ndim < 2 or not change.size:
             continue
         matrix = torch.from_numpy(change.reshape(len(change), -1))
-        with one_thread():
+        with standard_settings():
             left, values, right = torch.linalg.svd(matrix.to(torch.promote_types(matrix.dtype, torch.float32)), False)
         kept = values.double().square().cumsum(0)
         rank = min(1 + int((kept < energy * kept[-1]).sum()), len(values))
@@ -193,7 +193,7 @@ def add_factors(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
     for name, (shape, dtype) in spec.items():
         if (change := packed.get(name)) is None:
             left, right = (torch.from_numpy(packed[f"{name}{side}"]) for side in (LEFT, RIGHT))
-            with one_thread():
+            with standard_settings():
                 change = (left @ right).numpy().reshape(shape)
         added = change.dtype.kind == "f" and name in before
         after[name] = np.asarray(before[name] + change if added else change, dtype=dtype)

@@ -82,14 +82,15 @@ def _bound(model: nn.Module) -> tuple[str, bool]:
     # Why a copy would still call modules of the model ("" if not), and whether through a global variable.
     modules = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
-        for each in (each for held in vars(module).values() for each in _entries(held)):
+        for each in (each for held in vars(module).values() for each in entries(held)):
             for variable, value in _outside(each, set()):
                 if id(getattr(value, "__self__", value)) in modules:  # of a bound method, such as model.forward
                     return f"{each.__qualname__} of module {name!r} refers to the original", variable
     return "", False
 
 
-def _entries(held: Any) -> Iterable[Any]:
+def entries(held: Any) -> Iterable[Any]:
+    """Return the values in a mapping, list or tuple, or any other object itself in a tuple."""
     return held.values() if isinstance(held, Mapping) else held if isinstance(held, list | tuple) else (held,)
 
 
@@ -100,7 +101,7 @@ def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
     seen.add(function)
     found = getclosurevars(function)
     for variable, values in ((False, found.nonlocals.values()), (True, found.globals.values())):
-        for value in (each for held in values for each in _entries(held)):
+        for value in (each for held in values for each in entries(held)):
             yield variable, value
             if getattr(value, "__globals__", None) is function.__globals__:
                 yield from _outside(value, seen)

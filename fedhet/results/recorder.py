@@ -29,10 +29,11 @@ from fedhet.utils.files import (
     check_links,
     check_place,
     csv_lines,
+    expanded,
     locked,
     read_arrays,
     round_folder,
-    state_home,
+    state_folder,
     write_arrays,
     write_text,
     write_whole,
@@ -200,7 +201,10 @@ class RunDirectory(Observer):
         `round` is the round after which they were saved (`save-every`), or 0 at the end of the run.
         """
         name = Path("models", round_folder(round))
-        places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if run.state.run else [])]
+        places = [
+            expanded(self.config.state_dir or self.folder / "state"),
+            *([state_folder("", "")] if run.state.run else []),
+        ]
         for place in places:
             for path in sorted((place / run.state.run / name).glob("*.safetensors")):
                 write_whole(self.folder / name / path.name, partial(shutil.move, path))

@@ -1,5 +1,6 @@
 """The server side of a run: on any Flower Grid, or as a Flower ServerApp."""
 
+import _thread
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -14,8 +15,9 @@ from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
 from fedhet.data.examples import relabelled, resident
 from fedhet.data.own import as_public_dataset
+from fedhet.errors import ConfigError
 from fedhet.flower import ArrayRecord, Context, Grid, MetricRecord, ServerApp
-from fedhet.flower.insides import simulated
+from fedhet.flower.insides import check_cluster, simulated
 from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config
@@ -28,8 +30,10 @@ from fedhet.server.reporter import VALIDATION
 from fedhet.server.run import run_folder
 from fedhet.tasks import as_task
 from fedhet.utils import text
+from fedhet.utils.files import expanded
 from fedhet.utils.machine import device_of
 from fedhet.utils.randomness import seeded
+from fedhet.utils.text import log
 
 
 def serve(
@@ -93,6 +97,13 @@ def make_server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        if simulated(grid):
+            try:
+                check_cluster()
+            except ConfigError as error:
+                log.error("%s", error)
+                _thread.interrupt_main()  # which waits for Ray
+                raise
         config = configuration.resolve(context.run_config)
         engine = config.engine if "engine" in config.chosen else "flwr"
         effective(config.replace(engine=engine), registry.traits(config), config.chosen)  # refuses local keys
@@ -102,7 +113,7 @@ def make_server_app(
                 dataset = as_public_dataset(public(config))
         elif registry.traits(config).public != "none":
             dataset = client_setup.public_dataset(config)
-        folder = Path(config.out).resolve() if Path(config.out).is_absolute() else run_folder(config, grid)
+        folder = out.resolve() if (out := expanded(config.out)).is_absolute() else run_folder(config, grid)
         serve(
             config,
             grid,

@@ -20,7 +20,7 @@ from fedhet.server.aggregation import Aggregator, average_shared, distances
 from fedhet.server.federation import Federation
 from fedhet.server.reporter import Reporter
 from fedhet.server.run import Round, Run
-from fedhet.utils.randomness import numpy_generator
+from fedhet.utils.randomness import numpy_generator, seeded
 from fedhet.utils.statistics import in_order
 from fedhet.utils.text import log
 
@@ -315,7 +315,8 @@ class Hooks(Generic[P, S]):
     def _calling(self, hook: str) -> Iterator[None]:
         """Context manager around a call of the method's function `hook`, which converts exceptions to a FedhetError."""
         try:
-            yield
+            with seeded(self.config.seed, hook, self.run.round.number):  # own methods may draw random numbers
+                yield
         except FedhetError:
             raise
         except Exception as error:

@@ -24,6 +24,7 @@ from fedhet.messages import Arrays, Reply, difference, spec_of
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config
 from fedhet.results.state import State
+from fedhet.utils.files import expanded
 from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import grouped
 from fedhet.utils.text import log
@@ -211,10 +212,10 @@ def run_folder(config: Config, grid: Grid) -> Path:
     If there is a run in `out` and `resume` is not set, a number is appended: `out-2`, `out-3`, ... A relative path is
     in the current directory if `grid` is that of the local engine; otherwise, it is in `~/.fedhet`.
     """
-    home = Path() if isinstance(grid, LocalGrid) else Path.home() / ".fedhet"
+    home = Path() if isinstance(grid, LocalGrid) else expanded("~/.fedhet")
     if not config.out:
         return new_folder(home / "runs", config).resolve()
-    folder = (home / config.out).resolve()
+    folder = (home / expanded(config.out)).resolve()
     return folder if config.resume else numbered(folder, lambda place: (place / "config.toml").exists())
 
 

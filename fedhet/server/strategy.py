@@ -32,6 +32,7 @@ from fedhet.server.handshake import Handshake
 from fedhet.server.reporter import Reporter, unseen_clients
 from fedhet.server.round import P, S
 from fedhet.server.run import Round, Run, named, run_folder
+from fedhet.utils.process import standard_settings
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import console, log
 
@@ -162,7 +163,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
     @contextmanager
     def _running(self, grid: Grid, initial_arrays: ArrayRecord | None, *, lines: bool = False) -> Iterator[None]:
         """Context manager of a run, which begins with the handshake; prints a line per round if `lines` is true."""
-        with self._recording(grid, lines), self.reporter.watching():
+        with standard_settings(), self._recording(grid, lines), self.reporter.watching():
             if initial_arrays and not self.state.round:
                 if self.traits.averages_model:
                     self.run.initial = decode_arrays(initial_arrays)

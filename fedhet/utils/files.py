@@ -239,9 +239,12 @@ def round_folder(round: int) -> str:
     return f"round-{round}" if round else ""
 
 
-def state_home() -> Path:
-    """Return the folder for the state of clients that do not set the key `state-dir`, with a subfolder for each run."""
-    return Path.home() / ".fedhet" / "state"
+def expanded(path: str | Path) -> Path:
+    """Return a path with `~` replaced by the user's home folder; raises a ConfigError if that is unknown."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: the home folder is unknown: set the environment variable HOME") from error
 
 
 def state_folder(state_dir: str | Path, run: str) -> Path:
@@ -249,4 +252,4 @@ def state_folder(state_dir: str | Path, run: str) -> Path:
 
     If `run`, the identifier of a run, is not empty, return the subfolder of that name instead.
     """
-    return Path(state_dir or state_home()) / (file_name(run) if run else "")
+    return expanded(state_dir or "~/.fedhet/state") / (file_name(run) if run else "")

@@ -15,18 +15,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import psutil
 
 from fedhet.errors import ConfigError
-from fedhet.utils.files import locked
+from fedhet.utils.files import expanded, locked
 
 if TYPE_CHECKING:
     import torch
 
+_KEY = "FEDHET_KEY"  # environment variable with a key that no file has
 _CUDA_CONTEXT = 600 << 20  # bytes of a GPU that a process uses without any tensor, rounded up
 _RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process whose needs are unknown
 
@@ -34,9 +34,9 @@ _RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process whose needs are unknown
 def proof(text: str) -> str:
     """Return a hexadecimal HMAC of a text with the user's secret key, equal for a user's processes on one machine.
 
-    The key is in `~/.fedhet/key`; the result is empty if that file cannot be read or created.
+    The key is in `~/.fedhet/key`. If that file cannot be read or created, only this process's children have the key.
     """
-    return _proof(_key(os.path.expanduser("~/.fedhet/key")), text)
+    return _proof(_key(os.environ.get("HOME", "")), text)
 
 
 @lru_cache(maxsize=4)
@@ -45,16 +45,27 @@ def _proof(key: bytes, text: str) -> str:
 
 
 @cache
-def _key(place: str) -> bytes:
-    path = Path(place)
+def _key(home: str) -> bytes:
     try:
+        path = expanded("~/.fedhet/key")
         with locked(path.parent, wait=True):
             if not path.exists():
                 path.touch(mode=0o600)
                 path.write_bytes(secrets.token_bytes(32))
             return path.read_bytes()
     except (OSError, ConfigError):
-        return b""
+        return os.environ.setdefault(_KEY, secrets.token_hex(32)).encode()
+
+
+def open_streams() -> None:
+    """Open the null device in place of a closed standard input, output or error, whose number a file would get."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def cores() -> int:
@@ -151,34 +162,6 @@ def keep_freed_memory() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD of glibc's malloc.h
         library.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
-
-
-@contextlib.contextmanager
-def process_restored() -> Iterator[None]:
-    """Context manager that restores torch's number of threads and the global random generators after training."""
-    import torch
-
-    from fedhet.utils.randomness import seeded
-
-    threads = torch.get_num_threads()
-    try:
-        with seeded(0, "process"), torch.enable_grad():
-            yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Context manager that makes torch use one thread, so that matrix products are equal in every process."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 QUIET = 10.0  # seconds after a signal in which further signals are ignored, while the process is ending

@@ -15,6 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, SequentialSampler
 from torch.utils.data import dataset as datasets
 
+from fedhet.utils.process import one_at_a_time, settings_restored
+
 
 def derive_seed(seed: int, *purpose: object) -> int:
     """Return a 63-bit seed, equal on all machines, from a run's `seed` and a `purpose` such as `("batches", 3, 1)`."""
@@ -54,26 +56,27 @@ def _seeded_default_rng(seed: Any = None) -> np.random.Generator:
 def seeded(seed: int, *purpose: object) -> Iterator[None]:
     """Context manager that seeds the global generators for one purpose (see `derive_seed`) and then restores them.
 
-    It also restores torch's gradient mode, which user code may change. Within the context, NumPy's global generator is
-    replaced, which is faster than saving its state, and `np.random.default_rng()` is seeded, too.
+    It also restores settings of the process, which user code may change, and other threads that seed generators wait.
+    Within the context, NumPy's global generator is replaced, which is faster than saving its state, and
+    `np.random.default_rng()` is seeded, too.
     """
-    generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
-    states = [generator.get_state() for generator in generators]
-    python, numpy, gradients = random.getstate(), mtrand.get_bit_generator(), torch.is_grad_enabled()
-    spare, default_rng = _spare.pop() if _spare else np.random.MT19937(), np.random.default_rng
-    mtrand.set_bit_generator(spare)
-    setattr(np.random, "default_rng", _seeded_default_rng)  # noqa: B010 - mypy accepts no other function
-    seed_everything(derive_seed(seed, *purpose))
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
-        random.setstate(python)
-        mtrand.set_bit_generator(numpy)
-        setattr(np.random, "default_rng", default_rng)  # noqa: B010
-        _spare.append(spare)
-        torch.set_grad_enabled(gradients)
+    with one_at_a_time(), settings_restored():
+        generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+        states = [generator.get_state() for generator in generators]
+        python, numpy, default_rng = random.getstate(), mtrand.get_bit_generator(), np.random.default_rng
+        spare = _spare.pop() if _spare else np.random.MT19937()
+        mtrand.set_bit_generator(spare)
+        setattr(np.random, "default_rng", _seeded_default_rng)  # noqa: B010 - mypy accepts no other function
+        seed_everything(derive_seed(seed, *purpose))
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+            random.setstate(python)
+            mtrand.set_bit_generator(numpy)
+            setattr(np.random, "default_rng", default_rng)  # noqa: B010
+            _spare.append(spare)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import sys
 import time
 import traceback
@@ -51,7 +52,7 @@ def console(**options: Any) -> "Console":
 
 def terminal() -> "Console":
     """Return a console for standard output, which wraps lines only if the output is a terminal."""
-    return console(soft_wrap=not sys.stdout.isatty())
+    return console(soft_wrap=sys.stdout is None or not sys.stdout.isatty())
 
 
 class PrintableLog(logging.Filter):
@@ -76,10 +77,10 @@ def log_once(app: object, reason: str) -> None:
 
 def traceback_in_file(error: BaseException, doing: str) -> str:
     """Append the failed action `doing` and an error's traceback to `~/.fedhet/clients.log`; return a short message."""
-    path = Path.home() / ".fedhet" / "clients.log"
+    path = Path(os.path.expanduser("~/.fedhet/clients.log"))
     line = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=path.is_absolute(), exist_ok=True)  # not in a folder named ~
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {doing}\n{''.join(traceback.format_exception(error))}\n")
     except OSError:

@@ -17,7 +17,7 @@ from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.messages import Request
-from fedhet.utils.files import read_tensors, state_home
+from fedhet.utils.files import read_tensors, state_folder
 from fedhet.utils.machine import cores
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -164,7 +164,7 @@ def test_damaged_public_dataset(tmp_path):
 
 def test_removal_of_old_runs(federate, home):
     federate("Local")
-    base = state_home()
+    base = state_folder("", "")
     (old,) = base.iterdir()
     (base / "public").mkdir()
     (base / "public" / "a.safetensors").touch()

@@ -335,6 +335,29 @@ def test_state_outside_the_state_dict() -> None:
             self.mean = inputs.mean(0) if self.training else self.mean
             return super().forward(inputs)
 
+    class WarmingUp(nn.Linear):
+        """Computes the same in the first hundred steps."""
+
+        def __init__(self, steps: Any) -> None:
+            super().__init__(4, 3)
+            self.steps = steps
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            if isinstance(self.steps, dict):
+                self.steps["done"] += 1
+            elif isinstance(self.steps, SimpleNamespace):
+                self.steps.done += 1
+            else:
+                self.steps = self.steps + 1
+            return super().forward(inputs)
+
+    class Measuring(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.examples, self.largest = len(inputs), inputs.max()
+            return super().forward(inputs)
+
+    assert all(unsaved_state(WarmingUp(x), INPUTS) for x in (0, torch.zeros(()), {"done": 0}, SimpleNamespace(done=0)))
+    assert not unsaved_state(Measuring(4, 3), INPUTS)
     normal = nn.Sequential(weight_norm(nn.Linear(4, 3)), nn.BatchNorm1d(3), nn.Dropout())
     assert all(unsaved_state(each, INPUTS) for each in (nn.Sequential(Counting(4, 3)), Scaling(), Later()))
     assert not any(unsaved_state(each, INPUTS) for each in (normal, model(), Caching()))

@@ -22,6 +22,7 @@ from fedhet.models.registry import _BUILDERS
 from fedhet.models.representation import head_name
 from fedhet.server import Hooks
 from fedhet.testing import PARTIAL, Case, Run, run
+from fedhet.utils import process
 from fedhet.utils.files import read_tensors
 
 from .runs import RecordedRuns, differing, strategy_of
@@ -127,7 +128,7 @@ class NormalRuns:
             "partition": "dirichlet",
             "samples-per-client": 0,
         }
-        torch.set_default_dtype(torch.float64)
+        monkeypatch.setitem(process.STANDARD, "dtype", torch.float64)
         try:
             alone, batches = (
                 run(tmp_path / size, case.settings(unequal | changes, client_batching=size)) for size in ("off", "4")
@@ -136,8 +137,6 @@ class NormalRuns:
             if not special:
                 raise
             pytest.skip(f"the method cannot take such networks: {error}")
-        finally:
-            torch.set_default_dtype(torch.float32)
         assert batches.summary["work"] == alone.summary["work"]
         for mine, other in zip(_tensors(batches), _tensors(alone), strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)

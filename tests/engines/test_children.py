@@ -103,18 +103,6 @@ def test_a_job_whose_process_dies_fails_alone(tmp_path):
     assert "the process 'fedhet run' ended with exit code -9" in ended["dies"]
 
 
-def _check_default_dtype() -> None:
-    assert torch.get_default_dtype() is torch.float64
-
-
-def test_runs_of_a_comparison_have_the_default_dtype(tmp_path):
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert dict(run_jobs([Job("double", _check_default_dtype, tmp_path / "log")], 1)) == {"double": None}
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 # ---- messages
 
 

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import logging
 import re
+import socket
 import sys
 from importlib.metadata import entry_points
 from itertools import count
@@ -142,3 +143,18 @@ def test_flowers_log_has_colours_on_a_terminal_only(monkeypatch, terminal, colou
     insides.colour_terminals_only()
     line = handler.format(logging.LogRecord("flwr", logging.INFO, "", 0, "a round", None, None))
     assert line.count("\x1b[92m") == colours
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_cluster_that_does_not_answer_is_refused(monkeypatch, tmp_path, scheme):
+    monkeypatch.setattr("fedhet.flower.insides.ANSWERED", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"{scheme}127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        message = (
+            f"no Ray cluster answers at RAY_ADDRESS = {address}: start it (ray start --head), or unset RAY_ADDRESS"
+        )
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            fedhet.run({"method": "local", "engine": "ray"}, out=tmp_path / "run", progress=False)
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    insides.check_cluster()
