@@ -5,26 +5,27 @@ arrays with the same names and shapes. The GHN has a head for each layer type. H
 lacks are sent back unchanged, so the server can infer its types. In pFedHN, only the server has the hypernetwork.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet import models
 from fedhet.algorithms.graphs import LayerGraph, layer_graph
 from fedhet.algorithms.hypernets.design import Catalogue, catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork, Written
-from fedhet.algorithms.hypernets.personal import begin_of
+from fedhet.algorithms.hypernets.personal import begin_of, calibrated
 from fedhet.client import Client, ClientSide
 from fedhet.config import client_setup
 from fedhet.data import DataSet
 from fedhet.messages import Payload, to_arrays
 from fedhet.methods.included.hypernetworks import FLHAGHNOptions, PFedHNOptions
 from fedhet.methods.options import OWN
-from fedhet.models.copies import multiplies, starts_of
+from fedhet.models.copies import Start, multiplies, starts_of
 from fedhet.training import Phase
+from fedhet.utils.inputs import for_each
 from fedhet.utils.randomness import seeded
 
 REFINE_RATE = 0.001  # learning rate at which the head is fine-tuned before an evaluation
@@ -33,7 +34,9 @@ REFINE_RATE = 0.001  # learning rate at which the head is fine-tuned before an e
 class FLHAGHN(ClientSide[FLHAGHNOptions]):
     """Client side of FLHA-GHN: trains the hypernetwork that generates the weights of the client's network."""
 
-    reads_starts = True
+    @classmethod
+    def starts_of(cls, build: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Mapping[str, Start]:
+        return calibrated(build(), inputs())
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -54,7 +57,7 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
 
     def shared_names(self) -> dict[str, str]:
         # Clients need not keep or redraw these arrays: the hypernetwork, which they receive, generates them.
-        return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
+        return dict.fromkeys(self.written.reading.slots, next(iter(self.shared())))
 
     def begin(self, payload: Payload) -> None:
         super().begin(payload)
@@ -82,7 +85,14 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
 class PFedHN(ClientSide[PFedHNOptions]):
     """Client side of pFedHN: trains the weights that the server's hypernetwork generated; sends their change."""
 
-    reads_starts = True
+    @classmethod
+    def starts_of(cls, build: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Mapping[str, Start]:
+        # The server receives the starts, which must not depend on private examples.
+        def noise(part: Tensor) -> Tensor:
+            return torch.randn(part.shape).to(part) if part.is_floating_point() else torch.zeros_like(part)
+
+        with seeded(0, "noise"):
+            return calibrated(build(), for_each(inputs(), noise))
 
     def handshake(self, payload: Payload) -> Payload:
         """Return the arrays `starts`: for each shared array, by its key in messages, the two numbers (base, scale).

@@ -209,7 +209,7 @@ class ClientSide(Generic[P]):
     By default, the network is trained on the client's examples, and its shared arrays are sent to the server. The
     message determines which methods are called, in this order:
 
-    - when a network is built: `adapt`, `head_of`;
+    - when a network is built: `adapt`, `head_of`, `starts_of`;
     - before the first round: `handshake`;
     - for training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
     - for evaluation: `begin`, evaluation of the received and the personal model;
@@ -220,14 +220,12 @@ class ClientSide(Generic[P]):
         remembers: whether `client.memory` is kept between rounds.
         takes_any_loop: whether a user's own train function may replace fedhet's (`fedhet.wrap`); not inherited.
         parts: the class of submodels, if clients train parts of a common network; None if they train whole networks.
-        reads_starts: whether the method needs `client.starts` (mean and deviation of newly initialised arrays).
     """
 
     role: ClassVar[str] = "client"
     remembers: ClassVar[bool] = False
     takes_any_loop: ClassVar[bool] = True
     parts: ClassVar[type[Submodel] | None] = None
-    reads_starts: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -245,6 +243,14 @@ class ClientSide(Generic[P]):
     def head_of(cls, config: Config) -> str:
         """Return the name of the head in a model that `adapt` returned; an empty string for the last `nn.Linear`."""
         return config.head
+
+    @classmethod
+    def starts_of(cls, build: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Mapping[str, Start]:
+        """Return `client.starts`, if the method needs them; `build` returns a new network, `inputs` some of its inputs.
+
+        By default, return no starts.
+        """
+        return {}
 
     @property
     def options(self) -> P:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedhet.algorithms.graphs import PermutationGroups, Submodel
@@ -26,7 +26,7 @@ from fedhet.messages import Payload, Request
 from fedhet.messages.protocol import HANDSHAKE
 from fedhet.methods import registry
 from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that
-from fedhet.models.copies import Start, load_state, starts_of
+from fedhet.models.copies import Start, load_state
 from fedhet.models.representation import Representation, precision
 from fedhet.tasks import Task
 from fedhet.training import Privacy
@@ -199,15 +199,20 @@ class Clients:
     def _new(self, info: ClientInfo, data: ClientData, device: torch.device, kind: tuple[object, ...]) -> _Network:
         config, side, part = info.config, registry.client_side(info.config.method_name), None
         model = self._build(info, client_setup.owner_of_weights(config, info.name)).to(device)
+        transform = client_setup.transform_of(data.dataset, precision(model))
         if side.parts:
             if kind[:-1] not in self._groups:
-                example = client_setup.transform_of(data.dataset, precision(model))(data.train.inputs[:2])
-                self._groups[kind[:-1]] = side.parts.groups_of(model, example)
+                self._groups[kind[:-1]] = side.parts.groups_of(model, transform(data.train.inputs[:2]))
             part = side.parts(kind[-1], self._groups[kind[:-1]])
             model = part.cut(model)
         representation = Representation(model, side.head_of(config), config.representation)
+
+        def inputs() -> Tensor:
+            source = data if self._model else client_setup.dataset_of(config)
+            return transform(source.train.inputs[:16].to(device))
+
         # The same for all clients and messages: this network's own weights depend on which client needed it first.
-        starts = starts_of(self._build(info, "all")) if side.reads_starts else {}
+        starts = side.starts_of(lambda: self._build(info, "all").to(device), inputs)
         return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:

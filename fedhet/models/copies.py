@@ -190,10 +190,14 @@ def multiplies(model: nn.Module) -> bool:
 
 
 class Start(NamedTuple):
-    """Mean and standard deviation of the entries of an array in a newly built network."""
+    """Mean and standard deviation of the entries of an array in a newly built network.
+
+    `exact` says that generated weights must have this deviation, also if it is close to Kaiming's.
+    """
 
     mean: float
     std: float
+    exact: bool = False
 
 
 def starts_of(model: nn.Module) -> dict[str, Start]:

@@ -77,8 +77,22 @@ class Tied(nn.Module):
         return self.decoder(self.twice(torch.relu(self.twice(x))))
 
 
+class Padded(nn.Module):
+    """Channels last, padded by rows and columns but not by channels, as windows of Twins and Swin are."""
+
+    def __init__(self, random: Random):
+        super().__init__()
+        a, b = random.integers(2, 6, 2).tolist()
+        self.one, self.two, self.head = nn.Conv2d(2, a, 3), nn.Linear(a, b), nn.Linear(b, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(self.one(x).permute(0, 2, 3, 1), (0, 0, 0, 2, 1, 0))
+        return self.head(self.two(x).relu().mean((1, 2)))
+
+
 NETWORKS: dict[str, Callable[[Random], nn.Module]] = {
     "dense": Dense,
+    "padded": Padded,
     "text": Text,
     "text-both-ways": lambda random: Text(random, bidirectional=True),
     "tied": Tied,
@@ -192,6 +206,11 @@ def test_groups_of_lenet() -> None:
     np.testing.assert_array_equal(rows(state, groups, 1), expected)
 
 
+def test_padding_keeps_the_axes_that_it_leaves() -> None:
+    model, x, _ = build("padded", 0)
+    assert [group.name for group in groups_of(model, x)] == ["one", "two"]
+
+
 def test_rows_of_an_lstm() -> None:
     model, x, _ = build("text", 0)
     groups, state = groups_of(model, x), model.state_dict()
@@ -235,6 +254,8 @@ class Refused(nn.Module):
                 x = self.grouped(torch.cat([inputs[:, :1], x, inputs[:, :2]], 1)[..., None])[..., 0]
             case "shuffle":
                 x = x + x.view(x.size(0), 2, 3).transpose(1, 2).flatten(1)
+            case "shift":
+                x = F.pad(x, (1, -1))
             case "slice":
                 x = torch.cat([x[:, 3:], x[:, :3]], 1)
             case "state":
@@ -248,6 +269,7 @@ class Refused(nn.Module):
         ("softmax", "softmax"),
         ("grouped", r"conv1d of module 'grouped' takes 3 channels together"),
         ("shuffle", "combines axes with different orders of hidden units"),
+        ("shift", "pad in the model's forward works along hidden units"),
         ("slice", "slice"),
         ("state", "an initial state that the network computes"),
     ],

@@ -1,5 +1,6 @@
 """Graph hypernetworks: what they write, at which scale, for whom, and what their gradients reach."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -13,6 +14,8 @@ from fedhet import models
 from fedhet.algorithms.graphs import LayerGraph, layer_graph
 from fedhet.algorithms.hypernets.design import Head, catalogue, start, std_of
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
+from fedhet.algorithms.hypernets.personal import calibrated
+from fedhet.models.copies import starts_of
 
 HEADS = ("dense", "base-lowrank", "tiled")
 
@@ -70,6 +73,58 @@ def assert_written_at_scale(model: nn.Module, graph: LayerGraph, head: str) -> N
             normalises = isinstance(model.get_submodule(key.rpartition(".")[0]), nn.BatchNorm2d)
             assert torch.equal(array, model.state_dict()[key] if normalises else torch.zeros_like(array))
     assert off == {}
+
+
+class Tokens(nn.Module):
+    """Parameters outside layers: a class token around 0, and a vector of gains around 0.5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.gains = nn.Parameter(0.1 * torch.randn(1, 1, 64)), nn.Parameter(torch.rand(64))
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([self.token.expand(len(x), -1, -1), x], 1).mul(self.gains).tanh().mean(1))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_parameters_outside_layers_are_drawn_as_the_networks(head: str) -> None:
+    torch.manual_seed(0)
+    model = Tokens()
+    graph = layer_graph(model, torch.randn(2, 3, 64), starts_of(model))
+    made = hypernetwork([graph], kind=head)
+    written = made.write(made.read(graph))
+    for name, mean, std in (("token", 0.0, 0.1), ("gains", 0.5, 0.29)):
+        assert written[name].mean().item() == pytest.approx(mean, abs=0.2 * std + 0.05)
+        assert written[name].std().item() == pytest.approx(std, rel=0.35)
+
+
+class Summed(nn.Linear):
+    """A layer over a complete graph of nodes (n, nodes, d), which sums the values of all nodes."""
+
+    def forward(self, nodes: torch.Tensor) -> torch.Tensor:
+        return super().forward(nodes + nodes.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_sums_without_normalisation_start_at_the_scale_of_the_network(head: str) -> None:
+    torch.manual_seed(0)
+    sums = [layer for size in (4, 32, 32, 32) for layer in (Summed(size, 32), nn.ReLU())]
+    model, inputs = nn.Sequential(*sums, nn.Flatten(), nn.Linear(320, 5)), torch.randn(16, 10, 4)
+    with torch.no_grad():
+        before = model(inputs).square().mean().sqrt()
+        starts = calibrated(copy.deepcopy(model), inputs)
+        graph = layer_graph(model, inputs, starts)
+        made = hypernetwork([graph], kind=head)
+        after = torch.func.functional_call(model, made.write(made.read(graph)), inputs).square().mean().sqrt()
+    assert all(each.exact for each in starts.values())
+    assert before / 4 < after < 4 * before
+
+
+def test_kaimings_scale_suits_common_networks() -> None:
+    for name in ("mlp", "resnet8", "flha-small-0"):
+        starts = calibrated(copy.deepcopy(network(name)[0]), torch.randn(16, 1, 8, 8))
+        assert not any(each.exact for each in starts.values())
 
 
 # ---- graphs

@@ -13,11 +13,11 @@ from fedhet.algorithms.graphs import architecture_graph, layer_graph, permute, r
 from fedhet.algorithms.graphs.blocks import EXITS, Exits, groups_by_depth
 from fedhet.algorithms.graphs.permutations import permutation_groups
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
-from fedhet.algorithms.hypernets.personal import PersonalHypernetwork, begin_of
+from fedhet.algorithms.hypernets.personal import PersonalHypernetwork, begin_of, calibrated
 from fedhet.client.model_check import _is_head_of
 from fedhet.config import configuration, user_functions
 from fedhet.messages import load_into, to_arrays
-from fedhet.models.copies import kinds_of, multiplies, starts_of
+from fedhet.models.copies import kinds_of, multiplies
 from fedhet.models.representation import Representation, head_name
 from fedhet.server import average_shared
 
@@ -124,7 +124,7 @@ def depth(network: Network) -> None:
 
 def hypernetworks(network: Network) -> None:
     """Generated networks have outputs of the network's own size, and after two steps a gradient at every array."""
-    model, starts = network.built(), starts_of(network.built())
+    model, starts = network.built(), calibrated(network.built(), network.example)
     own = _mean_square([_spread(_kaiming(network.built(seed), starts), {}, network) for seed in SEEDS])
     graph = layer_graph(model, network.example, starts)
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}

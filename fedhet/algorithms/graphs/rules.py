@@ -179,9 +179,10 @@ def _expand(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("pad")
 def _pad(variables: Variables, node: Node, value: Value) -> Value:
-    padded = len(value) - len(node.options["pad"]) // 2
-    variables.refuse_moving(node, [axis for axis, size in zip(value, node.shape, strict=True) if entries(axis) != size])
-    return (*value[:padded], *map(fixed, node.shape[padded:]))
+    pads = node.options["pad"]  # before and after each axis, from the last axis on
+    padded = {len(value) - 1 - place // 2 for place, count in enumerate(pads) if count}
+    variables.refuse_moving(node, [value[dim] for dim in padded])
+    return tuple(fixed(node.shape[dim]) if dim in padded else axis for dim, axis in enumerate(value))
 
 
 @rule("cat")

@@ -33,7 +33,7 @@ RANK = 4
 
 @dataclass(frozen=True)
 class Slot:
-    """An array to generate: a vector with initial value `start`, or weights with initial standard deviation `std`.
+    """An array to generate, with initial mean `start` and, for weights, initial standard deviation `std`.
 
     `std` is None for vectors, and `scale` is the ratio of `std` to that of He's rule, the result of `std_of`.
     """
@@ -42,6 +42,11 @@ class Slot:
     start: float = 0.0
     std: float | None = None
     scale: float = 1.0
+
+    def placed(self, array: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+        """Return a generated `array` times `scale`, plus the initial mean."""
+        array = array if isinstance(scale, float) and scale == 1 else array * scale
+        return array + self.start if self.start else array
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,14 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
         if role in node.constants:
             continue
         own, rule = node.starts.get(role), std_of(node.type, shape)
-        # A class token is a vector, whatever axes it has; a linear layer with one output is not.
-        if own is not None and (not own.std or (role == "value" and abs(own.mean) > own.std)):  # as of weight_norm
+        drawn = own is not None if role == "value" else len(shape) > 1
+        if own is not None and not own.std:
             slots[role] = Slot(shape, own.mean)
-        elif len(shape) > 1 and (role != "value" or sum(size > 1 for size in shape) > 1):
+        elif drawn:
+            # Tokens that were all equal would stay equal. Weights of weight_norm are far from 0.
+            start = own.mean if own is not None and role == "value" and abs(own.mean) > own.std else 0.0
             scale = scale_of(own, rule, shape)
-            slots[role] = Slot(shape, std=rule * scale, scale=scale)
+            slots[role] = Slot(shape, start, rule * scale, scale)
         else:  # normalisations begin as the identity, PReLU as PyTorch's, all else at 0
             factor = 0.25 if node.type.startswith("prelu") else 1.0
             slots[role] = Slot(shape, factor if role.endswith("weight") else 0.0)
@@ -93,9 +100,12 @@ def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
     """Return the ratio of an array's standard deviation in a new network, `own.std`, to that of He's rule, `rule`.
 
     The result is 1 if `own` is None or the ratio is between 1/3 and 1.5 (for arrays of few entries, a wider range):
-    with PyTorch's default initialisation, whose ratio is 0.41, activations would vanish.
+    with PyTorch's default initialisation, whose ratio is 0.41, activations would vanish. If `own.exact`, it is always
+    the ratio.
     """
     ratio, margin = (own.std / rule if own else 1.0), prod(shape) ** -0.5
+    if own is not None and own.exact:
+        return ratio
     return 1.0 if (1 - margin) / 3 < ratio < 1.5 * (1 + margin) else ratio
 
 
@@ -143,7 +153,7 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
         else:
             std = _elsewhere(parts[{"embedding": -1, "latents": 1, "tiles": -1}[parts[0]]], shape)
         if not normalise and parts[-1] == "dense":  # (latent, units, inputs, kernel's axes)
-            std = float((2 / (shape[0] + prod(shape[1:])) * 2 * shape[2] / shape[0]) ** 0.5)
+            std = float((2 / (shape[0] + prod(shape[1:])) * 2 * prod(shape[2:3]) / shape[0]) ** 0.5)
     except (LookupError, ValueError, ZeroDivisionError) as error:
         raise ValueError(
             f"the client's hypernetwork has a parameter {key[:100]} of shape {list(shape)}, which is unknown to "

@@ -91,7 +91,7 @@ class BaseLowRank(nn.Module):
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
         """Return weights (layers, *shape) from latent vectors z (layers, LATENT), multiplied by `scale` (layers,)."""
-        base = BASE * self.base.flatten(1) * scale[:, None, None]
+        base = BASE * self.base.view(len(self.base), -1) * scale[:, None, None]
         u, v = _linear(z * scale[:, None], self.basis), _linear(z, self.change)
         return torch.baddbmm(base, u, v).view(-1, *self.base.shape)
 
@@ -101,23 +101,22 @@ def _linear(z: Tensor, maps: Tensor) -> Tensor:
 
 
 class Vector(nn.Module):
-    """A head that generates vectors, such as biases: the initial value plus a learned linear map of latent vector z."""
+    """A head that generates vectors, such as biases, without their initial value: a learned linear map of vector z."""
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.shape, self.start = slot.shape, slot.start
-        self.vector = nn.Parameter(torch.zeros(LATENT, prod(slot.shape)))
+        self.shape = shape
+        self.vector = nn.Parameter(torch.zeros(LATENT, prod(shape)))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
         """Return vectors (layers, *shape) from latent vectors z (layers, LATENT); `scale` is not used here."""
-        written = z @ self.vector
-        return (written + self.start if self.start else written).view(-1, *self.shape)
+        return (z @ self.vector).view(-1, *self.shape)
 
 
 def head(layer: LayerType, slot: Slot, kind: Head) -> nn.Module:
     """Return a head that generates the array `slot` of a layer type: a `Vector` or, for weights, one of this `kind`."""
     if slot.std is None:
-        return Vector(slot)
+        return Vector(slot.shape)
     if kind == "dense":
         return Dense(slot.shape)
     return BaseLowRank(slot.shape, RANK * layer.occurrences)
@@ -207,9 +206,9 @@ class Tiles(nn.Module):
             parts = decoded.split([prod(grid) for *_, grid in tiled.arrays])
             for (name, node, slot, grid), part in zip(tiled.arrays, parts, strict=True):
                 if slot.std is None:
-                    yield name, (part.flatten()[: prod(slot.shape)] + slot.start).view(slot.shape)
+                    yield name, slot.placed(part.flatten()[: prod(slot.shape)].view(slot.shape))
                 else:
-                    yield name, _laid(part, slot.shape, grid) * (slot.std * scales[node])
+                    yield name, slot.placed(_laid(part, slot.shape, grid), slot.std * scales[node])
 
 
 def _laid(tiles: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
@@ -222,5 +221,5 @@ def _laid(tiles: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tenso
 
 
 def _four(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    units, fan_in, *kernel = shape
+    units, fan_in, *kernel = shape if len(shape) > 1 else (*shape, 1)
     return units, fan_in, *((kernel[0], prod(kernel[1:])) if kernel else (1, 1))

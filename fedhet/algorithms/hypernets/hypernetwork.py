@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedhet.algorithms.graphs import LayerGraph, LayerNode
-from fedhet.algorithms.hypernets.design import STEPS, WIDTH, Catalogue, Head, slots_of, start
+from fedhet.algorithms.hypernets.design import STEPS, WIDTH, Catalogue, Head, Slot, slots_of, start
 from fedhet.algorithms.hypernets.heads import Latents, Tiled, Tiles, head, tiling
 from fedhet.errors import ModelError
 from fedhet.models.copies import tied_names
@@ -83,7 +83,7 @@ class Reading:
         heads: by layer type and an array's name in the layer, such as ``weight``: ``state_dict`` names of the array in
             all layers of the type, with None for layers without it; empty for a ``tiled`` hypernetwork.
         tiles: tiles of the arrays to generate (see `tiling`) for a ``tiled`` hypernetwork, else empty.
-        names: ``state_dict`` names of the generated arrays.
+        slots: shape and initial values of the generated arrays by ``state_dict`` name.
         tensors: `edges` (2, n), indices of source and target nodes; `features`, the nodes' `shape_features`; `order`,
             indices of nodes with arrays to generate, grouped by type; and `row`, for each, its type's index in `heads`.
     """
@@ -91,7 +91,7 @@ class Reading:
     nodes: tuple[str, ...]
     heads: Mapping[str, Mapping[str, Sequence[str | None]]]
     tiles: Mapping[str, Tiled]
-    names: tuple[str, ...]
+    slots: Mapping[str, Slot]
     tensors: Mapping[str, Tensor]
 
 
@@ -151,8 +151,8 @@ class GraphHypernetwork(nn.Module):
         tensors = {name: torch.tensor(each, dtype=torch.long, device=device) for name, each in indices.items()}
         tensors["edges"] = tensors["edges"].view(-1, 2).T.contiguous()
         tensors["features"] = torch.tensor([shape_features(node) for node in nodes], device=device)
-        names = tuple(nodes[place].parameters[role] for place in order for role in slots[place])
-        return Reading(tuple(node.type for node in nodes), heads, tiles, names, tensors)
+        named = {nodes[place].parameters[role]: slot for place in order for role, slot in slots[place].items()}
+        return Reading(tuple(node.type for node in nodes), heads, tiles, named, tensors)
 
     def embeddings(self, reading: Reading) -> Tensor:
         """Return the embeddings (nodes, width) of all layers of a network that `read` has prepared."""
@@ -173,9 +173,9 @@ class GraphHypernetwork(nn.Module):
         ):
             heads: nn.ModuleDict = self.heads[type]  # type: ignore[assignment]
             for role, names in roles.items():
-                scaled = factor * self.catalogue[type].slots[role].scale
-                arrays = zip(names, heads[role](latents, scaled).unbind(0), strict=True)
-                written |= {name: array for name, array in arrays if name is not None}
+                for name, array in zip(names, heads[role](latents, factor).unbind(0), strict=True):
+                    if name is not None:
+                        written[name] = reading.slots[name].placed(array, reading.slots[name].scale)
         return written
 
 

@@ -10,19 +10,21 @@ features for chunk j, and W (width x c) is shared by all architectures. The base
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from types import MappingProxyType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.algorithms.hypernets.design import scale_of
-from fedhet.models.copies import Start
-from fedhet.utils.randomness import torch_generator
+from fedhet.models.copies import Start, starts_of
+from fedhet.utils.randomness import seeded, torch_generator
 
 SPREAD = 0.1  # standard deviation of initial embeddings, small enough for clients to start with similar weights
 VECTORS = 0.1  # scale s of arrays with one axis, such as biases and weights of normalisation layers
+FAR, SMALL = 3.0, 2.0  # ratio beyond which Kaiming's scale does not suit a network, and small outputs (`calibrated`)
 LEAST = 0.1  # an array that is a constant c in a new network has s = VECTORS * max(|c|, LEAST * Kaiming's scale)
 
 
@@ -103,3 +105,31 @@ def begin_of(name: str, shape: tuple[int, ...], own: Start | None = None) -> tup
         return own.mean, VECTORS * max(abs(own.mean), LEAST * kaiming)
     scale = scale_of(own, usual[1], shape) * usual[1] if len(shape) > 1 else own.std
     return own.mean if abs(own.mean) > own.std else 0.0, scale
+
+
+def calibrated(model: nn.Module, inputs: Tensor) -> dict[str, Start]:
+    """Return `starts_of` a newly built network, which are `exact` if Kaiming's scale does not suit the network.
+
+    It does not if, with weights of this scale, the root mean square of the first outputs for `inputs` (n, ...), in
+    training mode, is more than `FAR` times the network's own, or less than its `FAR`-th part. Values below `SMALL`
+    count as `SMALL`, since PyTorch's default initialisation gives small outputs. The weights of `model` are changed.
+    """
+    starts = starts_of(model)
+    # A network that cannot take the inputs is refused later, with the reason.
+    with suppress(Exception), torch.no_grad():
+        own = _size(model, inputs)
+        for name, array in model.named_parameters():
+            first, (_, scale) = starts.get(name), begin_of(name, tuple(array.shape), starts.get(name))
+            if first and first.std and array.ndim > 1:
+                array *= scale / first.std
+            elif first and first.std and name.endswith("bias"):
+                array.zero_()
+        ratio = max(_size(model, inputs), SMALL) / max(own, SMALL)
+        if own < float("inf") and not 1 / FAR <= ratio <= FAR:
+            return {name: first._replace(exact=True) for name, first in starts.items()}
+    return starts
+
+
+def _size(model: nn.Module, inputs: Tensor) -> float:
+    with seeded(0, "first outputs"):
+        return float(model.train()(inputs).double().square().mean().sqrt())
