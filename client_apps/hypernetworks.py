@@ -25,7 +25,6 @@ from fedhet.methods.included.hypernetworks import FLHAGHNOptions, PFedHNOptions
 from fedhet.methods.options import OWN
 from fedhet.models.copies import Start, multiplies, starts_of
 from fedhet.training import Phase
-from fedhet.utils.inputs import for_each
 from fedhet.utils.randomness import seeded
 
 REFINE_RATE = 0.001  # learning rate at which the head is fine-tuned before an evaluation
@@ -88,11 +87,7 @@ class PFedHN(ClientSide[PFedHNOptions]):
     @classmethod
     def starts_of(cls, build: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Mapping[str, Start]:
         # The server receives the starts, which must not depend on private examples.
-        def noise(part: Tensor) -> Tensor:
-            return torch.randn(part.shape).to(part) if part.is_floating_point() else torch.zeros_like(part)
-
-        with seeded(0, "noise"):
-            return calibrated(build(), for_each(inputs(), noise))
+        return starts_of(build())
 
     def handshake(self, payload: Payload) -> Payload:
         """Return the arrays `starts`: for each shared array, by its key in messages, the two numbers (base, scale).

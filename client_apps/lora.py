@@ -4,6 +4,7 @@ A (rank, in) is initialised uniformly in +-1 / sqrt(in), and B (out, rank) to ze
 """
 
 import math
+import re
 from collections.abc import Hashable, Sequence
 from fnmatch import filter
 from typing import Any
@@ -99,7 +100,13 @@ def check_adapters(model: nn.Module, inputs: Tensor) -> None:
     total = model.eval()(inputs).sum() + torch.zeros((), requires_grad=True)
     gradients = torch.autograd.grad(total, [each.lora_b for each in layers.values()], allow_unused=True)
     if idle := [name for name, gradient in zip(layers, gradients, strict=True) if gradient is None]:
-        raise ModelError(f"outputs of {type(model).__name__} do not depend on {idle[0]}: leave it out of lora.layers")
+        patterns = {name: re.sub(r"\d+", "*", name) for name in layers if name not in idle}
+        others = dict.fromkeys(name if filter(idle, pattern) else pattern for name, pattern in patterns.items())
+        remedy = f"set lora.layers = '{', '.join(others)}'" if others else "choose another method"
+        raise ModelError(
+            f"an adapter of {idle[0]} has no effect on the outputs of {type(model).__name__}, which calls the layer "
+            f"nowhere (but may use its weight), or does not use what the layer returns: {remedy}"
+        )
 
 
 def adapters(model: nn.Module) -> dict[str, Any]:

@@ -268,6 +268,19 @@ def test_a_wrongly_guessed_head_is_remarked(run, caplog):
     assert "the head was" not in caplog.text
 
 
+def test_a_layer_behind_the_classifier_is_remarked(run, caplog):
+    class Net(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.Linear(3, 3))
+
+    run({"rounds": 1}, model=Net)
+    assert caplog.text.count("the head is taken to be '3', ") == 1
+    assert "calibrates the scores of '2', set head = '2'" in caplog.text
+    caplog.clear()
+    run({"rounds": 1, "head": "2"}, model=Net, out="named")
+    assert "the head is" not in caplog.text
+
+
 def test_a_loaders_batch_size_is_its_clients(run, tiny):
     def data(client):
         train, test = tiny.data(client)

@@ -55,11 +55,9 @@ SETTINGS = {
 CLASSICAL = ("nearest-neighbour", "logistic-regression", "label-spreading")
 REFUSED = {
     ("bert", "fedharm"): "fedharm.blocks = .*BertForSequenceClassification has 1 stages",
-    ("llama", "fedharm"): "fedharm.blocks = .*LlamaForSequenceClassification has 0 stages",
+    ("llama", "fedharm"): "fedharm.blocks = .*LlamaForSequenceClassification has 1 stages",
     ("llama", "fedma"): "no rule for operator aten.pow .*input_layernorm' of LlamaForSequenceClassification",
     ("llama", "pfnm"): "no rule for operator aten.pow .*input_layernorm' of LlamaForSequenceClassification",
-    ("llama", "depthfl"): "LlamaForSequenceClassification has 0 modules that can end a block",
-    ("llama", "inclusivefl"): "LlamaForSequenceClassification has 0 modules that can end a block",
 }
 
 

@@ -148,12 +148,25 @@ def _note(representation: Representation, head: Captured | None, outputs: Tensor
             f"the head was guessed to be {representation.head!r}, the last {kind}, but the client's network has other "
             "outputs than this layer: name the right layer, head = '...'"
         )
+    if head is not None and (classifier := _before_calibration(model, representation.head, outputs.shape[-1])):
+        return (
+            f"the head is taken to be {representation.head!r}, the last nn.Linear, whose inputs are as many as its "
+            f"outputs: if it only calibrates the scores of {classifier!r}, set head = {classifier!r}"
+        )
     if last in ("Sigmoid", "Softmax") and task.own_loss is None and task.outputs.meaning != "numbers":
         return (
             f"the client's {model._get_name()} returns probabilities, but the loss of {task.name} expects logits: "
             "remove the final softmax or sigmoid, with which the network learns more slowly"
         )
     return ""
+
+
+def _before_calibration(model: nn.Module, head: str, classes: int) -> str:
+    # The last layer whose scores the head could calibrate.
+    linear = {name: (m.in_features, m.out_features) for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    if linear.pop(head, None) != (classes, classes):
+        return ""
+    return next((name for name, sizes in reversed(linear.items()) if sizes[1] == classes), "")
 
 
 def _outputs(model: nn.Module, inputs: Tensor, words: str, function: ModelFunction | None) -> Tensor:
@@ -254,9 +267,10 @@ def _digests(job: Job) -> dict[str, str]:
         batch = client.data.train.inputs[:ROWS]
         augmented = _repeatable(job, "its augment function", lambda: augment(batch, torch.Generator().manual_seed(0)))
     arrays = client.model.state_dict(keep_vars=True).items()
-    network = f"{client.model} {[(name, each.dtype, each.shape, each.requires_grad) for name, each in arrays]}"
-    if client.part:  # its sizes may change
+    if client.part:  # its sizes may change, and arrays may be missing
         network = str([(name, type(module)) for name, module in client.model.named_modules()])
+    else:
+        network = f"{client.model} {[(name, each.dtype, each.shape, each.requires_grad) for name, each in arrays]}"
     found = {
         "task": digest(_task(job)),
         "network": digest(network, config.head),

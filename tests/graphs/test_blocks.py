@@ -10,6 +10,7 @@ from torchvision.models.swin_transformer import SwinTransformer
 
 from fedhet import models
 from fedhet.algorithms.graphs import UnsupportedArchitecture, architecture_graph, blocks
+from fedhet.algorithms.graphs.blocks import block_ends, stages
 from fedhet.algorithms.graphs.layers import output_axis
 from fedhet.config import configuration
 
@@ -77,3 +78,32 @@ def test_named_blocks() -> None:
         blocks(model, images, chosen="layer1,layer2,layer3,layer4")
     with pytest.raises(UnsupportedArchitecture, match=r"name the 4 modules that .* but is body\.3, body\.5"):
         blocks(model, images, chosen="body.3,body.5")
+
+
+class Residual(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+class Patches(nn.Module):
+    """Two convolutions that make patches, and residual layers in a list, whose last ones are a slice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 2, 2), nn.ReLU(), nn.Conv2d(8, 8, 2, 2))
+        self.layers = nn.ModuleList(Residual(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(5))
+        self.gate, self.head = nn.Parameter(torch.ones(8)), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x[:, :1, ::4, ::4].flatten(2).transpose(1, 2) > -9
+        x = self.layers[0](self.stem(x).flatten(2).transpose(1, 2) * self.gate)
+        for layer in self.layers[1:]:
+            x = layer(x) * mask
+        return self.head(x.mean(1))
+
+
+def test_patches_end_no_block_and_lists_are_no_modules() -> None:
+    model, images = Patches(), torch.randn(2, 3, 16, 16)
+    assert stages(model, images) == ["layers.4"]
+    assert block_ends(model, images, 3) == ("layers.0", "layers.2")
+    assert {node.module for node in architecture_graph(model, images)} <= {name for name, _ in model.named_modules()}

@@ -287,8 +287,19 @@ def test_unsupported_layers() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return F.linear(x, self.weight / 2, self.bias)
 
-    with pytest.raises(UnsupportedArchitecture, match=r"weight of linear in '0' is computed, not a parameter"):
+    with pytest.raises(
+        UnsupportedArchitecture, match=r"weight of linear in '0' is computed \(by div\), not a parameter"
+    ):
         groups_of(nn.Sequential(Halved(3, 4)), torch.zeros(2, 3))
+
+    class Joined(nn.Linear):  # as in BEiT
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight, torch.cat([self.bias[:2], self.bias[2:]]))
+
+    with pytest.raises(
+        UnsupportedArchitecture, match=r"bias of linear in '0' is computed \(by cat\), .* as in nn\.Linear"
+    ):
+        groups_of(nn.Sequential(Joined(3, 4), nn.Linear(4, 2)), torch.zeros(2, 3))
 
     class Projected(nn.LSTM):
         def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]

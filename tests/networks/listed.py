@@ -91,6 +91,14 @@ IMAGES: dict[str, tuple[Build, int]] = {
         partial(_timm, "xcit_nano_12_p16_224", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2),
         32,
     ),
+    "timm/cait": (
+        partial(_timm, "cait_xxs24_224", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2),
+        32,
+    ),
+    "timm/beit": (
+        partial(_timm, "beit_base_patch16_224", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2),
+        32,
+    ),
     "timm/ghostnet": (partial(_timm, "ghostnet_050"), 32),
     "timm/res2net": (partial(_timm, "res2net50_26w_4s", layers=(1, 1, 1, 1)), 32),
     "timm/skresnet": (partial(_timm, "skresnet18", layers=(1, 1, 1, 1)), 32),
@@ -110,6 +118,7 @@ OTHERS: dict[str, tuple[Build, Callable[[], Tensor]]] = {
     "gated table": (own.Gated, lambda: torch.randn(4, 9)),
     "ft-transformer": (own.FTTransformer, lambda: torch.randn(4, 9)),
     "dense gcn": (own.DenseGCN, lambda: torch.randn(4, 7, 4)),
+    "dense gin": (own.DenseGIN, lambda: torch.randn(4, 7, 4)),
     "edge gcn": (own.EdgeGCN, lambda: torch.randn(4, 7, 4)),
 }
 NETWORKS: dict[str, tuple[Build, Callable[[], Tensor]]] = {

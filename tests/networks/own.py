@@ -142,6 +142,22 @@ class DenseGCN(nn.Module):
         return self.head((self.adjacency @ self.second(nodes)).relu().mean(1))
 
 
+class DenseGIN(nn.Module):
+    """An MLP after each sum of a node's values with all nodes', without normalisation (Xu et al., 2019)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU()) for width in (4, 24, 24)
+        )
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, nodes: Tensor) -> Tensor:
+        for layer in self.layers:
+            nodes = layer(nodes + nodes.sum(1, keepdim=True))
+        return self.head(nodes.sum(1))
+
+
 class EdgeGCN(nn.Module):
     """Messages along the edges of one graph, summed at their targets."""
 

@@ -183,9 +183,32 @@ def test_tied_layers_share_an_adapter():
 
 
 def test_unused_layer(federate):
-    with pytest.raises(FedhetError, match="do not depend on .*unused"):
+    message = r"an adapter of unused has no effect on the outputs of Attending, .* set lora\.layers = 'first'"
+    with pytest.raises(FedhetError, match=message):
         federate("lora", model=lambda client: Attending())
     assert federate("lora", "first", model=lambda client: Attending(), **{"lora.layers": "first"}).failures == []
+
+
+class Direct(nn.Module):
+    """Layers that are called, and others of which only the weight is used, as in BEiT."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict({"qkv": nn.Linear(64, 64), "up": nn.Linear(64, 64)}) for _ in "12")
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, inputs):
+        rows = inputs.flatten(1)
+        for block in self.blocks:
+            rows = block["up"](nn.functional.linear(rows, block["qkv"].weight))
+        return self.head(rows)
+
+
+def test_layer_that_is_not_called(federate):
+    message = r"adapter of blocks\.0\.qkv has no effect .*may use its weight.* set lora\.layers = 'blocks\.\*\.up'"
+    with pytest.raises(FedhetError, match=message):
+        federate("lora", model=lambda client: Direct())
+    assert federate("lora", model=lambda client: Direct(), **{"lora.layers": "blocks.*.up"}).failures == []
 
 
 def test_other_frozen_network(federate):

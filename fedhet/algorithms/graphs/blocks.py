@@ -1,5 +1,6 @@
 """Blocks of a network (consecutive layers), each named by its last module, and networks with early exits."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -12,10 +13,13 @@ from torch import Tensor, nn
 
 from fedhet.algorithms.graphs.axes import fixed
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, UnsupportedArchitecture, architecture_graph
-from fedhet.algorithms.graphs.layers import channel_means, features, output_axis
+from fedhet.algorithms.graphs.layers import PRODUCTS, channel_means, features, output_axis
 from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationGroups, Slot
 from fedhet.errors import ModelError
 from fedhet.models.copies import in_evaluation_mode
+
+STEM = 0.8
+"""Fraction of a network's layers in its last stage above which earlier stages are not counted (see `stages`)."""
 
 
 def blocks(model: nn.Module, example: Tensor, *, chosen: str = "stages", count: int = 4) -> tuple[str, ...]:
@@ -42,11 +46,14 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
     A stage has consecutive layers with outputs of one spatial size: the product of all axes but batch and features. It
     ends with a module whose output is all that later layers use of the stage. Of several, the least nested is named or,
-    at equal depth, the last; `nn.Sequential` and `nn.ModuleList` add no depth. `example` is a batch of inputs.
+    at equal depth, the last; `nn.Sequential` and `nn.ModuleList` add no depth. If more than `STEM` of all layers are in
+    the last stage, those before it only prepare the inputs, as convolutions that make patches, and are left out.
+    `example` is a batch of inputs.
     """
     graph, modules = architecture_graph(model, example), dict(model.named_modules())
     axes, trunk = features(graph), {place: name for place, _, name in _trunk(graph)}
-    ends: dict[int, tuple[int, str]] = {}
+    ends: dict[int, tuple[int, str, int]] = {}  # nesting, name and number of layers so far, by size
+    layers = list(accumulate(_is_layer(graph, node) for node in graph))
     since: set[int] = set()  # sizes of the layers since the last stage ended
     for place, node in enumerate(graph):
         if node.name not in axes or len(node.shape) < 3:
@@ -62,9 +69,12 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
         nesting = sum(not isinstance(each, nn.Sequential | nn.ModuleList) for each in above)
         ends = {other: end for other, end in ends.items() if other >= size}
         if known is None or nesting <= known[0]:
-            ends[size] = nesting, name
+            ends[size] = nesting, name, layers[place]
         since.clear()
-    return [name for _, name in ends.values()]
+    before = [count for *_, count in ends.values()][-2:-1]
+    if before and layers[-1] - before[0] > STEM * layers[-1]:
+        ends = dict([ends.popitem()])
+    return [name for _, name, _ in ends.values()]
 
 
 def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
@@ -97,13 +107,15 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
     except UnsupportedArchitecture:
         graph = architecture_graph(model, example)
     total = sum(_is_layer(graph, node) for node in graph)
-    places = {layers: name for _, layers, name in _trunk(graph) if layers < total}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    shared = Counter(modules.values())  # a module with several names runs repeatedly
+    ends = [(layers, name) for _, layers, name in _trunk(graph) if layers < total]
+    places = {layers: name for layers, name in ends if shared[modules[name]] == 1}
     if len(places) < count - 1:
-        named = ", ".join([node.module for node in graph if _is_layer(graph, node)][:5])
         raise UnsupportedArchitecture(
             f"network {type(model).__name__} has {len(places)} modules that can end a block "
             f"({', '.join(places.values()) or 'none'}), but {count} blocks (key depths) need {count - 1}: set smaller "
-            f"depths, or name {count - 1} modules in the key blocks (the network's first layers are {named})"
+            f"depths, or name {count - 1} in the key blocks that run once each, though later layers use other values, too"
         )
     chosen = [0]
     for number in range(1, count):
@@ -141,14 +153,17 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
 def _trunk(graph: ArchitectureGraph) -> Iterator[tuple[int, int, str]]:
     # Modules whose output is all that later layers need: (index of last operator, layers so far, name).
     number = {node.name: place for place, node in enumerate(graph)}
-    data: set[int] = set()  # what depends on the inputs
+    reached: set[int] = set()  # what depends on the inputs
+    data: set[int] = set()  # what depends on them and on parameters, unlike masks
     last_use: dict[int, int] = {}
     spans: dict[str, list[int]] = {}
     for place, node in enumerate(graph):
         filled = node.operator.startswith(("new_", "zeros", "ones", "full"))  # takes the shape of its input only
-        used = [number[name] for name in node.inputs if number[name] in data and not filled]
-        last_use |= dict.fromkeys(used, place)
+        used = [number[name] for name in node.inputs if number[name] in reached and not filled]
+        last_use |= dict.fromkeys(data.intersection(used), place)
         if used or node.operator == "input":
+            reached.add(place)
+        if used and (node.parameters or _weights(graph, node) or not data.isdisjoint(used)):
             data.add(place)
         for module in accumulate(node.module.split("."), "{}.{}".format):
             spans.setdefault(module, []).append(place)
@@ -163,14 +178,22 @@ def _trunk(graph: ArchitectureGraph) -> Iterator[tuple[int, int, str]]:
 
 
 def _is_layer(graph: ArchitectureGraph, node: Node) -> bool:
+    if node.operator in PRODUCTS and any(len(shape) > 1 for shape in _weights(graph, node)):
+        return True  # such as Conv1D of GPT-2
     return any(role.startswith("weight") and len(graph.shapes[name]) > 1 for role, name in node.parameters.items())
+
+
+def _weights(graph: ArchitectureGraph, node: Node) -> list[tuple[int, ...]]:
+    # Shapes of the parameters that an operator outside layers takes, without buffers, such as an adjacency matrix.
+    taken = [graph[name] for name in node.inputs if graph[name].operator == "parameter"]
+    return [each.shape for each in taken if graph.kinds[each.parameters["value"]] in ("trained", "frozen")]
 
 
 def _ended(graph: ArchitectureGraph, place: int, spans: Mapping[str, Sequence[int]]) -> str:
     # The outermost module that runs once and ends with the operator at index `place`.
     for name in accumulate(graph.nodes[place].module.split("."), "{}.{}".format):
         between = {*range(spans[name][0], place)}.difference(spans[name]) if spans[name][-1] == place else {place}
-        if all(graph.nodes[other].operator in ("parameter", "constant") for other in between):
+        if name in graph.called and all(graph.nodes[other].operator in ("parameter", "constant") for other in between):
             return name
     return ""
 

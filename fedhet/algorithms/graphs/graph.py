@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -59,7 +59,8 @@ class ArchitectureGraph:
     """The operators (`nodes`) of a network of class `model` in order of execution, and the arrays of its state dict.
 
     `shapes` and `kinds` (trained, frozen, statistic or buffer; see `kinds_of`) describe arrays by name. `tied` maps the
-    other names of a shared parameter to its first name. `unused` names parameters that evaluation mode does not use.
+    other names of a shared parameter to its first name. `unused` names parameters that evaluation mode does not use,
+    and `called` the modules that are called, unlike lists of modules.
     """
 
     model: str
@@ -68,6 +69,7 @@ class ArchitectureGraph:
     tied: Mapping[str, str] = field(hash=False)
     unused: tuple[str, ...] = ()
     kinds: Mapping[str, Kind] = field(default_factory=dict, hash=False)
+    called: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
@@ -82,6 +84,8 @@ class ArchitectureGraph:
 
 _ROLE = re.compile(r"weight|bias|^running_|^[wb]_[ih]h$")
 # ATen's names of arguments that are parameters; recurrent layers take a list of them, "params".
+
+_SLICE = re.compile(r"^(.*?)\.slice\((.*?)\)\.(\d+)")
 
 _cache: "WeakKeyDictionary[nn.Module, dict[Hashable, ArchitectureGraph]]" = WeakKeyDictionary()
 
@@ -135,6 +139,7 @@ class _Reader:
     def __init__(self, model: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
         self.model, self.shapes, self.tied = model, shapes, tied_names(model)
         self.nodes: list[Node] = []
+        self.called: set[str] = set()
         self.values: dict[fx.Node, str] = {}  # value -> the node that holds it now
         self.states: dict[fx.Node, str] = {}  # placeholder -> state_dict name
         self.originals: dict[fx.Node, fx.Node] = {}  # result of an in-place operator -> the value that it changed
@@ -159,7 +164,8 @@ class _Reader:
         used = {name for each in nodes for name in each.parameters.values()}
         unused = [name for name, _ in self.model.named_parameters() if self.tied.get(name, name) not in used]
         kinds, title = kinds_of(self.model), type(self.model).__name__
-        return ArchitectureGraph(title, tuple(reversed(nodes)), self.shapes, self.tied, tuple(unused), kinds)
+        called = frozenset(self.called)
+        return ArchitectureGraph(title, tuple(reversed(nodes)), self.shapes, self.tied, tuple(unused), kinds, called)
 
     def _call(self, node: fx.Node) -> None:
         schema = _schema(node)
@@ -191,7 +197,7 @@ class _Reader:
         while (viewed := _viewed(value)) is not None:
             written, value = self.values[value], self._original(viewed)
             name, inputs = f"{node.name}_in_{value.name}", (self._value(value), written)
-            self.nodes.append(Node(name, "as_strided_scatter", _module(node), inputs, _shape(value)))
+            self.nodes.append(Node(name, "as_strided_scatter", self._module(node), inputs, _shape(value)))
             self.values[value] = name
 
     def _original(self, value: Any) -> fx.Node:
@@ -207,9 +213,23 @@ class _Reader:
     ) -> None:
         names, values = tuple(name for name, _ in inputs), tuple(self._value(value) for _, value in inputs)
         self.nodes.append(
-            Node(node.name, operator, _module(node), values, _shape(node), names, parameters or {}, options or {})
+            Node(node.name, operator, self._module(node), values, _shape(node), names, parameters or {}, options or {})
         )
         self.values[self._original(node)] = node.name
+
+    def _module(self, node: fx.Node) -> str:
+        """Return the name of the module that runs an operator, and note the modules that are called around it."""
+        names = [self._named(str(name)) for name, _ in (node.meta.get("nn_module_stack") or {}).values()]
+        self.called.update(names)
+        return names[-1] if names else ""
+
+    def _named(self, name: str) -> str:
+        # A module in a part of a list, as in self.layers[1:], is called layers.slice(1, None, None).0 in the program.
+        while match := _SLICE.search(name):
+            bounds = [None if bound == "None" else int(bound) for bound in match[2].split(", ")]
+            places = range(len(cast(nn.ModuleList, self.model.get_submodule(match[1]))))[slice(*bounds)]
+            name = f"{match[1]}.{places[int(match[3])]}{name[match.end() :]}"
+        return name
 
     def _value(self, value: fx.Node) -> str:
         value = self._original(value)
@@ -251,11 +271,6 @@ def _recurrent_roles(arguments: Mapping[str, Any], count: int) -> list[str]:
     if count > len(places) * len(kinds):
         kinds.append("weight_hr")  # projections
     return [f"{kind}_{place}" for place in places for kind in kinds]
-
-
-def _module(node: fx.Node) -> str:
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]) if stack else ""
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:

@@ -126,7 +126,7 @@ def _sizes(value: object) -> str:
 
 # ---- the axis of features: a convolution writes along axis 1, a linear or recurrent layer along the last axis
 
-_PRODUCTS = ("matmul", "bmm", "mm", "baddbmm", "addmm")
+PRODUCTS = ("matmul", "bmm", "mm", "baddbmm", "addmm")
 _LAYERS = ("linear", "embedding", *GATES)
 
 
@@ -137,7 +137,7 @@ def features(graph: ArchitectureGraph) -> dict[str, int]:
         axis = None
         if node.operator.startswith("conv") and node.parameters:
             axis = 1
-        elif node.operator in _PRODUCTS or (node.operator in _LAYERS and node.parameters):
+        elif node.operator in PRODUCTS or (node.operator in _LAYERS and node.parameters):
             axis = len(node.shape) - 1
         elif known := next((name for name in node.inputs if name in found), ""):
             axis = _moved(node, graph[known].shape, found[known])

@@ -190,11 +190,14 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
             "supported layer (linear, convolution, pooling, flatten, dropout, activation, normalisation, embedding, "
             "attention, LSTM, GRU, RNN, add, cat) or leave this model out of methods that match layers"
         )
-    for role in node.arguments:
+    for role, name in zip(node.arguments, node.inputs, strict=True):
         if role.startswith(("weight", "bias", "running_")):
+            operator = graph[name].operator
+            remedy = "make it a parameter of its own, as in nn.Linear"
+            if operator in ("getitem", "select", "slice", "narrow"):
+                remedy = "use a layer for each part or, in nn.MultiheadAttention, one tensor as query, key and value"
             raise UnsupportedArchitecture(
-                f"{role} of {node.operator} in {node.module!r} is computed, not a parameter: remove weight_norm, or "
-                "pass one tensor as query, key and value of attention"
+                f"{role} of {node.operator} in {node.module!r} is computed (by {operator}), not a parameter: {remedy}"
             )
 
 
