@@ -112,10 +112,12 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
     ends = [(layers, name) for _, layers, name in _trunk(graph) if layers < total]
     places = {layers: name for layers, name in ends if shared[modules[name]] == 1}
     if len(places) < count - 1:
+        layers = [node.module for node in graph if _is_layer(graph, node) and node.module]
+        once = [name for name in layers if shared[modules[name]] == 1]
         raise UnsupportedArchitecture(
             f"network {type(model).__name__} has {len(places)} modules that can end a block "
             f"({', '.join(places.values()) or 'none'}), but {count} blocks (key depths) need {count - 1}: set smaller "
-            f"depths, or name {count - 1} in the key blocks that run once each, though later layers use other values, too"
+            f"depths, or name {count - 1} in the key blocks that run once, such as {', '.join(once[:5]) or 'none'}"
         )
     chosen = [0]
     for number in range(1, count):
