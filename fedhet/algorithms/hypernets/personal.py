@@ -121,7 +121,7 @@ def calibrated(model: nn.Module, inputs: Tensor) -> dict[str, Start]:
         for name, array in model.named_parameters():
             first, (_, scale) = starts.get(name), begin_of(name, tuple(array.shape), starts.get(name))
             if first and first.std and array.ndim > 1:
-                array *= scale / first.std
+                array.mul_(scale / first.std)
             elif first and first.std and name.endswith("bias"):
                 array.zero_()
         ratio = max(_size(model, inputs), SMALL) / max(own, SMALL)
