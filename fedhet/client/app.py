@@ -20,7 +20,7 @@ from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError, UserCodeError, WriteError
 from fedhet.flower import ClientApp, Context, Message, MessageType
 from fedhet.flower.grid import ANSWER_ALL
-from fedhet.flower.insides import failure
+from fedhet.flower.insides import failure, filled
 from fedhet.flower.messages import decode, write_refusal, write_reply
 from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import LostState, Payload, Reply, Report, WireError, spec_of
@@ -148,6 +148,7 @@ class Answers:
                 answered = yield from answer(job)
                 reply = self._reply(job, policy.outgoing(answered, job.side), info)
                 record = write_reply(reply, flower=request.flower or self._flower)
+                filled(record, {name: each for name, each in job.records.items() if name not in record})
                 outcome = f"sent {policy.account(reply, job.side)}" if policy.deployed else "sent"
             if job.client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()

@@ -1,5 +1,6 @@
 """Run a user's own ClientApp under fedhet's strategies, with its train and evaluate functions unchanged."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,9 +46,10 @@ def wrap(
     are not from a strategy of fedhet go to your ClientApp, unless the node config limits what is sent (by the keys
     `allow`, `min-examples` or `dp-noise`); then they are refused.
 
-    Before each call of `train` and `evaluate`, the global random generators of torch, NumPy and Python are seeded for
-    the client. Random numbers that are drawn before a `DataLoader` shuffles or an optimiser takes its first step, such
-    as for a split, are therefore the same in all calls. Seed other generators yourself.
+    Before each call of `train`, torch's global random generator is seeded for the client and the round, and before each
+    call of `evaluate` for the client. Until a `DataLoader` shuffles or an optimiser takes its first step, what is drawn
+    for a split is the same in all calls: permutations (`torch.randperm`, `random_split`), and NumPy's and Python's
+    global generators. Seed other generators yourself.
 
     Args:
         app: your ClientApp, with `@app.train()` and `@app.evaluate()`.
@@ -85,9 +87,25 @@ class _Both(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         if is_request(message):
             return self._answers(message, context)
-        if policy := [key for key in ("allow", "min-examples", "dp-noise") if key in context.node_config]:
-            return failure(message, f"this node sets {policy[0]}, so it only answers fedhet's strategies: use one")
+        if limits := _limits(context):
+            return failure(message, f"this node sets {limits[0]}, so it only answers fedhet's strategies: use one")
         return self._own(message, context)
+
+
+def _limits(context: Context) -> list[str]:
+    """Return the keys of a node config that limit what the node sends."""
+    return [key for key in ("allow", "min-examples", "dp-noise") if key in context.node_config]
+
+
+def _way_out(returned: Collection[str], names: Collection[str]) -> str:
+    """Return advice for a train function that returned other arrays than those called `names`; empty for equal ones."""
+    if set(returned) == set(names):
+        return ""
+    return (
+        ". Return the whole state dict of the model that fedhet.wrap got. To share only some arrays, such as "
+        "adapters, pass fedhet.wrap a module that has only these; to keep BatchNorm's statistics at the clients, set "
+        "batch-norm = local"
+    )
 
 
 def _check_settings(config: Config) -> None:
@@ -129,7 +147,11 @@ class _Loop:
 
     def train(self, job: Job) -> None:
         client = job.client
-        arrays, metrics, weight = self._ask("train", job, client.request.round)
+        arrays, metrics, weight, records = self._ask("train", job, client.request.round)
+        if not (limits := _limits(self.context)):
+            job.records = records
+        elif records:
+            job.say(f"its node sets {limits[0]}, so the ConfigRecords of its train function are not sent")
         count = _count("train", metrics)
         job.examples = max(1, int(count))
         job.policy.check_examples(job.examples, max(client.config.batch_size, job.policy.least))
@@ -141,7 +163,7 @@ class _Loop:
         try:
             check(arrays, spec_of(client.tensors), "the arrays that the app's train function returned")
         except WireError as error:  # which a node with a policy would tell the server
-            raise ModelError(str(error)) from error
+            raise ModelError(f"{error}{_way_out(arrays.keys(), client.tensors.keys())}") from error
         load_into(client.tensors, arrays)
         if self.train_loss in metrics:
             client.trained = Trained(loss=metrics[self.train_loss], epochs=1)
@@ -153,7 +175,7 @@ class _Loop:
         aggregated = request.flower and self.message.metadata.message_type == MessageType.EVALUATE
         earlier = request.final or (when == "received" and not aggregated)
         try:
-            _, metrics, weight = self._ask("evaluate", job, request.round - earlier)
+            _, metrics, weight, _ = self._ask("evaluate", job, request.round - earlier)
         except FedhetError as error:
             return job.say(f"{error}; its metrics are missing")
         except Exception as error:  # as for Flower's strategies, the training counts
@@ -183,12 +205,13 @@ class _Loop:
 
     def _report(self, job: Job) -> None:
         evaluated = self.metrics["evaluate"]
-        taken = {self.accuracy, self.loss, *evaluated}
+        # Also if no evaluation says which names the evaluate function uses.
+        taken = {self.accuracy, self.loss, "accuracy", *evaluated}
         job.further = {f"train_{n}" if n in taken or _ours(n) else n: v for n, v in self.metrics["train"].items()}
         job.evaluated = {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
 
-    def _ask(self, action: str, job: Job, round: int) -> tuple[dict[str, Any], dict[str, float], str]:
-        """Call the app's `action`, `train` or `evaluate`; return arrays, metrics, and the weight metric's name."""
+    def _ask(self, action: str, job: Job, round: int) -> tuple[dict[str, Any], dict[str, float], str, Any]:
+        """Call the app's `action`; return arrays, metrics, the weight metric's name, and ConfigRecords by name."""
         client, config = job.client, job.client.config
         settings = {kebab(name): value for name, value in vars(config.options).items()}
         family = f"{config.family}."
@@ -203,7 +226,7 @@ class _Loop:
         split_seed = int(self.context.node_config.get("split-seed", config.seed))
         then = client.seed("dropout") if action == "train" else derive_seed(client.root, "evaluation", client.name)
         with splitting_alike(derive_seed(split_seed, "data", client.name), then):
-            arrays, record, weight = ask_app(self.app, action, self.message, self.context, model, settings)
+            arrays, record, weight, records = ask_app(self.app, action, self.message, self.context, model, settings)
         metrics: dict[str, float] = {}
         for name, value in record.items():
             entries = enumerate(value) if isinstance(value, list) else ()
@@ -211,7 +234,7 @@ class _Loop:
         if left_out := [name for name, value in metrics.items() if not abs(value) <= LARGEST]:
             self.left_out |= {*left_out}
             job.say(f"{', '.join(left_out)} of its {action} function is not a finite number, and is left out")
-        return arrays, {name: value for name, value in metrics.items() if name not in left_out}, weight
+        return arrays, {name: value for name, value in metrics.items() if name not in left_out}, weight, records
 
 
 def _count(action: str, metrics: dict[str, float]) -> float:

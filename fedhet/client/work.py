@@ -6,7 +6,7 @@ can be trained in one batch. Other clients may work at a yield, so global random
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,7 @@ class Job:
         scored: the fine-tuned personal model's tensors at the run's last evaluation; empty without fine-tuning.
         examples: number of training examples (`test_examples`: test examples) by the user's own functions, or None.
         weight: the client's weight from the user's own train function; 0 for the number of training examples.
+        records: records by name that the user's own train function adds to its reply, for hooks of a user's strategy.
         remarks: messages for the server's log.
         batches: the random generator for the order of examples.
     """
@@ -77,6 +78,7 @@ class Job:
     examples: int | None = None
     test_examples: int | None = None
     weight: float = 0.0
+    records: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     batches: torch.Generator = field(init=False)
 

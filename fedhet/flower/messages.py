@@ -128,12 +128,12 @@ def read_reply(message: Message) -> Reply:
 
 def ask_app(
     app: ClientApp, action: str, message: Message, context: Context, model: Arrays, settings: Mapping[str, Any]
-) -> tuple[Arrays, dict[str, Any], str]:
+) -> tuple[Arrays, dict[str, Any], str, dict[str, ConfigRecord]]:
     """Call the `train` or `evaluate` function (`action`) of a user's own ClientApp, as Flower's strategies do.
 
     The function receives the arrays of `model`, and `settings` updated by the user's config in the request `message`.
-    Returns the arrays and metrics of its reply, and the name of the metric that is the client's weight. Raises a
-    FedhetError if the reply is an error or lacks the records that Flower's strategies need.
+    Returns the arrays and metrics of its reply, the name of the metric that is the client's weight, and the reply's
+    ConfigRecords. Raises a FedhetError if the reply is an error or lacks the records that Flower's strategies need.
     """
     content, kind = message.content, message.metadata.message_type
     entries, names = _came_along(content.config_records["request"], action)
@@ -160,7 +160,7 @@ def ask_app(
         raise WireError(f"the {action} function of your ClientApp returned {count} {missing}s: return exactly one")
     weight = names.get("weighted_by_key", "num-examples")
     sent = decode_arrays(arrays[0]) if action == "train" else {}
-    return by_position(sent, model), dict(metrics[0]), weight
+    return by_position(sent, model), dict(metrics[0]), weight, dict(reply.content.config_records)
 
 
 def name_in(message: Message) -> str:

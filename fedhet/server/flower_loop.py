@@ -90,6 +90,14 @@ class FlowerLoop(Hooks[P, S], Strategy):
                 self._complete()
         return result
 
+    def initialize_parameters(self, *_: object, **__: object) -> None:
+        """Raise a ConfigError, since this method is called by servers of Flower's older interface only."""
+        name = type(self).__name__
+        raise ConfigError(
+            f"{name} cannot run in a server_fn, start_server or start_simulation: start it in a ServerApp, by "
+            f"app = ServerApp(), @app.main(), def main(grid, context): {name}().start(grid)"
+        )
+
     def _begin(self, grid: Grid, initial_arrays: ArrayRecord | None) -> None:
         if self.config.resume or self.state.round:
             raise ConfigError(
@@ -141,7 +149,6 @@ class FlowerLoop(Hooks[P, S], Strategy):
         """Begin a round from the shared model `arrays`, and return the messages that ask clients to train."""
         self._trained = None
         if server_round == 1 and (self._flowers_loop is None or self.run.round.number):  # `start` has begun no run
-            self._interrupted()  # an earlier run
             self._restart()
         elif self._flowers_loop is None:
             raise ConfigError(f"the run ended before Flower's loop reached round {server_round}: {self._same_rounds}")

@@ -70,7 +70,14 @@ class Hooks(Generic[P, S]):
             others = [client for client in federation.nodes if client not in payloads]
             messages += self._evaluation(others, amid_training=not run.round.closing)
         replies = federation.exchange(messages, self._check)
-        return self.reporter.record(replies, self._aggregate(replies))
+        failed = [client for client in federation.nodes if client in run.round.training and client not in replies]
+        failed = [client for client in failed if evaluate and federation.known[client].report.wrapped]
+        # A user's train function that fails does not take the client out of the evaluation of the received model.
+        evaluated = federation.exchange(self._evaluation(failed, amid_training=True)) if failed else {}
+        metrics = self._aggregate(replies)
+        run.round.training -= evaluated.keys()
+        replies |= evaluated
+        return self.reporter.record({client: replies[client] for client in in_order(replies)}, metrics)
 
     @property
     def config(self) -> Config:

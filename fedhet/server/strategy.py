@@ -94,7 +94,11 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.fresh, self.private_wrapper = True, None
 
     def _restart(self) -> None:
-        """Begin a new run; if `state` was assigned since the last run, training continues from it instead."""
+        """Begin a new run; if `state` was assigned since the last run, training continues from it instead.
+
+        A run in Flower's loop that stopped within a round is ended first.
+        """
+        self._interrupted()
         if not self.fresh:
             self._renew(self.reporter.observers, self.run.privacy)
 

@@ -83,20 +83,22 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
 def splitting_alike(seed: int, then: int) -> Iterator[None]:
     """Context manager in which a user's training function splits its data in the same way at every call.
 
-    The global generators are seeded with `seed`, and with `then` as soon as a `DataLoader` shuffles or an optimiser
-    takes a step. Before that, a permutation (`torch.randperm`, `random_split`) depends only on `seed` and its length,
-    not on other draws such as initial weights. Seeds that the function sets itself take precedence.
+    NumPy's and Python's global generators are seeded with `seed`, torch's with a number that depends on `then`, and all
+    with `then` as soon as a `DataLoader` shuffles or an optimiser takes a step. Before that, a permutation
+    (`torch.randperm`, `random_split`) depends only on `seed` and its length, not on other draws such as initial
+    weights. Seeds that the function sets itself take precedence.
     """
     loading, permutation, batches = True, torch.randperm, DataLoader.__iter__
+    first = derive_seed(then, "first")
 
     def begin(*_: object) -> None:
         nonlocal loading
-        if loading and torch.initial_seed() == seed:
+        if loading and torch.initial_seed() == first:
             seed_everything(then)
         loading = False
 
     def permuted(*sizes: int, generator: torch.Generator | None = None, **further: Any) -> torch.Tensor:
-        unseeded = generator in (None, torch.default_generator) and torch.initial_seed() == seed
+        unseeded = generator in (None, torch.default_generator) and torch.initial_seed() == first
         if loading and unseeded and torch.device(further.get("device") or torch.get_default_device()).type == "cpu":
             generator = torch.Generator().manual_seed(seed)
         return permutation(*sizes, generator=generator, **further)
@@ -109,6 +111,7 @@ def splitting_alike(seed: int, then: int) -> Iterator[None]:
     own = [(torch, "randperm", permuted), (datasets, "randperm", permuted), (DataLoader, "__iter__", iterated)]
     before = [(place, name, getattr(place, name)) for place, name, _ in own]
     seed_everything(seed)
+    torch.manual_seed(first)
     hook = register_optimizer_step_pre_hook(begin)
     try:
         for place, name, function in own:

@@ -1,5 +1,6 @@
 """A user's own Flower ClientApp under fedhet's strategies (`fedhet.wrap`)."""
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -176,3 +177,89 @@ def test_a_node_that_allows_no_metrics(node, started, caplog):
     assert "eval_acc" not in rows[-1]["metrics"]
     assert (rows[1]["train_loss"] is None) == ("allow" in node)
     assert ("has 12 examples for the metric" in caplog.text) == ("min-examples" in node)
+
+
+class Adapted(nn.Module):
+    """A frozen network with an adapter, of which only the adapter is shared."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.adapter = nn.Linear(4, 4).double(), nn.Linear(4, 2).double()
+
+
+def returning(change):
+    """An app whose train function returns `change(state dict of the received arrays)`."""
+    app = ClientApp()
+
+    @app.train()
+    def train(msg, context):
+        arrays = ArrayRecord(change(msg.content["arrays"].to_torch_state_dict()))
+        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 4})}), reply_to=msg)
+
+    return app
+
+
+def test_a_part_of_the_network_is_shared_by_wrapping_a_module_of_this_part():
+    def part(arrays):
+        return {name: tensor + 1 for name, tensor in arrays.items() if "body" not in name}
+
+    why = r"arrays missing \['body.bias', 'body.weight'\].* pass fedhet.wrap a module that has only these; to keep "
+    with pytest.raises(FedhetError, match=why):
+        start(fedhet.wrap(returning(part), Adapted))
+    with pytest.raises(FedhetError, match="Return the whole state dict of the model that fedhet.wrap got"):
+        start(fedhet.wrap(returning(lambda arrays: {f"net.{name}": t for name, t in arrays.items()}), network))
+    adapter = fedhet.wrap(returning(part), lambda: nn.ModuleDict({"adapter": nn.Linear(4, 2).double()}))
+    result = fedhet.FedAvg(**SETTINGS).start(LocalGrid(adapter, 3))
+    assert set(result.arrays) == {"adapter.weight", "adapter.bias"}
+
+
+def test_statistics_stay_at_the_clients_with_batch_norm_local():
+    def normalised():
+        return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+    app = fedhet.wrap(returning(lambda arrays: arrays), normalised)
+    result = fedhet.FedAvg(**SETTINGS, batch_norm="local").start(LocalGrid(app, 3))
+    assert "1.weight" in result.arrays
+    assert "1.running_mean" not in result.arrays
+
+
+def test_random_numbers_differ_by_round_and_splits_do_not():
+    drawn, splits = {}, {}
+
+    def change(arrays):
+        drawn.setdefault("train", []).append((*torch.rand(2).tolist(),))
+        splits.setdefault("torch", set()).add((*torch.randperm(9).tolist(),))
+        splits.setdefault("numpy", set()).add((*np.random.permutation(9).tolist(),))
+        return arrays
+
+    for _ in range(2):
+        fedhet.FedAvg(rounds=3, clients=1).start(LocalGrid(fedhet.wrap(returning(change), network), 1))
+    assert len(set(drawn["train"][:3])) == 3
+    assert drawn["train"][:3] == drawn["train"][3:], "the same in each run"
+    assert {name: len(found) for name, found in splits.items()} == {"torch": 1, "numpy": 1}
+
+
+def test_a_client_whose_training_fails_is_evaluated(started):
+    inner = hospital()
+    app = ClientApp()
+
+    @app.train()
+    def train(msg, context):
+        if context.node_config["partition-id"] == 1 and msg.content["config"]["server-round"] == 2:
+            raise RuntimeError("out of order")
+        return inner(msg, context)
+
+    app.evaluate()(lambda msg, context: inner(msg, context))
+    _, rows = started(fedhet.FedAvg(**SETTINGS), fedhet.wrap(app, network))
+    assert [row["received"]["clients"] for row in rows[1:]] == [3, 3, 3, 3]
+    assert [row["participants"] for row in rows[1:4]] == [["0", "1", "2"], ["0", "2"], ["0", "1", "2"]]
+    assert [failure["client"] for failure in rows[2]["failures"]] == ["1"]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_metrics_of_both_functions_keep_their_names(every, started):
+    """Also in rounds without an evaluation."""
+    app = fedhet.wrap(hospital(trained=[("accuracy", 0.25)]), network)
+    _, rows = started(fedhet.FedAvg(**SETTINGS, evaluate_every=every), app)
+    assert [row["metrics"].get("train_accuracy") for row in rows[1:4]] == [0.25] * 3
+    assert not any("accuracy" in row["metrics"] for row in rows)

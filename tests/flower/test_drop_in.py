@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.server import Server, SimpleClientManager
 from flwr.serverapp import strategy as flower
 from torch import nn
 
@@ -121,6 +122,21 @@ def test_epsilon_adds_up_over_all_starts(tiny, where):
     del started
     strategy.start(LocalGrid(tiny.app(), 3), initial, num_rounds=1)  # without the wrapper or the mod
     assert strategy.run.privacy.spent()["note"] == "a later run adds no noise"
+
+
+def test_a_start_after_hooks_that_left_a_round_open_is_a_new_run():
+    strategy, grid = fedhet.FedAvg(rounds=1), LocalGrid(wrapped(), 3)
+    messages = strategy.configure_train(1, first(), ConfigRecord(), grid)
+    strategy.aggregate_train(1, grid.send_and_receive(messages))
+    result = ours(wrapped(), strategy, num_rounds=1)
+    assert set(result.train_metrics_clientapp) == {1}
+    assert level(result) == pytest.approx(14 / 6, abs=1e-3)
+
+
+def test_flowers_older_server_is_refused_with_the_way_out():
+    server = Server(client_manager=SimpleClientManager(), strategy=fedhet.FedAvg())
+    with pytest.raises(ConfigError, match=r"FedAvg cannot run in a server_fn, .* FedAvg\(\).start\(grid\)"):
+        server.fit(num_rounds=1, timeout=None)
 
 
 def decaying(base):
@@ -280,6 +296,24 @@ def test_several_records_are_refused(kind):
         ours(wrapped(change=change))
     with pytest.raises(Exception, match=f"exactly one {kind}"):
         theirs(hospital(change=change))
+
+
+def test_config_records_of_a_reply_arrive():
+    def change(msg, reply):
+        reply["about"] = ConfigRecord({"scanner": "B"})
+        reply["report"] = ConfigRecord({"client": "other"})
+        return Message(reply, reply_to=msg)
+
+    found = []
+
+    class Reading(fedhet.FedAvg):
+        def aggregate_train(self, server_round, replies):
+            replies = list(replies)
+            found.extend(reply.content["about"]["scanner"] for reply in replies)
+            return super().aggregate_train(server_round, replies)
+
+    assert level(ours(wrapped(change=change), Reading())) == pytest.approx(14 / 6, abs=1e-3)
+    assert found == ["B"] * 3
 
 
 def test_metrics_keep_their_names(watch):
