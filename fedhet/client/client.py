@@ -12,7 +12,7 @@ from fedhet.algorithms.graphs import Submodel
 from fedhet.client.state import ClientStore
 from fedhet.data import ClientData, PublicDataset, resident
 from fedhet.data.examples import relabelled
-from fedhet.data.reading import LazyInputs
+from fedhet.data.reading import LazyInputs, single
 from fedhet.errors import DataError
 from fedhet.messages import Payload, Request, load_into, to_arrays
 from fedhet.methods import registry
@@ -160,6 +160,7 @@ class Client:
         """Transform raw inputs (n, ...); if augmentation is configured and `generator` is given, augment them first."""
         if self.augment is None or generator is None:
             return self.transform(inputs)
+        inputs = inputs if self.representation.precision == torch.float64 else single(inputs)
         return self.transform(self.augment(inputs, generator))
 
     def read(self, inputs: Tensor | LazyInputs, *, until: Representation | None = None, rows: int = BATCH) -> Tensor:

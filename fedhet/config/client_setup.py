@@ -191,7 +191,7 @@ def _check_models(config: Config, traits: Traits) -> None:
             model = models.build(name, dataset.input_shape, dataset.classes).eval()
             try:
                 representation = Representation(model, config.head)
-                representation(batch)
+                representation(in_precision(batch, representation.precision))
             except Exception as error:  # whatever a registered model raises
                 why = f"inputs of shape {dataset.input_shape} and {batch.dtype} raise {type(error).__name__}: {error}"
                 why = str(error) if isinstance(error, ValueError) else why

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhet.data.reading import LazyInputs, spans
+from fedhet.data.reading import LazyInputs, moved, single, spans
 from fedhet.tasks import Task
-from fedhet.utils.inputs import Inputs
+from fedhet.utils.inputs import Inputs, parts_of
 from fedhet.utils.machine import brought
 
 Indices = NDArray[np.int64]
@@ -27,7 +27,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 class Examples:
     """Labelled examples: raw inputs (n, ...), in memory or read on demand (`[:]` reads all), and their labels.
 
-    Labels are (n,) int64 classes, (n, labels) of 0 and 1 (multi-label), (n, targets) float32, (n, tokens) int64, or (n,
+    Labels are (n,) int64 classes, (n, labels) of 0 and 1 (multi-label), (n, targets) floats, (n, tokens) int64, or (n,
     h, w) integers for pixels. If `groups`, tensors of example indices, are given, a mini-batch has whole groups.
     """
 
@@ -58,7 +58,7 @@ class Examples:
 
     def to(self, device: torch.device) -> "Examples":
         """Return the examples with inputs and labels on a device."""
-        return Examples(self.inputs.to(device), self.labels.to(device))
+        return Examples(moved(self.inputs, device), moved(self.labels, device))
 
 
 def digest(*content: object) -> str:
@@ -82,6 +82,12 @@ class PublicDataset:
     inputs: Tensor
     labels: Tensor | None = None
 
+    @classmethod
+    def of(cls, *given: Tensor) -> "PublicDataset":
+        """Return the public dataset of inputs and labels, in float32 if it holds all values, so that digests agree."""
+        exact = all(torch.equal(part, single(part)) for tensor in given for part in parts_of(tensor).values())
+        return cls(*map(single, given)) if exact else cls(*given)
+
     def __len__(self) -> int:
         return len(self.inputs)
 
@@ -97,7 +103,7 @@ class PublicDataset:
 
     def to(self, device: torch.device) -> "PublicDataset":
         """Return the public dataset with inputs and labels on a device."""
-        return PublicDataset(self.inputs.to(device), None if self.labels is None else self.labels.to(device))
+        return PublicDataset(moved(self.inputs, device), None if self.labels is None else moved(self.labels, device))
 
 
 P = TypeVar("P", Examples, PublicDataset)

@@ -109,8 +109,8 @@ def _public(value: Any) -> PublicDataset:
     if isinstance(value, PublicDataset):
         return value
     if hasattr(value, "__array__") or (isinstance(value, Mapping) and not value.keys() & {*LABELS}):
-        return PublicDataset(as_tensor(value))
-    return PublicDataset(*_examples(value).at(slice(None)))
+        return PublicDataset.of(as_tensor(value))
+    return PublicDataset.of(*_examples(value).at(slice(None)))
 
 
 def _examples(value: Any) -> Examples:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from fedhet.errors import DataError, FedhetError, UserCodeError
-from fedhet.utils.inputs import parts_of, together
+from fedhet.utils.inputs import for_each, parts_of, together
 
 # Known names of columns, including those of Hugging Face's datasets.
 INPUTS = ("image", "img", "pixel_values", "inputs", "input", "features", "x", "data")
@@ -53,7 +53,7 @@ class LazyInputs:
             check_finite(inputs, "inputs", rows)
         except DataError as error:
             raise type(error)(f"{self.part}: {error}".removeprefix(": ")) from error
-        return inputs.to(self.device), (self.relabel(labels) if self.relabel else labels).to(self.device)
+        return moved(inputs, self.device), moved(self.relabel(labels) if self.relabel else labels, self.device)
 
     def subset(self, rows: Tensor) -> "LazyInputs":
         """Return the inputs at the positions `rows` (k,), without reading them."""
@@ -62,6 +62,17 @@ class LazyInputs:
     def to(self, device: torch.device) -> "LazyInputs":
         """Return inputs whose batches are moved to a device when they are read."""
         return replace(self, device=device)
+
+
+def single(tensor: Tensor) -> Tensor:
+    """Return a tensor, or the tensors of an `Inputs`, with float64 values as float32; other types are unchanged."""
+    return for_each(tensor, lambda part: part.float() if part.dtype == torch.float64 else part)
+
+
+def moved(values: Any, device: str | torch.device) -> Any:
+    """Return a tensor or lazy inputs on a device; tensors in float32 if the device (Apple's GPUs) has no float64."""
+    alone = isinstance(values, LazyInputs) or torch.device(device).type != "mps"
+    return (values if alone else single(values)).to(device)
 
 
 def spans(count: int, size: int) -> list[slice]:
@@ -168,8 +179,7 @@ def as_tensor(value: Any) -> Tensor:
             return torch.from_numpy(np.array(value, np.float32)[None])
         image = value if value.mode in ("L", "RGB", "RGBA") else value.convert("RGB")
         return torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
-    tensor = _dense(value, "inputs", "give numbers, in rows of one length")
-    return tensor.float() if tensor.dtype == torch.float64 and not isinstance(value, Tensor) else tensor
+    return _dense(value, "inputs", "give numbers, in rows of one length")
 
 
 def _dense(value: Any, what: str, remedy: str) -> Tensor:
@@ -207,18 +217,18 @@ def _stacked(values: Sequence[Any]) -> Tensor:
 
 
 def as_labels(value: Any) -> Tensor:
-    """Convert labels to a tensor: (n,) or (n, labels) int64, (n, targets) float32, or (n, height, width) for pixels.
+    """Convert labels to a tensor: (n,) or (n, labels) int64, (n, targets) floats, or (n, height, width) for pixels.
 
-    Labels of pixels keep their integer type; an axis with a single channel is removed.
+    Floats are float32 or float64. Labels of pixels keep their integer type; an axis with a single channel is removed.
     """
     if isinstance(value, list | tuple):
         value = [np.array(each) if hasattr(each, "getbands") else each for each in value]  # PIL images
     if isinstance(value, list) and value and isinstance(value[0], Tensor | np.ndarray):
         value = torch.stack([torch.as_tensor(each) for each in value])
     labels = _dense(value, "labels", "number the classes from 0, in the same way for all clients")
+    labels = labels.float() if labels.dtype in (torch.float16, torch.bfloat16) else labels
     if labels.ndim > 2:
-        labels = labels.squeeze(1) if labels.ndim > 3 else labels
-        return labels.float() if labels.is_floating_point() else labels
+        return labels.squeeze(1) if labels.ndim > 3 else labels
     if labels.is_floating_point():
-        return labels.float().reshape(len(labels), -1)
+        return labels[:, None] if labels.ndim == 1 else labels
     return (labels.squeeze(1) if labels.ndim == 2 and labels.shape[1] == 1 else labels).long()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedhet.data.examples import ClientData, DataSet, Examples, Indices, Owners
 from fedhet.data.partitions import proportional_sample
-from fedhet.data.reading import LazyInputs
+from fedhet.data.reading import LazyInputs, single
 from fedhet.errors import DataError
 from fedhet.utils.randomness import numpy_generator
 
@@ -60,7 +60,7 @@ def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str =
     if isinstance(data, DataSet) and [*owned] == ["groups"]:
         raise DataError(f"{data.name} has natural clients with fixed test examples: remove test-split = drawn")
     inputs = [part.inputs for part in (data.train, data.test) if not isinstance(part.inputs, LazyInputs)]
-    if len(inputs) < 2 or len({(each.dtype, each.shape[1:]) for each in inputs}) > 1:
+    if len(inputs) < 2 or len({(single(each[:1]).dtype, each.shape[1:]) for each in inputs}) > 1:
         raise DataError(
             "test-split = drawn needs inputs in memory, of one shape and dtype: give tensors or arrays, or draw the "
             "test part in the data function, with the seed client.split_seed"

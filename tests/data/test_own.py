@@ -409,3 +409,20 @@ def test_a_collate_function_that_drops_rows_is_refused():
 def test_ambiguous_forms_are_refused(value, message):
     with pytest.raises(DataError, match=message):
         as_client_data("3", value)
+
+
+@pytest.mark.parametrize("form", [np.asarray, np.ndarray.tolist, torch.tensor])
+def test_float64_is_kept(form):
+    """A second in a time since 1970, which float32 does not tell from its neighbours."""
+    times = 1.7e9 + np.arange(3.0)[:, None]
+    data = as_client_data("0", {"train": (form(times), form(times)), "test": (form(times), form(times[:, 0]))})
+    for part in (data.train, data.test):
+        assert part.inputs.tolist() == part.labels.tolist() == times.tolist()
+    rows = as_client_data("0", ([(form(row), form(row)) for row in times], (form(times), form(times)))).train
+    assert rows.at(slice(None))[0].tolist() == rows.labels.tolist() == times.tolist()
+    assert as_public_dataset((form(times), form(times))).inputs.tolist() == times.tolist()
+
+
+@pytest.mark.parametrize("empty", [([], []), (np.empty((0, 4)), np.empty(0)), {"image": [], "label": []}])
+def test_empty_parts(empty):
+    assert len(as_client_data("0", {"train": (INPUTS, LABELS), "test": empty}).test) == 0
