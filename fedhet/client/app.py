@@ -206,14 +206,16 @@ class Answers:
             report.note = ""
         if client.request.question == HANDSHAKE and not policy.tells_metrics:
             report.note = "its node sends no metrics (key allow of its node config), so its accuracy is not known"
-        tells, loss = policy.tells_metrics, client.trained.mean_loss if client.privacy is None else None
+        tells = policy.tells_metrics
+        loss = client.trained.mean_loss if tells and client.privacy is None else None
         return Reply(
             examples=job.examples or len(client.data.train),
             payload=payload,
             report=report,
             test_examples=len(client.data.test) if job.test_examples is None else job.test_examples,
             given_weight=job.weight,
-            train_loss=policy.rounded(loss) if tells and loss is not None else None,
+            train_loss=None if loss is None else policy.rounded(loss),
+            train_weight=0.0 if loss is None else policy.loss_weight(client.task, client.data.train.labels),
             measured=job.measured if tells else {},
             validation_examples=len(client.data.validation) if client.data.validation else 0,
             work=client.trained.work if client.secret is None else Work(),  # steps depend on the classes

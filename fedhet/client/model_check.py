@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fedhet.client.client import Client
 from fedhet.client.work import Job
@@ -23,7 +24,7 @@ from fedhet.models.representation import Captured, Representation
 from fedhet.tasks import Task
 from fedhet.training.evaluation import forward
 from fedhet.utils.inputs import Inputs, parts_of
-from fedhet.utils.randomness import seeded
+from fedhet.utils.randomness import seeded, torch_generator
 
 ROWS = 4  # number of examples, the first of each set (such as the test set), whose inputs are checked for changes
 
@@ -85,13 +86,15 @@ def check_model(
     for name, part in parts.items():
         if problem := task.problem(outputs, task.outputs.labels(part.labels)):
             raise DataError(problem if name == "train" else f"{name}: {problem}")
-    task.check_loss(outputs, task.outputs.labels(data.train.labels[: len(outputs)]))
+    joined = task.check_loss(outputs, task.outputs.labels(data.train.labels))
     last = _last_function(model, inputs[:2])
     if last == "Sigmoid" and (task.name == "binary" or (task.name == "segmentation" and outputs.shape[1] == 1)):
         raise ModelError(
             f"{owner} returns probabilities, but the metric of {task.name} reads logits, which are above 0 for class "
             f"1: remove the final sigmoid, and use BCEWithLogitsLoss in place of BCELoss{origin}"
         )
+    if function is not None and (problem := _unlike_in_training(model, inputs)):
+        raise ModelError(f"{owner} returns {problem}{origin}")
     note = _note(representation, head if guessed else None, outputs, task, last)
     if not note and task is not asked and task.name == "multi-label" and bool((data.train.labels.sum(1) == 1).all()):
         note = (
@@ -105,7 +108,30 @@ def check_model(
             "self.register_buffer('step', torch.zeros(()))"
         )
         note = "; ".join(filter(None, (note, lost)))
-    return ModelCheck(task, task.outputs.scores(outputs).shape[-1], note)
+    return ModelCheck(task, task.outputs.scores(outputs).shape[-1], "; ".join(filter(None, (note, joined))))
+
+
+def _unlike_in_training(model: nn.Module, inputs: Tensor) -> str:
+    """Return a message if a network returns other shapes for `inputs` in training mode, or an empty string."""
+    network, shapes = copied(model), list[list[list[int]]]()
+
+    def record(_module: nn.Module, _args: object, value: Any) -> None:
+        leaves = tree_leaves(getattr(value, "__dict__", None) or value)
+        shapes.append([[*leaf.shape] for leaf in leaves if isinstance(leaf, Tensor)])
+
+    network.register_forward_hook(record, prepend=True)  # before the hook that returns `logits`
+    for mode in (True, False):
+        with seeded(0, "training mode"):
+            forward(network.train(mode), inputs.clone(), learns=False)
+    trained, evaluated = shapes
+    if len(trained) > len(evaluated):
+        return (
+            "auxiliary outputs in training mode, which fedhet does not train: build the network without them, such as "
+            "with aux_logits=False, or return one tensor from its forward"
+        )
+    if len(trained) == len(evaluated) and trained != evaluated:
+        return f"shapes {trained} in training mode, but {evaluated} in evaluation mode: return the same in both"
+    return ""
 
 
 def unsaved_state(model: nn.Module, inputs: Tensor) -> bool:
@@ -263,9 +289,9 @@ def _digests_of_examples(job: Job) -> dict[str, str]:
 
 def _digests(job: Job) -> dict[str, str]:
     client, config, augmented = job.client, job.client.config, list[Tensor]()
-    if (augment := client.augment) and client.own_data:
+    if client.augment and client.own_data:
         batch = client.data.train.inputs[:ROWS]
-        augmented = _repeatable(job, "its augment function", lambda: augment(batch, torch.Generator().manual_seed(0)))
+        augmented = _repeatable(job, "its augment function", lambda: client.prepare(batch, torch_generator(0)))
     arrays = client.model.state_dict(keep_vars=True).items()
     if client.part:  # its sizes may change, and arrays may be missing
         network = str([(name, type(module)) for name, module in client.model.named_modules()])
@@ -274,7 +300,7 @@ def _digests(job: Job) -> dict[str, str]:
     found = {
         "task": digest(_task(job)),
         "network": digest(network, config.head),
-        "augmentation": digest(client.own_data and augment is not None, *augmented),
+        "augmentation": digest(client.own_data and client.augment is not None, *augmented),
         "settings": digest(config.local_epochs, config.learning_rate, config.batch_size, client.data.batch_size),
     }
     if (public := client.data.public) is not None and job.side.traits.public != "none":

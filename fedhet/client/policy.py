@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from fedhet.client.client import AnySide
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
@@ -24,6 +26,7 @@ from fedhet.messages.protocol import MOST_PARTITIONS, WHOLE, Measured
 from fedhet.methods import registry
 from fedhet.methods.method import KINDS, METRICS, STRUCTURE, Traits
 from fedhet.methods.options import Config, keys_about, keys_that, listed
+from fedhet.tasks import Task
 from fedhet.utils.files import plain_name, state_folder
 from fedhet.utils.machine import out_of_memory, proof
 from fedhet.utils.statistics import Metric
@@ -167,6 +170,12 @@ class Policy:
         weighed = zip(values, weights, strict=True)
         values = tuple(self.rounded(value) if weight > 0 else math.nan for value, weight in weighed)
         return Measured(Metric(values, weights), self.rounded(loss))
+
+    def loss_weight(self, task: Task, labels: Tensor) -> float:
+        """Return the weight of a loss, in examples; 0 if it is their number, or would tell that few have a class."""
+        weight = (task.weight(labels) or 0.0) / labels[0].numel()
+        few = weight and self.least > 1 and int(labels.unique(return_counts=True)[1].min()) < self.least
+        return 0.0 if few or weight == len(labels) else self.rounded(weight)
 
     def rounded(self, value: float) -> float:
         """Return a metric or a loss, rounded to `DIGITS` significant digits if `deployed` is set."""

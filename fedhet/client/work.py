@@ -316,9 +316,10 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> ClientWo
                 f"some example, or training diverged; a lower learning-rate than {rate:g} may help"
             )
         behind, ranked = score.examples_behind, client.task.metric == "auc"
-        job.measured[f"{prefix}{when}"] = job.policy.measured(
+        job.measured[f"{prefix}{when}"] = measured = job.policy.measured(
             score.metric, score.loss, examples=len(examples), ranked=ranked, behind=behind
         )
+        measured.weight = job.policy.loss_weight(client.task, examples.labels)
 
 
 def enough(job: Job, count: int, metric: str) -> bool:

@@ -305,7 +305,8 @@ def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
     if not isinstance(logits, Tensor):
         raise ModelError(
-            f"{type(module).__name__} returned a {type(outputs).__name__}: a network must return a tensor, or an "
-            "object whose attribute logits is a tensor; wrap the network in a module that does so"
+            f"{type(module).__name__} returned a {type(outputs).__name__}{' in training mode' * module.training}: a "
+            "network must return a tensor, or an object whose attribute logits is a tensor; wrap the network in a "
+            "module that does so"
         )
     return logits

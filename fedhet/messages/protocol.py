@@ -192,10 +192,14 @@ def check_room(size: int, needed: str) -> None:
 
 @dataclass
 class Measured:
-    """The result of an evaluation: the metric, with one value per label if there are several, and the mean loss."""
+    """The result of an evaluation: the metric, with one value per label if there are several, and the mean loss.
+
+    `weight` is the loss's weight in means over clients, or 0 for the number of examples.
+    """
 
     metric: Metric
     loss: float
+    weight: float = 0.0
 
 
 @dataclass
@@ -207,6 +211,7 @@ class Reply:
         report: the client's description of itself.
         test_examples, validation_examples: numbers of the client's own test and validation examples.
         train_loss: mean of the loss over the round's training steps; None without a step.
+        train_weight: its weight in means over clients, or 0 for `weight`.
         measured: evaluations by name: of the `received` and the `trained` model on the client's test part, and with the
             prefix `common-` or `validation-` on the common test set or its validation part.
         work: numbers of steps and examples in its training.
@@ -226,6 +231,7 @@ class Reply:
     further: dict[str, float] = field(default_factory=dict)
     evaluated: dict[str, float] = field(default_factory=dict)
     given_weight: float = field(default=0.0, metadata={"key": "weight"})
+    train_weight: float = 0.0
 
     @property
     def client(self) -> str:
@@ -259,6 +265,7 @@ class Reply:
             metrics[f"{name}-metric"] = list(measured.metric.values)
             metrics[f"{name}-weight"] = [float(weight) for weight in measured.metric.weights]
             metrics[f"{name}-loss"] = measured.loss
+            metrics |= {f"{name}-loss-weight": measured.weight} if measured.weight else {}
         own = self.further | self.evaluated  # without a prefix, for hooks that a user's strategy overrides
         metrics = {name: own[name] for name in own if name not in READ and not name.endswith("-metric")} | metrics
         metrics |= {f"{FURTHER}{name}": value for name, value in self.further.items()}
@@ -305,7 +312,8 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
             f"the client's reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}, "
             f"but must be equally long lists of values up to 1, weights from 0 to {MOST_WEIGHT:.0e}: correct the metric"
         )
-    return Measured(Metric(tuple(values), tuple(weights)), numbers.number(f"{name}-loss"))
+    loss, weight = numbers.number(f"{name}-loss"), numbers.number(f"{name}-loss-weight", 0.0)
+    return Measured(Metric(tuple(values), tuple(weights)), loss, max(weight, 0.0))
 
 
 class LostState(FedhetError):

@@ -93,7 +93,8 @@ class Reporter:
     def row(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> dict[str, Any]:
         """Return the current round's record in `history.jsonl`, from the clients' replies and the method's metrics."""
         round = self.run.round
-        losses = [(r.train_loss, r.weight) for r in replies.values() if r.train_loss is not None]
+        weights = {client: r.train_weight if r.train_weight > 0 else r.weight for client, r in replies.items()}
+        losses = [(r.train_loss, weights[client]) for client, r in replies.items() if r.train_loss is not None]
         finite = bool(losses) and all(math.isfinite(loss) for loss, _ in losses)
         return {
             "round": round.number,
@@ -180,17 +181,19 @@ def scores(replies: Mapping[str, Reply]) -> dict[str, dict[str, Any]]:
     return by_name
 
 
-def _measured(replies: Mapping[str, Reply], which: str) -> dict[str, tuple[Metric, float, int]]:
+def _measured(replies: Mapping[str, Reply], which: str) -> dict[str, tuple[Metric, float, float]]:
     values = {}
     replies = {client: reply for client, reply in replies.items() if which in reply.measured}
     all_have_tests = all(reply.test_examples for reply in replies.values())
     for client, reply in replies.items():
-        metric, loss = reply.measured[which].metric, reply.measured[which].loss
+        measured, metric = reply.measured[which], reply.measured[which].metric
         examples = reply.validation_examples if which.startswith("validation-") else reply.test_examples
+        weight = measured.weight or examples
         if which.startswith("common-"):
             examples = examples if all_have_tests else reply.examples
-            metric = Metric(metric.values, tuple(float(examples) if weight else 0.0 for weight in metric.weights))
-        values[client] = metric, loss, examples
+            metric = Metric(metric.values, tuple(float(examples) if each else 0.0 for each in metric.weights))
+            weight = examples
+        values[client] = metric, measured.loss, weight
     return values
 
 

@@ -14,6 +14,9 @@ from fedhet.utils.statistics import Metric
 Columns = tuple[Tensor, ...]
 """Tensors that `Outputs.evaluate` returns for a batch, from which the metric is computed."""
 
+LARGEST = 1e9
+"""Losses and weights above this value count as diverged, so that sums of squares stay finite."""
+
 IGNORED = -100
 """Label of a token or pixel that is ignored, as in PyTorch's cross entropy."""
 
@@ -203,6 +206,12 @@ def _sizes(tensor: Tensor) -> str:
     return "of shape (" + ", ".join(["n", *map(str, tensor.shape[1:])]) + ")"
 
 
+def _alike(outputs: Tensor, labels: Tensor) -> bool:
+    """Return whether outputs and labels of an example have the same shape, apart from axes of length 1."""
+    lengths = [[length for length in tensor.shape[1:] if length > 1] for tensor in (outputs, labels)]
+    return lengths[0] == lengths[1]
+
+
 def _two_scores(logits: Tensor, axis: int) -> Tensor:
     return torch.cat([torch.zeros_like(logits), logits], axis)
 
@@ -233,7 +242,8 @@ class Vectors(Outputs):
         return outputs.reshape(len(outputs), -1)
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return outputs.reshape(labels.shape), labels.to(outputs.dtype)
+        dtype = torch.promote_types(outputs.dtype, torch.float32)  # float16 ends at 65504
+        return outputs.reshape(labels.shape).to(dtype), labels.to(dtype)
 
     def labels(self, labels: Tensor) -> Tensor:
         return labels[:, None] if labels.ndim == 1 else labels
@@ -272,7 +282,7 @@ class MultiLabel(Vectors):
         return Metric(tuple(values.tolist()), tuple(pairs.tolist()))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        if outputs[0].numel() != labels[0].numel() or labels.ndim != 2:
+        if not _alike(outputs, labels) or labels.ndim != 2:
             return f"its labels are {_sizes(labels)}, but its outputs are {_sizes(outputs)}: each label needs an output"
         return "" if zeros_and_ones(labels) else "a multi-label task needs labels of 0 and 1: convert its labels"
 
@@ -286,27 +296,29 @@ class Regression(Vectors):
     entries = staticmethod(F.mse_loss)
 
     def labels(self, labels: Tensor) -> Tensor:
-        return super().labels(labels if labels.is_floating_point() else labels.float())
+        return super().labels(labels if labels.is_floating_point() else labels.double())
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
         targets = (labels if labels.ndim == 2 else labels.reshape(-1, 1)).double()
         squares = (outputs.detach().reshape(targets.shape).double() - targets).square()
-        sums = (squares.sum(0), targets.sum(0), targets.square().sum(0))
-        return squares.mean(1).sum(), len(targets), sums
+        # Differences from the first target keep the digits that squares of large targets lose.
+        mean = targets[0] + (targets - targets[0]).mean(0)
+        columns = (squares.sum(0), torch.full_like(mean, len(targets)), mean, (targets - mean).square().sum(0))
+        return squares.mean(1).sum(), len(targets), columns
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        squares, total, total_squares = (torch.stack(column).sum(0) for column in columns)
-        about_mean = total_squares - total.square() / max(count, 1)
-        weights = torch.where(about_mean > 1e-12 * total_squares, float(count), 0.0)
-        return Metric(tuple((1 - squares / about_mean).tolist()), tuple(weights.tolist()))
+        squares, counts, means, about_means = map(torch.stack, columns)
+        mean = means[0] + (counts * (means - means[0])).sum(0) / count
+        about_mean = about_means.sum(0) + (counts * (means - mean).square()).sum(0)
+        weights = torch.where(about_mean > 1e-30 * count * mean.square(), float(count), 0.0)  # above rounding errors
+        values = (1 - squares.sum(0) / about_mean).clamp(min=-LARGEST)
+        return Metric(tuple(values.tolist()), tuple(weights.tolist()))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        if outputs[0].numel() == labels[0].numel():
-            lengths = [[length for length in each.shape[1:] if length > 1] for each in (outputs, labels)]
-            if lengths[0] == lengths[1] or min(map(len, lengths)) < 2:  # the same axes, or one of them flat
-                return ""
+        if _alike(outputs, labels):
+            return ""
         return (
-            f"its targets are {_sizes(labels)}, but its outputs are {_sizes(outputs)}: each needs an output; classes "
+            f"its targets are {_sizes(labels)}, but its outputs are {_sizes(outputs)}: give both one shape; classes "
             "must be integers (labels.long()), and several labels of 0 and 1 need task = multi-label"
         )
 

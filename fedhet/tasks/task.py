@@ -1,20 +1,20 @@
 """The task of a run: its loss, its metric and the meaning of its outputs."""
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.errors import ConfigError, check_kinds, nearest, shown
+from fedhet.errors import ConfigError, DataError, check_kinds, nearest, shown
 from fedhet.tasks.outputs import IGNORED, OUTPUTS, Columns, Outputs, zeros_and_ones
 from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import Metric
-
-LARGEST = 1e9
-"""Losses and weights above this value count as diverged, so that sums of squares stay finite."""
 
 
 def infer(outputs: Tensor, labels: Tensor) -> str:
@@ -22,7 +22,7 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
 
     One output per example and labels of 0 and 1 mean `binary`; several labels of 0 and 1 with as many outputs mean
     `multi-label`. Tasks with a class for each token or pixel are recognised by the axes. Otherwise, float labels mean
-    `regression` and integers `classification`.
+    `regression` and integers `classification`. Raises a DataError if float labels can be probabilities of classes.
     """
     known, one_each = zeros_and_ones(labels), labels.numel() == len(labels)
     if known and one_each and len(outputs) and outputs[0].numel() == 1:
@@ -35,26 +35,37 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
             return "token-classification"
         if outputs.shape[2:] == labels.shape[1:]:
             return "segmentation"
-    return "regression" if labels.is_floating_point() else "classification"
+    if not labels.is_floating_point():
+        return "classification"
+    if labels.ndim > 1 and outputs.shape[1:] == labels.shape[1:] and bool((labels >= 0).all()):
+        sums = [labels.sum(axis) for axis in (1, -1) if labels.shape[axis] > 1]  # over classes of pixels, or of others
+        if any(bool(((total - 1).abs() < 1e-3).all()) for total in sums):
+            raise DataError(
+                "its labels can be probabilities of classes, since the entries of each sum to 1 and each has an "
+                "output: give class numbers, such as labels.argmax(1), or set task = regression to predict numbers"
+            )
+    return "regression"
 
 
 @dataclass(frozen=True)
 class Score:
     """Loss and metric of `count` predictions; the sum of two scores is the score of all their predictions.
 
-    An example has a prediction for each of its characters, tokens or pixels. `batches` has the values of each batch
-    that the metric needs. They stay on the device until `loss` or `metric` is read.
+    An example has a prediction for each of its characters, tokens or pixels; `weight` is their weight in the mean loss.
+    `batches` has the values of each batch that the metric needs. They stay on the device until `loss` or `metric` is
+    read.
     """
 
     task: "Task"
     loss_sum: Tensor
+    weight: float
     count: int
     batches: tuple[Columns, ...]
 
     @property
     def loss(self) -> float:
         """Mean loss, or nan if there are no predictions."""
-        return self.loss_sum.item() / self.count if self.count else math.nan
+        return self.loss_sum.item() / self.weight if self.weight else math.nan
 
     @property
     def metric(self) -> Metric:
@@ -76,7 +87,8 @@ class Score:
 
     def __add__(self, other: "Score") -> "Score":
         batches = self.batches + other.batches
-        return Score(self.task, self.loss_sum + other.loss_sum, self.count + other.count, batches)
+        loss_sum, weight = self.loss_sum + other.loss_sum, self.weight + other.weight
+        return Score(self.task, loss_sum, weight, self.count + other.count, batches)
 
 
 class Task:
@@ -95,7 +107,8 @@ class Task:
             the mean over a batch. It receives outputs and labels in the form of PyTorch's loss for the task:
             `CrossEntropyLoss` (tokens flattened), `BCEWithLogitsLoss` (labels as floats of the outputs' shape) or
             `MSELoss`. Labels that it ignores by an `ignore_index` or a `weight` of 0 (attributes, or keywords of a
-            `functools.partial`) are ignored in the metric, too.
+            `functools.partial`) are ignored in the metric, too. Losses of batches are joined by the class weights of
+            `CrossEntropyLoss` and `NLLLoss`, and otherwise by numbers of predictions.
     """
 
     def __init__(
@@ -108,7 +121,8 @@ class Task:
         check_kinds(task=(name, (str,)))
         if name and name not in OUTPUTS:
             raise ConfigError(nearest("task", name, OUTPUTS))
-        self.name, self.own_loss, self.ignored = name, loss, _ignored(loss)
+        self.name, self.own_loss = name, loss
+        self.ignored, self.weights = _ignored(loss)
         try:
             self.class_weights: tuple[float, ...] = tuple(np.asarray(class_weights, float).tolist())
             usable = all(0 < weight < math.inf for weight in self.class_weights)
@@ -116,6 +130,8 @@ class Task:
             usable = False
         if not usable:
             raise ConfigError(f"class_weights must be a list of positive numbers, not {shown(class_weights)}")
+        if self.class_weights:
+            self.weights = torch.tensor(self.class_weights, dtype=torch.float64)
         if loss is not None and not callable(loss):
             raise ConfigError(f"loss must be a function of outputs and labels, not a {type(loss).__name__}")
         if self.class_weights and (loss is not None or name == "regression"):
@@ -159,16 +175,24 @@ class Task:
                 return 0 * outputs.sum()
             # Copies, because a user's loss can change its arguments in place.
             return self.own_loss(*self.outputs.pair(outputs.clone(), labels.clone()))
-        weights = None
-        if self.class_weights:
-            weights = torch.tensor(self.class_weights, device=outputs.device, dtype=outputs.dtype)
+        weights = None if self.weights is None else self.weights.to(outputs)
         return self.outputs.loss(outputs, labels, weights)
+
+    def weight(self, labels: Tensor) -> float | None:
+        """Return the weight of a batch in the mean loss of several; None if it is their number of predictions."""
+        if self.outputs.meaning != "classes" or (self.plain and type(self.outputs).loss is Outputs.loss):
+            return None
+        counted = labels[~self._left_out(labels)].long()
+        return len(counted) if self.weights is None else float(self.weights.to(labels.device)[counted].sum())
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> Score:
         """Return the score of a batch of outputs and labels."""
+        if outputs.dtype in (torch.float16, torch.bfloat16):  # too few digits for sums
+            outputs = outputs.float()
         if self.own_loss is None:
             loss, count, columns = self.outputs.evaluate(outputs, labels)
-            return Score(self, loss if self.plain else self.loss(outputs, labels) * count, count, (columns,))
+            weight = self.weight(labels) or count
+            return Score(self, loss if self.plain else self.loss(outputs, labels) * weight, weight, count, (columns,))
         left_out = self._left_out(labels)
         counted = labels.long().masked_fill(left_out, IGNORED) if self.outputs.meaning == "classes" else labels
         _, count, columns = self.outputs.evaluate(outputs, counted)
@@ -178,7 +202,8 @@ class Task:
         try:
             for module in in_training:
                 module.training = False
-            return Score(self, self.loss(outputs, labels) * count, count, (columns,))
+            weight = self.weight(labels) or count
+            return Score(self, self.loss(outputs, labels) * weight, weight, count, (columns,))
         finally:
             for module in in_training:
                 module.training = True
@@ -201,10 +226,16 @@ class Task:
             return f"class_weights has {len(self.class_weights)} weights, but its network has {classes} classes"
         return problem
 
-    def check_loss(self, outputs: Tensor, labels: Tensor) -> None:
-        """Check that a user's loss returns a finite, differentiable mean; raise a ConfigError otherwise."""
+    def check_loss(self, outputs: Tensor, labels: Tensor) -> str:
+        """Check that a user's loss returns a finite, differentiable mean; raise a ConfigError otherwise.
+
+        `outputs` are of the first few examples. Return a warning if losses of batches cannot be joined, or "".
+        """
         if self.own_loss is None:
-            return
+            return ""
+        # Sorted labels, so that batches have different classes.
+        spread = (labels.sort().values if labels.ndim == 1 else labels)[:: -(-len(labels) // len(outputs))]
+        labels = labels[: len(outputs)]
         name, module = _name(self.own_loss), _module(self.own_loss)
         before = [buffer.clone() for buffer in module.buffers()]
         leaf = outputs.detach().requires_grad_()
@@ -238,14 +269,26 @@ class Task:
             raise ConfigError(
                 f"the task's loss {name} keeps state, which clients would share: make it depend on its arguments only"
             )
+        with torch.no_grad(), seeded(0, "loss"):
+            random = torch.randn(outputs.shape).to(outputs)[: len(spread)]
+            parts = [self.evaluate(*part) for part in zip(random.chunk(2), spread.chunk(2), strict=True)]
+            whole = self.evaluate(random, spread)
+        if np.isclose(whole.loss, reduce(operator.add, parts).loss, rtol=1e-4, equal_nan=True):
+            return ""
+        return (
+            f"the task's loss {name} of a batch is not the mean of its examples' losses, so reported losses depend on "
+            "the division into batches: compare runs by the metric, or use a loss that averages over examples"
+        )
 
 
-def _ignored(loss: object) -> tuple[int, ...]:
-    """Return the labels that a user's loss ignores: -100, its `ignore_index`, and classes of weight 0."""
+def _ignored(loss: object) -> tuple[tuple[int, ...], Tensor | None]:
+    """Return labels that a user's loss ignores (-100, `ignore_index`, weight 0), and class weights of its mean."""
     given, owner = getattr(loss, "keywords", {}), getattr(loss, "__self__", loss)  # a partial, a bound method
     index, weight = (given.get(name, getattr(owner, name, None)) for name in ("ignore_index", "weight"))
     unweighted = (weight == 0).nonzero().flatten().tolist() if isinstance(weight, Tensor) and weight.ndim == 1 else []
-    return (IGNORED, *([index] if isinstance(index, int) else []), *unweighted)
+    weighs = isinstance(owner, nn.CrossEntropyLoss | nn.NLLLoss)
+    weighs = weighs or getattr(loss, "func", None) in (F.cross_entropy, F.nll_loss)
+    return (IGNORED, *([index] if isinstance(index, int) else []), *unweighted), weight if weighs else None
 
 
 def _module(loss: object) -> nn.Module:

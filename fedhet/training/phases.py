@@ -7,14 +7,20 @@ such as a regulariser.
 
 import inspect
 import math
+import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import compress
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.optim import Optimizer
 
 from fedhet.data import Examples
 from fedhet.models.representation import Capturing, RandomStream, Representation
@@ -22,7 +28,7 @@ from fedhet.tasks import Task
 from fedhet.training.evaluation import forward
 from fedhet.utils.statistics import Work
 
-Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+Kind = TypeVar("Kind", bound=Optimizer)
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Optimisation:
         optimizer: sgd, adam, amsgrad (Reddi et al., 2018) or adamw.
         learning_rate: the learning rate, constant over the phase unless there is a schedule.
         momentum: momentum of SGD.
-        weight_decay: weight decay of matrices and filters; biases and normalisation have none.
+        weight_decay: weight decay, except of biases and normalisation layers (see `decayed`).
         batch_size: number of examples in a mini-batch.
         schedule: function from the completed fraction of the phase to the learning rate of a step.
         bf16: whether forward passes are computed in bfloat16; weights and losses are float32.
@@ -55,18 +61,41 @@ class Optimisation:
         """Return a copy with the constant learning rate `rate`, or this object unchanged if `rate` is 0."""
         return replace(self, learning_rate=rate, schedule=None) if rate else self
 
-    def build(self, parameters: Sequence[Tensor], *, stacked: bool = False) -> torch.optim.Optimizer:
-        """Return a new optimiser; if `stacked`, `parameters` are of several networks, stacked along the first axis."""
+    def build(self, model: nn.Module, trained: Sequence[Tensor], stacked: Sequence[Tensor] = ()) -> Optimizer:
+        """Return a new optimiser of the parameters `trained` of a model, or of tensors in which they are `stacked`."""
+        parameters = stacked or trained
         groups: list[dict[str, object]] = [{"params": parameters}]
         if self.weight_decay:
+            chosen = decayed(model, trained)
             groups = [
-                {"params": [p for p in parameters if p.ndim > 1 + stacked], "weight_decay": self.weight_decay},
-                {"params": [p for p in parameters if p.ndim <= 1 + stacked]},
+                {"params": [*compress(parameters, chosen)], "weight_decay": self.weight_decay},
+                {"params": [*compress(parameters, map(operator.not_, chosen))]},
             ]
         if self.optimizer == "sgd":
             return eager(torch.optim.SGD)(groups, lr=self.learning_rate, momentum=self.momentum, fused=True)
         kind = eager(torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam)
         return kind(groups, lr=self.learning_rate, weight_decay=0.0, amsgrad=self.optimizer == "amsgrad", fused=True)
+
+
+_NORMALISATION = re.compile(r"(Norm|(^|_|layer|batch|group|rms)norm)(?!al(?!i[sz]))|GRN")  # not NormalNet or enormous
+
+
+def decayed(model: nn.Module, parameters: Sequence[Tensor]) -> list[bool]:
+    """Return for each of a model's `parameters` whether it has weight decay: biases and normalisation layers have none.
+
+    A bias has `bias` in its name, or is named `b`. A normalisation layer has running statistics, or `norm` in the name
+    of its class, of itself or of a parameter; it is no linear layer, convolution or embedding.
+    """
+    exempt = set[int]()
+    for path, module in model.named_modules():
+        layer, kinds = path.rpartition(".")[2], [kind.__name__ for kind in type(module).__mro__]
+        matrix = isinstance(module, nn.Linear | nn.Embedding | _ConvNd)
+        for name, parameter in module._parameters.items():
+            name = layer if isinstance(module, ParametrizationList) else name  # of the tensor that has parameters
+            normalises = hasattr(module, "running_mean") or any(map(_NORMALISATION.search, (*kinds, layer, name)))
+            if "bias" in name.lower() or name == "b" or (normalises and not matrix):
+                exempt.add(id(parameter))
+    return [id(parameter) not in exempt for parameter in parameters]
 
 
 def learning_rate(schedule: str, largest: float, done: float) -> float:
@@ -263,7 +292,7 @@ class Trained:
     loss: float = 0.0
     epochs: float = 0
     recorded: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
-    optimizer: torch.optim.Optimizer | None = None
+    optimizer: Optimizer | None = None
     work: Work = field(default_factory=Work)
 
     @property

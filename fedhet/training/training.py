@@ -53,14 +53,14 @@ def train(
     model, examples = phase.module or model, phase.examples or examples
     how, before = phase.optimisation, before or Trained()
     rows, total = mini_batches(model.train(), phase, examples, generator, privacy)
-    named, losses, sizes = dict(model.named_parameters()), list[Tensor](), list[int]()
+    named, losses, sizes, weights = dict(model.named_parameters()), list[Tensor](), list[int](), list[float]()
     recorded, further = dict(before.recorded), 0
 
     def of_task(outputs: Tensor, labels: Tensor) -> Tensor:
         return phase.task_weight * task.loss(outputs, labels)
 
     with only_trained(model, phase.trains) as parameters:
-        optimizer = before.optimizer if phase.continues and before.optimizer else how.build(parameters)
+        optimizer = before.optimizer if phase.continues and before.optimizer else how.build(model, parameters)
         for number, index in enumerate(rows):
             inputs, labels = examples.at(index)
             inputs = prepare(inputs, augmenting) if len(index) else inputs
@@ -83,13 +83,15 @@ def train(
             forget_gradients(parameters)
             losses.append(loss.detach())  # read at the end: reading makes a GPU wait
             sizes.append(how.batch_size if privacy else index.numel())
+            weight = task.weight(labels) if phase.task_weight else None
+            weights.append(sizes[-1] if weight is None else weight / labels[0].numel())
             further += step.further
     if not losses:
         return before
     values = torch.stack(losses).tolist()
     with torch.inference_mode():
         norm = torch.stack(torch._foreach_norm(tuple(parameters))).max().item()
-    return outcome(phase, before, len(examples), values, sizes, norm, further, recorded, optimizer)
+    return outcome(phase, before, len(examples), values, sizes, norm, further, recorded, optimizer, weights)
 
 
 @dataclass(eq=False)
@@ -140,13 +142,15 @@ def outcome(
     further: int,
     recorded: dict[str, tuple[Tensor, int]],
     optimizer: torch.optim.Optimizer | None = None,
+    weights: Sequence[float] = (),
 ) -> Trained:
     """Return the combined result of a phase and the phases before it; raise a ModelError if training diverged.
 
     `examples` is the number of examples to train on. `losses` and `sizes` have the loss and the batch size of each
     step, and `norm` is the largest norm of a parameter after the phase. `further` is the number of examples that loss
     terms passed through the network in addition to mini-batches. `recorded` has sum and number of steps of each scalar
-    that loss terms record, by name, and `optimizer` is the optimiser after the last step.
+    that loss terms record, by name, and `optimizer` is the optimiser after the last step. `weights` are those of the
+    steps in the mean loss, by default `sizes`.
     """
     if not before.work.steps and not math.isfinite(losses[0]):
         raise ModelError(
@@ -159,7 +163,8 @@ def outcome(
         sign = f"the loss is {losses[step - 1]:.3g}" if step else f"weights have a norm of {norm:.3g}"
         rate = phase.optimisation.learning_rate
         raise ModelError(f"training diverged in epoch {epoch}, {sign}: a lower learning-rate than {rate:g} may help")
-    mean = math.fsum(map(operator.mul, losses, sizes)) / sum(sizes)
+    weights = weights if sum(weights) else sizes
+    mean = math.fsum(map(operator.mul, losses, weights)) / sum(weights)
     epochs = phase.epochs if not phase.steps else sum(sizes) / examples
     steps = len(losses)
     work = before.work + Work(steps if phase.examples is None else 0, steps, sum(sizes) + further)

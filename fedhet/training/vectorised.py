@@ -141,7 +141,7 @@ def _train(group: Sequence[Training]) -> None:
         state = [torch.stack(each).detach() for each in zip(*held, strict=True)]
         now = [each.detach().requires_grad_(trains) for each, trains in zip(state, live, strict=True)]
         leaves = [*compress(now, live)]
-        optimizer = phase.optimisation.build(leaves, stacked=True)
+        optimizer = phase.optimisation.build(model, [*compress(arrays_of(model), live)], leaves)
         for number, batch in enumerate(_padded(group, drawn, leaves[0].dtype)):
             active = len(batch[0])
             if active < len(leaves[0]):

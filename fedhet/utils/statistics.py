@@ -82,18 +82,18 @@ def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return {str(failure.get("client")): str(failure.get("reason")) for failure in failures}
 
 
-def summarise(values: Mapping[str, tuple[Metric, float, int]]) -> dict[str, Any] | None:
-    """Return statistics (see `STATISTICS`) over clients, given each client's metric, loss and number of examples.
+def summarise(values: Mapping[str, tuple[Metric, float, float]]) -> dict[str, Any] | None:
+    """Return statistics (see `STATISTICS`) over clients, given each client's metric, loss and weight of the loss.
 
-    The result is `{"accuracy": {statistic: value}, "loss": ..., "clients": n}`, or None if no client has examples.
-    Metrics are weighted by their own weights, losses by numbers of examples. Undefined metrics (NaN, such as the AUC
-    of a single class) are left out. If a loss is not finite, the statistics of the loss are None.
+    The result is `{"accuracy": {statistic: value}, "loss": ..., "clients": n}`, or None if no client has examples, for
+    which the weight is 0. Metrics are weighted by their own weights. Undefined metrics (NaN, such as the AUC of a
+    single class) are left out. If a loss is not finite, the statistics of the loss are None.
     """
     evaluated = [value for value in values.values() if value[2] > 0]
     if not evaluated:
         return None
     metrics = [metric for metric, _, _ in evaluated if not math.isnan(metric.value)]
-    losses = [(loss, examples) for _, loss, examples in evaluated]
+    losses = [(loss, weight) for _, loss, weight in evaluated]
     accuracy = _statistics([metric.value for metric in metrics], Metric.total(metrics).value)
     loss = _statistics([loss for loss, _ in losses], weighted_mean(losses))
     return {"accuracy": accuracy, "loss": loss, "clients": len(evaluated)}

@@ -1,13 +1,16 @@
 """A user's own models and data that cannot be used: one sentence each, which says what it is and whose it was."""
 
 import math
+import re
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.models.inception import InceptionOutputs
 
 import fedhet
 from fedhet.client.app import make_client_app
@@ -178,3 +181,41 @@ def test_system_exit_in_user_code(new_watch: Any) -> None:
 
     with pytest.raises(FedhetError, match=r"SystemExit: no disk \(test_model_check.py, line \d+\) \(data = .*ends\)"):
         fedhet.Local(rounds=1).start(LocalGrid(make_client_app(model, ends), 1))
+
+
+class Auxiliary(nn.Module):
+    """A network with an auxiliary head, whose outputs it returns in training mode in the given form."""
+
+    def __init__(self, form: Callable[[Tensor, Tensor], Any] | None) -> None:
+        super().__init__()
+        self.form, self.auxiliary, self.head = form, nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Any:
+        outputs = self.head(inputs)
+        return self.form(outputs, self.auxiliary(inputs)) if self.form and self.training else outputs
+
+
+@pytest.mark.parametrize(
+    ("form", "sentence"),
+    [
+        (InceptionOutputs, "Auxiliary returns auxiliary outputs in training mode, which fedhet does not train: build"),
+        (lambda *outputs: {"logits": outputs[0], "aux": outputs[1]}, "returns auxiliary outputs in training mode"),
+        (lambda *outputs: SimpleNamespace(logits=outputs[0], aux=outputs[1]), "auxiliary outputs in training mode"),
+        (lambda *outputs: outputs, "Auxiliary returned a tuple in training mode: a network must return a tensor"),
+        (
+            lambda *outputs: torch.stack(outputs, 1),
+            r"shapes \[\[8, 2, 3\]\] in training mode, but \[\[8, 3\]\] in eval",
+        ),
+    ],
+)
+def test_other_outputs_in_training_mode(refused: Any, form: Any, sentence: str) -> None:
+    said = refused(lambda client: Auxiliary(form))
+    assert re.search(sentence, said), said
+    assert "no client can take part" in said
+
+
+def test_without_auxiliary_outputs(new_watch: Any) -> None:
+    watch = new_watch()
+    strategy = fedhet.FedAvg(rounds=1, learning_rate=0.01, observers=[watch])
+    strategy.start(LocalGrid(make_client_app(lambda client: Auxiliary(None), data), 1))
+    assert watch.rows[0]["failures"] == []

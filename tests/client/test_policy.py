@@ -24,6 +24,7 @@ from fedhet.messages import Payload, Request
 from fedhet.messages.protocol import FIRST
 from fedhet.methods import registry
 from fedhet.methods.method import METRICS, STRUCTURE
+from fedhet.tasks import Task
 from fedhet.utils.statistics import Metric
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -257,6 +258,16 @@ def test_auc_of_few_examples(pairs, told):
     assert Policy(None, 10).measured(metric, 1.0, examples=40, ranked=False).metric == metric
     free = Policy().measured(metric, 1.0, examples=40, ranked=True).metric
     assert free == metric
+
+
+def test_weight_of_a_loss_tells_no_rare_class():
+    task = Task("classification", class_weights=[1, 9])
+    labels = (torch.arange(100) < 12).long()
+    assert Policy(None, 12).loss_weight(task, labels) == Policy().loss_weight(task, labels) == 88 + 9 * 12
+    assert Policy(None, 13).loss_weight(task, labels) == 0
+    assert Policy().loss_weight(Task("classification"), labels) == 0
+    padded = torch.where(torch.arange(5) < 2, -100, labels[:, None])
+    assert Policy().loss_weight(Task("token-classification"), padded) == 60
 
 
 # ---- metrics

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, DataError
 from fedhet.tasks import Score, Task
 from fedhet.tasks.task import OUTPUTS
 from fedhet.utils.statistics import Metric
@@ -195,6 +195,77 @@ def test_a_loss_with_a_frozen_parameter_is_taken():
     Task("regression", loss=Own(scale=frozen)).check_loss(torch.ones(2, 1), torch.ones(2, 1))
 
 
-@pytest.mark.parametrize(("outputs", "fits"), [((4, 3), False), ((3, 4), True), ((12,), True), ((1, 3, 4), True)])
+@pytest.mark.parametrize(("outputs", "fits"), [((4, 3), False), ((3, 4), True), ((12,), False), ((1, 3, 4), True)])
 def test_outputs_are_not_reshaped(outputs, fits):
     assert (Task("regression").problem(torch.zeros(2, *outputs), torch.zeros(2, 3, 4)) == "") is fits
+
+
+WEIGHTS = torch.tensor([1.0, 5.0, 9.0])
+
+
+@pytest.mark.parametrize("size", [1, 7, 60])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        None,
+        nn.CrossEntropyLoss(WEIGHTS, ignore_index=1),
+        nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.2).forward,
+        partial(F.cross_entropy, weight=WEIGHTS),
+        nn.NLLLoss(WEIGHTS),
+    ],
+)
+def test_batches_are_joined_by_class_weights(loss, size):
+    task = Task("classification", class_weights=() if loss else WEIGHTS.tolist(), loss=loss)
+    outputs = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)).log_softmax(1)
+    labels = torch.arange(60).sub(10).clamp(min=0).div(20, rounding_mode="floor")
+    parts = zip(outputs.split(size), labels.split(size), strict=True)
+    score = reduce(operator.add, (task.evaluate(*part) for part in parts))
+    expected = loss(outputs, labels) if loss else F.cross_entropy(outputs, labels, WEIGHTS)
+    assert score.loss == pytest.approx(expected.item(), rel=1e-5)
+    assert task.check_loss(outputs[:8], labels) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("classification", lambda outputs, labels: F.cross_entropy(outputs, labels, WEIGHTS)),
+        ("regression", lambda outputs, targets: F.mse_loss(outputs, targets).sqrt()),
+    ],
+)
+def test_losses_of_batches_that_cannot_be_joined(name, loss):
+    labels = torch.arange(60) // 20 if name == "classification" else torch.arange(180.0).view(60, 3)
+    assert "is not the mean of its examples' losses" in Task(name, loss=loss).check_loss(torch.zeros(8, 3), labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_large_targets_in_half_precision(dtype):
+    outputs = torch.zeros(2, 1, dtype=dtype)
+    assert Task("regression").loss(outputs, torch.tensor([[1e5], [0.0]])).item() == pytest.approx(5e9)
+
+
+@pytest.mark.parametrize("size", [7, 60])
+def test_r2_of_targets_with_a_large_mean(size):
+    metrics = pytest.importorskip("sklearn.metrics")
+    targets = 1.7e9 + torch.randn(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    score = in_batches("regression", outputs := targets.roll(1, 1) / 2 + targets / 2, targets, size)
+    assert score.value == pytest.approx(metrics.r2_score(targets, outputs), abs=1e-6)
+    assert score.loss == pytest.approx(F.mse_loss(outputs, targets).item(), abs=1e-12)
+    assert math.isnan(in_batches("regression", outputs, torch.full_like(targets, 0.1), size).value)
+
+
+CLASSES = torch.arange(32).view(2, 4, 4) % 3
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        torch.rand(2, 3, generator=torch.Generator().manual_seed(0)).softmax(1),
+        F.one_hot(CLASSES, 3).float(),
+        F.one_hot(CLASSES, 3).movedim(-1, 1).double(),
+    ],
+)
+def test_soft_labels_are_no_regression(labels):
+    with pytest.raises(DataError, match="can be probabilities of classes"):
+        Task().of(torch.zeros(labels.shape), labels)
+    assert Task("regression").of(torch.zeros(labels.shape), labels).name == "regression"
+    assert Task().of(torch.zeros(labels.shape), 2 * labels).name == "regression"

@@ -53,7 +53,7 @@ def test_a_report_comes_back(report):
 
 def test_a_reply_comes_back_with_metrics_by_label():
     measured = {
-        "received": Measured(Metric((0.5,), (12.0,)), 0.25),
+        "received": Measured(Metric((0.5,), (12.0,)), 0.25, 30.5),
         "common-trained": Measured(Metric((0.5, 0.75), (3.0, 4.0)), 0.5),
     }
     payload = Payload({"model": {"w": np.ones(2)}}, {"eta": 0.1})

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedhet
 from fedhet.config import configuration
+from fedhet.config.client_setup import ClientInfo
 from fedhet.config.configuration import read
 from fedhet.config.user_functions import UserFunctions
 from fedhet.data import Examples
@@ -234,3 +235,25 @@ def test_constants_stay(federate, method):
         for name in ("frozen.weight", "mask", "scale", "norm.running_mean", "norm.running_var"):
             of = saved[name].unique(), first[name].unique()  # matched units may be more
             torch.testing.assert_close(*of, msg=f"{file.stem}: {name}")
+
+
+@pytest.mark.usefixtures("home", "no_report")
+def test_losses_of_clients_are_joined_by_class_weights(tmp_path):
+    """As PyTorch's weighted mean over all clients' examples, whose classes differ; a small rate changes no weight."""
+    net, weights = model_of(None), torch.tensor([1.0, 9.0, 3.0])
+
+    def data(client):
+        inputs, labels = drawn(client.partition_id, 60)
+        rows = [*(labels == client.partition_id).nonzero()[:, 0].tolist(), 0, 1, 2, 3, 4]
+        return (inputs[rows], labels[rows]), (inputs[rows], labels[rows])
+
+    settings = {"method": "local", "clients": 3, "rounds": 1, "local-epochs": 1, "learning-rate": 1e-9, "workers": 1}
+    done = fedhet.run(settings, model=net, data=data, task=Task(class_weights=weights.tolist()), out=tmp_path / "run")
+    parts = [data(ClientInfo(str(number), number, 3, configuration.resolve({})))[0] for number in range(3)]
+    inputs, labels = map(torch.cat, zip(*parts, strict=True))
+    expected = nn.functional.cross_entropy(
+        fedhet.load_model(tmp_path / "run", 0, model=net)(inputs), labels, weights
+    ).item()
+    losses = [row["trained"]["loss"]["weighted"] for row in done.history if row["trained"]]
+    assert losses == pytest.approx([expected] * len(losses), rel=1e-5)
+    assert [row["train_loss"] for row in done.history if row["train_loss"]] == pytest.approx([expected], rel=1e-5)

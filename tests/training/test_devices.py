@@ -18,7 +18,7 @@ META, TASK = torch.device("meta"), Task("classification")
 class Plain(Optimisation):
     """torch has no fused optimiser for `meta`."""
 
-    def build(self, parameters):
+    def build(self, model, parameters):
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True)
 
 

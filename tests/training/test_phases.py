@@ -6,8 +6,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
-from fedhet.training import eager, soft_divergence
+from fedhet.training import Optimisation, eager, soft_divergence
+from fedhet.training.phases import decayed
 
 
 @pytest.mark.parametrize("many_labels", [False, True])
@@ -61,3 +63,42 @@ def test_same_steps_as_torch(kind, keys):
     assert weight.requires_grad
     assert weight.grad_fn is None
     assert before in (kind.step, kind.step.__wrapped__), "torch hooks a class's first step"
+
+
+class T5LayerNorm(nn.Module):
+    """A normalisation layer as transformers has it."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, size))
+
+
+EXEMPT = {
+    *("norm.weight", "norm.bias", "batch.weight", "batch.bias", "own.weight", "linear.bias", "lstm.bias_ih_l0"),
+    *("lstm.bias_hh_l0", "cosine.bias", "position_bias_table", "b", "group.weight", "group.bias"),
+    *("convolution.parametrizations.bias.original0", "convolution.parametrizations.bias.original1"),
+}
+
+
+class EnormousNet(nn.Module):
+    """Layers with weight decay and without."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.batch, self.own = nn.LayerNorm((2, 3, 3)), nn.BatchNorm1d(3), T5LayerNorm(3)
+        self.linear, self.lstm, self.group = nn.Linear(3, 3), nn.LSTM(3, 3), nn.GroupNorm(1, 3)
+        self.convolution = parametrizations.weight_norm(parametrizations.weight_norm(nn.Conv1d(3, 3, 1)), "bias")
+        self.cosine = type("NormLinear", (nn.Linear,), {})(3, 3)
+        self.scale, self.token = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(1, 1, 3))
+        self.position_bias_table, self.b = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.zeros(1, 3))
+
+
+def test_biases_and_normalisation_have_no_weight_decay():
+    model = EnormousNet()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    chosen = decayed(model, parameters)
+    assert {name for name, decays in zip(names, chosen, strict=True) if not decays} == EXEMPT
+    stacked = [torch.stack([parameter, parameter]).detach() for parameter in parameters]
+    groups = Optimisation(weight_decay=0.1).build(model, parameters, stacked).param_groups
+    assert [len(group["params"]) for group in groups] == [sum(chosen), len(EXEMPT)]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0]

@@ -272,3 +272,15 @@ def test_batch_of_one_example(count, size):
     kept = network()
     kept.train = lambda mode=True: nn.Module.train(kept, False)
     assert run(kept, Phase(1, Optimisation(0.1, batch_size=1)), examples_of(1)).work.steps == 1
+
+
+def test_mean_loss_by_class_weights():
+    """The reported loss of an epoch does not depend on the batches."""
+    weights, examples = torch.tensor([1.0, 5.0, 9.0]), examples_of()
+    for task in (Task("classification", class_weights=weights.tolist()), Task(loss=nn.CrossEntropyLoss(weights))):
+        task = task.of(torch.zeros(24, 3), examples.labels)
+        model = nn.Linear(5, 3)
+        expected = nn.functional.cross_entropy(model(examples.inputs), examples.labels, weights).item()
+        phase = Phase(2, Optimisation(learning_rate=1e-9, batch_size=7))
+        trained = train(model, phase, examples, task, plainly, generator=torch.Generator())
+        assert trained.mean_loss == pytest.approx(expected, rel=1e-5)
