@@ -89,3 +89,6 @@ def _limit_metric(run: Run, replies: Mapping[str, Reply], name: str, claims: Map
             measured = replies[client].measured[name]
             weights = tuple(each * most / weight for each in measured.metric.weights)
             replies[client].measured[name] = replace(measured, metric=Metric(measured.metric.values, weights))
+    losses = {client: replies[client].measured[name].weight or claims[client] for client in largest}
+    for client, weight in limited(run.config, losses).items():
+        replies[client].measured[name].weight = min(weight, replies[client].measured[name].weight)

@@ -13,6 +13,7 @@ from fedhet.methods.keys import kebab
 from fedhet.methods.method import ABSENT, UNSCORED
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.state import ClientRecord
+from fedhet.server.claims import limited
 from fedhet.server.run import Run, named
 from fedhet.utils.statistics import (
     ClientRow,
@@ -93,8 +94,10 @@ class Reporter:
     def row(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> dict[str, Any]:
         """Return the current round's record in `history.jsonl`, from the clients' replies and the method's metrics."""
         round = self.run.round
-        weights = {client: r.train_weight if r.train_weight > 0 else r.weight for client, r in replies.items()}
-        losses = [(r.train_loss, weights[client]) for client, r in replies.items() if r.train_loss is not None]
+        trained = {client: reply for client, reply in replies.items() if reply.train_loss is not None}
+        weights = {client: r.train_weight if r.train_weight > 0 else r.weight for client, r in trained.items()}
+        weights = limited(self.run.config, weights)
+        losses = [(float(reply.train_loss or 0.0), weights[client]) for client, reply in trained.items()]
         finite = bool(losses) and all(math.isfinite(loss) for loss, _ in losses)
         return {
             "round": round.number,

@@ -270,9 +270,9 @@ class Task:
                 f"the task's loss {name} keeps state, which clients would share: make it depend on its arguments only"
             )
         with torch.no_grad(), seeded(0, "loss"):
-            random = torch.randn(outputs.shape).to(outputs)[: len(spread)]
-            parts = [self.evaluate(*part) for part in zip(random.chunk(2), spread.chunk(2), strict=True)]
-            whole = self.evaluate(random, spread)
+            outputs = outputs[: len(spread)]
+            parts = [self.evaluate(*part) for part in zip(outputs.chunk(2), spread.chunk(2), strict=True)]
+            whole = self.evaluate(outputs, spread)
         if np.isclose(whole.loss, reduce(operator.add, parts).loss, rtol=1e-4, equal_nan=True):
             return ""
         return (

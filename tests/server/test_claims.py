@@ -157,3 +157,10 @@ def test_a_false_weight_of_a_metric_does_not_make_the_runs_accuracy(tmp_path, no
 def test_the_key_is_checked():
     with pytest.raises(FedhetError, match="max-examples"):
         configuration.resolve({"method": "fedavg", "max-examples": -1})
+
+
+def test_weights_of_losses_are_limited(tmp_path, no_report):
+    """A loss's weight, by class weights or ignored labels, is a claim like a number of examples."""
+    for key, place in (("train-weight", "train_loss"), ("received-loss-weight", "received")):
+        runs = [done(tmp_path / f"{key}{number}", claiming(number, key), clip_norm=1e6) for number in (1e7, 1e8)]
+        assert runs[0].row(1)[place] == runs[1].row(1)[place]
