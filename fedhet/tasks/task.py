@@ -41,7 +41,7 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
         sums = [labels.sum(axis) for axis in (1, -1) if labels.shape[axis] > 1]  # over classes of pixels, or of others
         if any(bool(((total - 1).abs() < 1e-3).all()) for total in sums):
             raise DataError(
-                "its labels can be probabilities of classes, since the entries of each sum to 1 and each has an "
+                "its labels can be soft labels (probabilities of classes), as their entries sum to 1 and each has an "
                 "output: give class numbers, such as labels.argmax(1), or set task = regression to predict numbers"
             )
     return "regression"

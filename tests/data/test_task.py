@@ -266,7 +266,7 @@ CLASSES = torch.arange(32).view(2, 4, 4) % 3
     ],
 )
 def test_soft_labels_are_no_regression(labels):
-    with pytest.raises(DataError, match="can be probabilities of classes"):
+    with pytest.raises(DataError, match="can be soft labels"):
         Task().of(torch.zeros(labels.shape), labels)
     assert Task("regression").of(torch.zeros(labels.shape), labels).name == "regression"
     assert Task().of(torch.zeros(labels.shape), 2 * labels).name == "regression"
