@@ -95,12 +95,6 @@ class FedMRL(Projected[FedMRLOptions]):
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
         return self.pair.eval()
 
-    def personal(self) -> dict[str, Tensor]:
-        """Return the tensors of the client's network, the shared network (`shared.*`) and the `projector.*`."""
-        parts = {"shared": self.auxiliary, "projector": self.pair.projector}
-        beside = {f"{name}.{key}": each for name, part in parts.items() for key, each in part.state_dict().items()}
-        return self.client.tensors | beside
-
 
 def nested(step: Step) -> Tensor:
     """Return the task's loss of the shared network's outputs in a step."""

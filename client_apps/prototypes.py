@@ -8,7 +8,7 @@ to the number of examples of all clients:
     L = CE(h(Phi(x)), y') + weight CE(h(G(e, y)), y)    for an example x with label y'
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, TypeVar, cast
 
 import torch
@@ -24,7 +24,7 @@ from fedhet.methods.included.prototypes import FDOptions, FedGenOptions, FedProt
 from fedhet.methods.options import Config
 from fedhet.models import place_before
 from fedhet.models.networks import Generator, draw
-from fedhet.models.representation import head_name
+from fedhet.models.representation import Representation, head_name
 from fedhet.training import BATCH, Loss, Prediction, Step, Term
 from fedhet.utils.text import log
 
@@ -132,25 +132,59 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
         return (term,)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
+        if not (beside := self.beside()):
+            return super().evaluate(when)
+        phi = self.client.representation
+        return Prediction(self.client.model, phi, ByPrototype(phi, **beside).scores)
+
+    def beside(self) -> dict[str, Tensor]:
+        """Return the arguments of `ByPrototype` if the client predicts by prototypes; else {}."""
         data, by = self.client.data, self.options.predict
         chosen = torch.full_like(self.classes, by != "head", dtype=torch.bool)
         if by == "prototype":
             chosen = torch.isin(self.classes, data.train.labels)
         if not chosen.any():
-            return super().evaluate(when)
-        candidates, prototypes = self.classes[chosen], self.prototypes[chosen]
+            return {}
+        candidates = self.classes[chosen]
         evaluated = [part.labels for part in (data.test, data.validation, data.common) if part is not None]
         # At least two, since a single column would be one logit for two classes.
         classes = max(2, self.client.outputs, 1 + int(torch.cat([candidates, *evaluated]).max()))
+        rows = torch.full((classes,), -1, device=candidates.device)
+        rows[candidates] = torch.arange(len(candidates), device=candidates.device)
+        return {"prototypes": self.prototypes[chosen], "rows": rows}
 
-        def nearest(phi: Tensor) -> Tensor:
-            distances = torch.cdist(phi.float(), prototypes).square()
-            # Other classes are far below all candidates, yet finite, so that the loss is a number.
-            scores = distances.new_full((len(phi), classes), -1e4)
-            scores[:, candidates] = -distances
-            return scores
+    def loaded(self, beside: Mapping[str, Tensor]) -> nn.Module:
+        return ByPrototype(self.client.representation, **beside)
 
-        return Prediction(self.client.model, self.client.representation, nearest)
+
+class ByPrototype(nn.Module):
+    """A network that predicts by the nearest prototype: minus squared distances of its `representation` are scores.
+
+    `rows` (classes,) are the classes' rows in `prototypes` (k, d); classes with -1 have none, and are never the best.
+    """
+
+    prototypes: Tensor
+    rows: Tensor
+
+    def __init__(self, representation: Representation, prototypes: Tensor, rows: Tensor) -> None:
+        super().__init__()
+        self.network, self._representation = representation.model, representation
+        self.register_buffer("prototypes", prototypes)
+        self.register_buffer("rows", rows)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with self._representation.capture() as phi:  # torch.export cannot trace a pass that ends before the head
+            self.network(inputs)
+        return self.scores(phi())
+
+    def scores(self, phi: Tensor) -> Tensor:
+        """Return scores (n, classes) for representations (n, d)."""
+        # In this mode, rounding does not depend on the number of examples in the batch.
+        mode = "donot_use_mm_for_euclid_dist"
+        distances = torch.cdist(phi.float(), self.prototypes, compute_mode=mode).square()
+        # Other classes are far below all candidates, yet finite, so that the loss is a number.
+        lowest = (-2 * distances.amax(1, keepdim=True)).clamp(max=-1e4)
+        return torch.where(self.rows >= 0, -distances[:, self.rows], lowest)
 
 
 def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> Tensor:

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import Submodel
 from fedhet.client.state import ClientStore
-from fedhet.data import ClientData, PublicDataset, resident
+from fedhet.data import ClientData, Examples, PublicDataset, resident
 from fedhet.data.examples import relabelled
 from fedhet.data.reading import LazyInputs, single
 from fedhet.errors import DataError
@@ -19,7 +19,7 @@ from fedhet.methods import registry
 from fedhet.methods.method import Traits
 from fedhet.methods.options import Config, Options
 from fedhet.methods.sharing import NetworkDescription
-from fedhet.models.copies import Kind, Start, kinds_of
+from fedhet.models.copies import Kind, Start, kinds_of, storage_place
 from fedhet.models.representation import ROWS_AT_ONCE, Representation, in_precision
 from fedhet.tasks import Task
 from fedhet.training import BATCH, Loss, Optimisation, Phase, Privacy, Trained, learning_rate, read, reestimate
@@ -59,12 +59,12 @@ class Client:
     request: Request
     data: ClientData
     representation: Representation
-    architecture: str
-    task: Task
-    device: torch.device
-    transform: Callable[[Tensor], Tensor]
-    augment: Callable[[Tensor, torch.Generator], Tensor] | None
-    store: ClientStore
+    architecture: str = ""
+    task: Task = field(default_factory=lambda: Task("classification"))
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    transform: Callable[[Tensor], Tensor] = lambda inputs: inputs
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    store: ClientStore = field(default_factory=lambda: ClientStore("", "", ""))
     least: int = 1
     secret: int | None = None
     privacy: Privacy | None = None
@@ -334,13 +334,39 @@ class ClientSide(Generic[P]):
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         """Return the function from transformed inputs to outputs to evaluate, or None to skip this evaluation.
 
+        If it is neither the network nor another module, override `beside` and `loaded`, for `fedhet.load_model`.
+
         `when` is `received` for the received model, `trained` for the model after training.
         """
         return self.client.model
 
     def personal(self) -> dict[str, Tensor]:
-        """Return the tensors to save as the personal model at the end of a run; by default the client's network."""
+        """Return the network's tensors to save as the personal model; by default those of the client's network."""
         return self.client.tensors
+
+    def beside(self) -> dict[str, Tensor]:
+        """Return the tensors that predictions need besides the network's, to be saved and passed to `loaded`.
+
+        By default, they are those of the module that `evaluate` returns, if it is not the client's network.
+        """
+        predictor = self.evaluate(self.traits.scored)
+        if predictor is self.client.model or not isinstance(predictor, nn.Module):
+            return {}
+        network = {storage_place(tensor) for tensor in self.client.tensors.values()}
+        return {key: each for key, each in predictor.state_dict().items() if storage_place(each) not in network}
+
+    def loaded(self, beside: Mapping[str, Tensor]) -> nn.Module:
+        """Return the module that predicts as `evaluate` does, for tensors `beside`, which are loaded into it later."""
+        predictor = self.evaluate(self.traits.scored)
+        assert isinstance(predictor, nn.Module)  # as `beside` returned its tensors
+        return predictor
+
+    @classmethod
+    def of_saved(cls, name: str, config: Config, network: nn.Module, round: int, inputs: Tensor) -> Self:
+        """Return the side of the client `name` with a saved `network`, for `loaded`; `inputs` have a batch's shape."""
+        examples = Examples(inputs, torch.zeros(len(inputs), dtype=torch.long))
+        phi = Representation(network, cls.head_of(config), config.representation)
+        return cls(Client(name, config, Request(round=round), ClientData(examples, examples), phi))
 
 
 AnySide = ClientSide[Any]

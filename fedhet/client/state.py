@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import resize
+from fedhet.algorithms.graphs.blocks import EXITS
 from fedhet.config import client_setup, configuration, user_functions
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.toml import from_json, load
@@ -37,6 +38,10 @@ KEPT_DAYS = 90  # number of days after which a new run removes unused runs and p
 BEGINNING = "beginning"  # folder with hashes of each client's task, network and examples at the start of a run
 
 GLOBAL = "global"  # file name of the global model, without extension, among the models of a run
+
+BESIDE = "method/"  # prefix of tensors in a personal model's file that are not the network's
+PREDICTOR = f"{BESIDE}tensors/"  # prefix of those that predictions need, such as prototypes
+EXAMPLE, WIDTH, ROUND = (f"{BESIDE}{name}" for name in ("example", "width", "round"))  # inputs' shape, submodel, round
 
 
 class ClientStore:
@@ -156,44 +161,61 @@ def remove_old(base: Path, days: float) -> list[Path]:
 
 
 def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = None) -> nn.Module:
-    """Return the trained network of a client of a finished run, in evaluation mode, with its running statistics.
+    """Return a module that predicts as a client of a finished run was scored, in evaluation mode.
 
         network = fedhet.load_model("runs/try", 3, model=my_model)
 
+    It is the client's trained network or, if the method predicts in another way, a module that contains this network:
+    for example, FedProto's returns minus the squared distances to the prototypes.
+
     Args:
-        run: the run directory, or the result of `fedhet.run`.
+        run: the run directory, the result of `fedhet.run`, or a run's folder `models/round-N` (`save-every`).
         client: the client's name or number; a client without a personal model has the global model.
         model: the clients' models as they were passed to the run; by default the configured architectures.
-        data: the clients' data as they were passed to the run; only needed if clients train parts of one network.
+        data: the clients' data as they were passed to the run; only needed for a part of a saved global model.
 
     Raises:
-        ConfigError: the folder has no such model, or `model` or `data` is needed.
+        ConfigError: the folder has no such model, `model` or `data` is needed, or the method trains no network.
         ModelError: the network that `model` returns does not fit the saved arrays.
     """
     run = getattr(run, "folder", run)
     check_kinds(run=(run, (str, Path)), client=(client, (str, int)))
-    folder, name = Path(run or ""), str(client)
-    if not (folder / "config.toml").is_file():
-        raise ConfigError(f"{folder} has no config.toml: give the directory of a run, or the result of fedhet.run")
+    models, name = Path(run or ""), str(client)
+    folder = next((path for path in (models, *models.parents[:2]) if (path / "config.toml").is_file()), None)
+    if folder is None:
+        raise ConfigError(f"{models} has no config.toml: give the directory of a run, or the result of fedhet.run")
     noted = load(folder / "config.toml").get("own", {})
     if "model" in noted and model is None:
         raise ConfigError(f"the run in {folder} used your own model ({noted['model']}): call load_model with model=...")
     settings = configuration.from_file(folder / "config.toml", ("model", "data", "client_settings"), of_run=True)
     config = configuration.resolve(settings, strict=False, trusted=False)
     info = ClientInfo(name, int(name) if name.isdecimal() else None, config.clients, config)
-    tensors, path = _saved(folder, name, name)
-    simulated = name.isdecimal() and int(name) < config.clients
-    if path.stem == GLOBAL and not simulated and name not in {row.client for row in read_clients(folder)}:
-        raise ConfigError(f"the run in {folder} has no client {name}: give a name from its clients.csv")
     function, side = user_functions.model_function(model), registry.client_side(config.method_name)
+    traits = registry.traits(config)
+    if not traits.trains_network:
+        raise ConfigError(
+            f"the run in {folder} has no networks: {config.method_name} predicts by {traits.predicts}; load a "
+            "model of another method's run, or fit such a classifier with scikit-learn"
+        )
+    tensors, path, beside = _saved(models, name, name)
+    simulated = name.isdecimal() and int(name) < config.clients
+    known = simulated or name in {row.client for row in read_clients(folder)}
+    if path.stem == GLOBAL and not (known and traits.whole):
+        reason = f"no model of client {name}" if known else f"no client {name}"
+        raise ConfigError(f"the run in {folder} has {reason}: give a name from its clients.csv")
     with seeded(config.seed, "initial weights", client_setup.owner_of_weights(config, name)):
         network = function(info) if function else client_setup.model_of(info)
-        if _misfit(network, tensors) or (side.parts and path.stem == GLOBAL):
+        if _misfit(network, tensors) or (side.parts and path.stem == GLOBAL) or float(beside.get(WIDTH, 1)) < 1:
             data_of = user_functions.data_function(data) or client_setup.data_of
-            network, formed = _formed(network, info, tensors, data_of)
+            network, formed = _formed(network, info, tensors, beside, data_of)
             tensors = dict(formed)
-    _load(network, tensors, path, name)
-    return user_functions.as_given(network.eval())
+        _load(network, tensors, path, name)
+        predictor = network.eval()
+        if more := {key.removeprefix(PREDICTOR): each for key, each in beside.items() if key.startswith(PREDICTOR)}:
+            saved = side.of_saved(name, config, network, int(beside[ROUND]), from_parts(beside, EXAMPLE))
+            predictor = saved.loaded(more).eval()
+            _load(predictor, predictor.state_dict() | more, path, name)
+    return user_functions.as_given(predictor) if function else predictor
 
 
 def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
@@ -202,7 +224,13 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
     `model` is the new network and `info` the client. If `owner` is `all`, the weights are the global model's, otherwise
     the client's. Raises a ConfigError if the folder has no such model, and a ModelError if the network does not fit.
     """
-    tensors, path = _saved(expanded(info.config.start_from), info.name, owner)
+    folder = expanded(info.config.start_from)
+    tensors, path, beside = _saved(folder, info.name, owner)
+    if float(beside.get(WIDTH, 1)) < 1:
+        tensors, path, _ = _saved(folder, info.name, "all")
+    # Early exits are the method's, not the network's; a method that has them adds new ones.
+    names = model.state_dict().keys()
+    tensors = {name: each for name, each in tensors.items() if name in names or not name.startswith(f"{EXITS}.")}
     if plain := not _misfit(model, tensors):
         _load(model, tensors, path, info.name)
     model = registry.client_side(info.config.method_name).adapt(model, info.config)
@@ -211,8 +239,11 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
     return model
 
 
-def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Path]:
-    """Return tensors and file of the model of `client`; if it is missing or `owner` is `all`, of the global model."""
+def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Path, dict[str, Tensor]]:
+    """Return tensors and file of the model of `client`; if it is missing or `owner` is `all`, of the global model.
+
+    The second dict has tensors of the file that are not the network's (see `BESIDE`).
+    """
     folder = folder / "models" if (folder / "models").is_dir() else folder
     own, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
     if owner == "all" and not common.is_file():
@@ -227,7 +258,9 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
             f"{folder} has no model of client {client} (models there: {there}): give the directory of another run"
         )
     mine = read_tensors(own) if path == common else {}  # running statistics that clients keep
-    return {**(mine or {}), **(read_tensors(path) or {})}, path
+    tensors = {**(mine or {}), **(read_tensors(path) or {})}
+    beside = {name: tensors.pop(name) for name in list(tensors) if name.startswith(BESIDE)}
+    return tensors, path, beside if path == own else {}
 
 
 def _misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
@@ -245,14 +278,21 @@ def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client:
 
 
 def _formed(
-    network: nn.Module, info: ClientInfo, tensors: Mapping[str, Tensor], data_of: user_functions.DataFunction
+    network: nn.Module,
+    info: ClientInfo,
+    tensors: Mapping[str, Tensor],
+    beside: Mapping[str, Tensor],
+    data_of: user_functions.DataFunction,
 ) -> tuple[nn.Module, Mapping[str, Tensor]]:
     side = registry.client_side(info.config.method_name)
     network = side.adapt(network, info.config)
     if side.parts:
-        data = data_of(info)
-        inputs = client_setup.transform_of(data.dataset, precision(network))(data.train.inputs[:2])
-        part = side.parts(client_setup.width_of(info), side.parts.groups_of(network, inputs))
+        if WIDTH in beside:
+            width, inputs = float(beside[WIDTH]), from_parts(beside, EXAMPLE)
+        else:
+            width, data = client_setup.width_of(info), data_of(info)
+            inputs = client_setup.transform_of(data.dataset, precision(network))(data.train.inputs[:2])
+        part = side.parts(width, side.parts.groups_of(network, inputs))
         whole, network = part.whole.cut(copied(network)), part.cut(network)
         if _misfit(network, tensors) and not _misfit(whole, tensors):  # the global model, of which it has a part
             load_state(whole, tensors)

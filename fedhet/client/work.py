@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedhet.client.client import AnySide, Client
 from fedhet.client.policy import Policy
+from fedhet.client.state import EXAMPLE, PREDICTOR, ROUND, WIDTH
 from fedhet.config import client_setup
 from fedhet.data import Examples, resident
 from fedhet.errors import ConfigError, ModelError, Refused
@@ -22,6 +23,7 @@ from fedhet.models.copies import load_state
 from fedhet.models.representation import isolated
 from fedhet.tasks import LARGEST
 from fedhet.training import Computation, Evaluation, Phase, Training
+from fedhet.utils.inputs import for_each, parts_of
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.utils.text import log
 
@@ -102,6 +104,10 @@ def train(job: Job) -> ClientWork[Payload]:
     begin(job)
     if client.request.evaluate:
         yield from measure(job, "received")
+    every, round = client.config.save_every, client.request.round
+    saved = side.traits.scored if every and round % every == 0 else ""
+    if saved == "received":
+        _write_model(job, round)
     seed_everything(client.seed("dropout"))
     phases = [] if job.loop else side.phases(job.payload)
     if client.privacy and not phases:
@@ -119,9 +125,8 @@ def train(job: Job) -> ClientWork[Payload]:
     if client.request.evaluate:
         yield from measure(job, "trained")
     keep(job)
-    every, round = client.config.save_every, client.request.round
-    if every and round % every == 0 and _has_own_model(side):
-        client.store.write_model(side.personal(), round)
+    if saved == "trained":
+        _write_model(job, round)
     return reply
 
 
@@ -139,8 +144,8 @@ def evaluate(job: Job) -> ClientWork[Payload]:
         if trained:
             load_state(client.model, weights)
         yield from measure(job, "trained")
-    if client.request.final and _has_own_model(side):
-        client.store.write_model(job.scored or side.personal())
+    if client.request.final:
+        _write_model(job)
     return Payload()
 
 
@@ -259,9 +264,21 @@ def _shares_all(side: AnySide) -> bool:
     return side.traits.whole and len(side.shared_names()) == len(side.client.names)
 
 
-def _has_own_model(side: AnySide) -> bool:
-    estimated = side.client.config.batch_norm != "aggregate" and "statistic" in side.kinds.values()
-    return side.traits.keeps == "model" or not _shares_all(side) or estimated
+def _write_model(job: Job, round: int = 0) -> None:
+    """Save the client's personal model after `round` (0: the last), unless it has none or only the global model."""
+    side, client = job.side, job.client
+    estimated = client.config.batch_norm != "aggregate" and "statistic" in side.kinds.values()
+    differs = side.traits.keeps == "model" or not _shares_all(side) or client.part is not None
+    if side.traits.trains_network and (differs or estimated):
+        tensors = job.scored or side.personal()
+        part = client.part if tensors.keys() == client.tensors.keys() else None
+        beside = {f"{PREDICTOR}{key}": tensor for key, tensor in side.beside().items()}
+        if beside or part:
+            inputs = client.transform(client.data.train.inputs[:2])
+            beside |= parts_of(for_each(inputs, torch.ones_like), EXAMPLE)  # of the inputs, only the shape
+            width = torch.tensor(part.width if part else 1.0, dtype=torch.float64)
+            beside |= {WIDTH: width, ROUND: torch.tensor(client.request.round)}
+        client.store.write_model(tensors | beside, round)
 
 
 # ---- evaluation
@@ -288,7 +305,7 @@ def measure(job: Job, when: str) -> ClientWork[None]:
         batches, trained, job.batches = job.batches, client.trained, client.generator("refinement", when)
         yield from run_phases(job, phases, client.seed("refinement dropout", when))
         yield from _score(job, when, outputs)
-        if client.request.final and when == job.side.traits.scored:
+        if when == job.side.traits.scored:
             job.scored = {name: tensor.clone() for name, tensor in job.side.personal().items()}
         job.batches, client.trained = batches, trained
         load_state(client.model, before)

@@ -20,8 +20,9 @@ from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart, kebab
 from fedhet.methods.options import Config
 from fedhet.models.copies import held_by, in_use, separated, unusable
+from fedhet.models.representation import by_name
 from fedhet.tasks import Task, as_task
-from fedhet.utils.inputs import Inputs
+from fedhet.utils.inputs import Inputs, together
 from fedhet.utils.process import settings_restored, standard_settings
 from fedhet.utils.randomness import reseeded, seeded
 
@@ -284,10 +285,17 @@ def _as_network(client: str, model: Any) -> nn.Module:
 
 def as_given(model: nn.Module) -> nn.Module:
     """Return a user's network after removing, in place, the forward hooks that fedhet added to it."""
+    if _plain not in model._forward_hooks.values():  # a module that contains it takes the same arguments
+        model.register_forward_pre_hook(_gathered, with_kwargs=True)
     for hooks in (model._forward_pre_hooks, model._forward_hooks):
         for key in [key for key, hook in hooks.items() if hook in (_copied, _plain)]:
             del hooks[key]
     return model
+
+
+def _gathered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Forward pre-hook that passes several inputs on as one `Inputs`."""
+    return ((together(by_name(args, kwargs)),), {}) if kwargs or len(args) > 1 else None
 
 
 def _copied(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -63,6 +63,8 @@ class Traits:
         sums_examples: clients send means over training examples or counts of them, which private training by
             `dp-noise` does not protect, so that nodes with this key refuse the method.
         planned: what happens in a round depends on the total number of rounds.
+        predicts: by what a client predicts, as a noun phrase for reports.
+        trains_network: whether clients have a trained network to save; False if they fit another classifier.
     """
 
     networks: Literal["equal", "widths", "any"] = "any"
@@ -78,6 +80,8 @@ class Traits:
     sends: Mapping[str, str] = field(default_factory=dict, hash=False)
     sums_examples: bool = False
     planned: bool = False
+    predicts: str = "the client's network"
+    trains_network: bool = True
 
     def __post_init__(self) -> None:
         if self.scored == "trained" and self.keeps != "model":

@@ -204,12 +204,12 @@ class Representation:
         if not values:
             raise ModelError(f"the forward pass did not compute {title}; set {key} to a module that it calls")
         value, first = values[0](), next(iter(inputs.values()), None)
-        rows = len(first) if isinstance(first, Tensor) and first.ndim else None
+        rows = first.shape[0] if isinstance(first, Tensor) and first.ndim else None  # len() is constant in an export
         if isinstance(value, Tensor):
             if value.ndim > 2 and (self.places == "pixels" or isinstance(self._module, _CONVOLUTIONS)):
                 value = value.flatten(2).mean(2)
             value = value.mean(1) if value.ndim == 3 and self.places == "tokens" else self.pool(value, inputs)
-            if value.is_floating_point() and value.ndim == 2 and rows in (None, len(value)):
+            if value.is_floating_point() and value.ndim == 2 and (rows is None or rows == value.shape[0]):
                 return value
             key = "representation = last or mean for tokens, or head" if value.ndim == 3 and key == "head" else key
         got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

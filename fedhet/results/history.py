@@ -176,6 +176,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         "devices": run.devices,
         "personal": scored,
         "metric": run.metric,
+        "predicts_by": run.traits.predicts,
         "personal_accuracy": _last(rows, scored, on),
         "received_accuracy": _last(rows, "received", on),
         "trained_accuracy": _last(rows, "trained", on),

@@ -182,7 +182,8 @@ def _status(run: RunFiles) -> list[tuple[str, str]]:
     if run.summary is None:
         return [("bad", f"Unfinished: {_about(run)}."), *absent]
     if run.summary.get("status") == "completed":
-        return [("quiet", f"Completed: {_about(run)}."), *absent]
+        by = run.summary.get("predicts_by", "not recorded")
+        return [("quiet", f"Completed: {_about(run)}."), ("quiet", f"Predicts by: {by}."), *absent]
     reason = run.summary.get("error") or "no reason recorded"
     return [("bad", f"This run failed: {reason}"), ("quiet", f"{_about(run)}."), *absent]
 

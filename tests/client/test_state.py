@@ -4,11 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedhet.client_apps.prototypes import ByPrototype
 from torch import nn
 
 import fedhet
 from fedhet.client import ClientStore
+from fedhet.config import configuration
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.methods import registry
+from fedhet.models.representation import Representation
 from fedhet.results.history import final_clients, read_clients
 from fedhet.utils.files import read_tensors
 
@@ -76,6 +80,74 @@ def test_a_loaded_network_has_the_reported_accuracy(tiny, tmp_path, method, sett
     run = _run(tiny, tmp_path / "run", method, model, **chosen, **settings)
     reported = {each.client: each.accuracy for each in final_clients(read_clients(run.folder))}
     assert _accuracies(tiny, run, model) == pytest.approx(reported, abs=1e-6)
+
+
+def _blocks(client=None):
+    hidden = (layer for _ in range(2) for layer in (nn.Linear(6, 6), nn.ReLU()))
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), *hidden, nn.Linear(6, 3))
+
+
+OF_METHOD = {
+    "depthfl": {"depthfl.depths": "3,2,1"},
+    "fedharm": {"fedharm.blocks": "0,3,5,7"},
+    "fedma": {"rounds": 0},
+    "fedmd": {"fedmd.private-epochs": 1},
+    "fedrep": {"local-epochs": 3},
+    "flha-ghn": {"learning-rate": 0.01},
+    "inclusivefl": {"inclusivefl.depths": "2,1", "inclusivefl.blocks": "3"},
+}
+
+
+@pytest.mark.parametrize("method", sorted(registry.methods()))
+def test_loaded_networks_of_every_method_predict_what_was_scored(tiny, tmp_path, method):
+    """After the last round, and of the clients' own in each round; without the clients' data."""
+
+    def data(client):
+        train, test = tiny.data(client)
+        return {"train": train, "test": test, "public": tiny.data(type("Other", (), {"partition_id": 9}))[0]}
+
+    settings = {**SETTINGS, "method": method, "save-every": 1, "test-on": "local", **OF_METHOD.get(method, {})}
+    if not registry.traits(configuration.resolve(settings, strict=False)).trains_network:
+        del settings["local-epochs"], settings["learning-rate"]
+        run = fedhet.run(settings, model=_blocks, data=data, out=tmp_path / "run", progress=False)
+        with pytest.raises(ConfigError, match=f"has no networks: {method} predicts by a classifier of scikit-learn"):
+            fedhet.load_model(run, 0, model=_blocks)
+        return
+    run = fedhet.run(settings, model=_blocks, data=data, out=tmp_path / "run", progress=False)
+    rows = read_clients(run.folder)
+    places = {tmp_path / "run": final_clients(rows)}
+    for path in (tmp_path / "run" / "models").glob("round-*/[0-9].safetensors"):
+        places[path.parent] = [row for row in rows if path.parent.name == f"round-{row.round}"]
+    for place, scores in places.items():
+        for row in scores:
+            inputs, labels = tiny.data(type("Client", (), {"partition_id": int(row.client)}))[1]
+            with torch.no_grad():
+                right = (fedhet.load_model(place, row.client, model=_blocks)(inputs).argmax(1) == labels).sum().item()
+            assert right == pytest.approx(row.accuracy * len(labels), abs=1e-6)
+
+
+def test_prototypes_predict_their_classes_only():
+    phi = Representation(nn.Sequential(nn.Linear(4, 2, dtype=torch.float64), nn.Linear(2, 3, dtype=torch.float64)))
+    network = ByPrototype(phi, torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([1, -1, 0])).eval()
+    assert network.scores(torch.tensor([[3.0, 4.0]])).tolist() == [[0, -1e4, -25]]
+    assert network.scores(torch.tensor([[300.0, 400.0]])).tolist() == [[-(495.0**2), -2 * 500.0**2, -(500.0**2)]]
+    inputs = torch.randn(30, 4, dtype=torch.float64)
+    program = torch.export.export(network, (inputs[:3],), dynamic_shapes=({0: torch.export.Dim("n")},))
+    for exported in (program.module(), torch.jit.trace(network, inputs[:3])):
+        assert torch.allclose(exported(inputs), network(inputs))
+
+
+def test_only_the_network_of_a_method_with_two_starts_another_run(tiny, tmp_path):
+    first = _run(tiny, tmp_path / "first", "fedmrl", rounds=1)
+    second = _run(tiny, tmp_path / "second", "local", rounds=1, **{"start-from": str(first.folder)}, seed=7)
+    one, other = (read_tensors(run.folder / "models" / "0.safetensors") for run in (first, second))
+    assert {"method/tensors/projector.weight", "method/tensors/small.head.weight"} < one.keys()
+    assert other.keys() == _normalised().state_dict().keys()
+    network = fedhet.load_model(first, 0, model=_normalised)
+    inputs = torch.randn(5, 4)
+    program = torch.export.export(network, (inputs,))
+    for exported in (program.module(), torch.jit.trace(network, inputs)):
+        assert torch.allclose(exported(inputs), network(inputs))
 
 
 def test_a_run_starts_from_the_models_of_another(tiny, tmp_path):

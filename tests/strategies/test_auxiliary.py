@@ -201,4 +201,6 @@ def test_three_rounds_of_fedmrl_by_hand(federate, double, width, who):
     assert_equal(done.state.model, shared)
     for client in "012":
         assert_equal(done.saved(client), own[client])
-        assert_equal(done.saved(client), {f"projector.{name}": each for name, each in joined[client].items()})
+        assert_equal(
+            done.saved(client), {f"method/tensors/projector.{name}": each for name, each in joined[client].items()}
+        )

@@ -29,7 +29,7 @@ def test_equal_numbers_of_steps(federate, method):
     assert done.failures == []
     assert done.rows[1]["work"]["private_steps"] == 3 * 3 * 2
     saved = [read_tensors(path) for path in (done.folder / "models").glob("[0-9]*.safetensors")]
-    own = {each.dtype for tensors in saved for name, each in tensors.items() if not name.startswith("shared.")}
+    own = {each.dtype for tensors in saved for name, each in tensors.items() if not name.startswith("method/")}
     assert own <= {torch.float64}
 
 

@@ -122,9 +122,13 @@ class ClassicalOptions(Options):
     )
 
 
+_classical = Traits(
+    keeps="model", scored="trained", communicates=False, predicts="a classifier of scikit-learn", trains_network=False
+)
+
 nearest_neighbour = Method(
     "nearest-neighbour",
-    Traits(keeps="model", scored="trained", communicates=False),
+    _classical,
     ClassicalOptions,
     common={"rounds": 1},
     own={"rounds": 1},
@@ -134,5 +138,5 @@ label_spreading = replace(
     nearest_neighbour,
     name="label-spreading",
     family="label-spreading",
-    traits=Traits(keeps="model", scored="trained", public="inputs", communicates=False),
+    traits=replace(_classical, public="inputs"),
 )

@@ -46,7 +46,7 @@ class FedMRLOptions(AuxiliaryOptions):
     width: int = option(0, "width d1 of the shared network's representation; 0: unchanged", at_least=0, at_most=2**16)
 
 
-fedmrl = Method("fedmrl", _auxiliary, FedMRLOptions)
+fedmrl = Method("fedmrl", replace(_auxiliary, predicts="the client's head, from both networks"), FedMRLOptions)
 
 
 @dataclass(frozen=True)

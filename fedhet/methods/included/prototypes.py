@@ -1,6 +1,6 @@
 """Declarations of methods whose clients share prototypes, mean predictions of classes, or a head."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedhet.methods.method import STRUCTURE, Method, Traits
@@ -41,11 +41,18 @@ class FedProtoOptions(WidthOptions):
     )
 
 
+NEAREST = "the nearest prototype"
+
+
+def _fedproto(options: FedProtoOptions) -> Traits:
+    by = Traits.predicts if options.predict == "head" else NEAREST
+    sends = {"prototypes": "prototypes", "width": STRUCTURE}
+    return Traits(keeps="model", scored="trained", other_arrays="entries", sends=sends, predicts=by)
+
+
 fedproto = Method(
     "fedproto",
-    Traits(
-        keeps="model", scored="trained", other_arrays="entries", sends={"prototypes": "prototypes", "width": STRUCTURE}
-    ),
+    _fedproto,
     FedProtoOptions,
     own={"fedproto.width": 32},
 )
@@ -92,7 +99,7 @@ class FedTGPOptions(LearnerOptions):
     weight: float = option(0.1, "lambda, the weight of the distance to the global prototypes", at_least=0)
 
 
-fedtgp = Method("fedtgp", _learner, FedTGPOptions, own={"fedtgp.width": 32})
+fedtgp = Method("fedtgp", replace(_learner, predicts=NEAREST), FedTGPOptions, own={"fedtgp.width": 32})
 
 
 @dataclass(frozen=True)

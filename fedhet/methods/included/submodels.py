@@ -137,7 +137,9 @@ class DepthFLOptions(DepthOptions):
     )
 
 
-depthfl = Method("depthfl", _traits, DepthFLOptions, own={"depthfl.depths": "2,1", "depthfl.ramp-up": 0})
+_exits = replace(_traits, predicts="the mean of the client's exits")
+
+depthfl = Method("depthfl", _exits, DepthFLOptions, own={"depthfl.depths": "2,1", "depthfl.ramp-up": 0})
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,9 @@ class InclusiveFLOptions(DepthOptions):
     momentum: float = option(0.2, "beta, the share of deeper clients' update in the last block", at_least=0, below=1)
 
 
-inclusivefl = Method("inclusivefl", _traits, InclusiveFLOptions, own={"inclusivefl.depths": "2,1"})
+_exit = replace(_traits, predicts="the exit at the client's depth")
+
+inclusivefl = Method("inclusivefl", _exit, InclusiveFLOptions, own={"inclusivefl.depths": "2,1"})
 
 
 @dataclass(frozen=True)
