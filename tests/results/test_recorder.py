@@ -72,6 +72,7 @@ def test_files_of_a_run(tmp_path):
         "devices": ["cpu"],
         "personal": "received",
         "metric": "accuracy",
+        "predicts_by": "the client's network",
         "personal_accuracy": dict.fromkeys(("weighted", "mean", "std", "min", "max"), 0.75),
         "received_accuracy": dict.fromkeys(("weighted", "mean", "std", "min", "max"), 0.75),
         "trained_accuracy": None,
