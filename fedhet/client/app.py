@@ -24,7 +24,7 @@ from fedhet.flower.insides import failure, filled
 from fedhet.flower.messages import decode, write_refusal, write_reply
 from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import LostState, Payload, Reply, Report, WireError, spec_of
-from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
+from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, names_text, public_dataset_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config
@@ -238,6 +238,10 @@ class Answers:
         report.device = describe_device(client.device)
         report.outputs = client.outputs
         report.spec = spec_of(job.side.shared())
+        # A shared layer of a network with one layer has both inputs and classes.
+        every = bool(report.common) or 0 < len(job.side.shared_names()) == len(client.names)
+        compared = (kind for kind in client.data.names if every or job.side.traits.compares(kind))
+        report.names = names_text({kind: client.data.names[kind] for kind in compared})
         report.noise, report.wrapped = self._noise, self._loop is not None
         report.groups = groups_to_json(client.part.groups) if client.part else ""
         public = _own_public_dataset(job)

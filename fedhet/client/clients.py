@@ -23,7 +23,7 @@ from fedhet.config.client_setup import ClientInfo, ModelFunction
 from fedhet.data import ClientData, resident, with_drawn_test_set, with_validation
 from fedhet.errors import ConfigError, DataError, ModelError, Refused
 from fedhet.messages import Payload, Request
-from fedhet.messages.protocol import HANDSHAKE
+from fedhet.messages.protocol import HANDSHAKE, names_in
 from fedhet.methods import registry
 from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that
 from fedhet.models.copies import Start, load_state
@@ -96,6 +96,7 @@ class Clients:
             data = data.relabelled(checked.task.outputs.labels)
             if secret and not policy.noise:
                 data = secret.grouped(data, policy.least, checked.task.outputs)
+            data = data.aligned(names_in(request.names))  # after groups and splits, which the server must not change
             network.representation.places = checked.task.outputs.places
             client = Client(
                 name=info.name,
@@ -120,7 +121,8 @@ class Clients:
             policy.check_shared(side)
             build, redraw = partial(self._build, info, part=network.part), partial(self._redraw, info, client)
             job = Job(side, payload, policy, build, redraw, loop)
-            job.say(checked.note if request.question == HANDSHAKE else "")
+            for note in (checked.note, data.note) if request.question == HANDSHAKE else ():
+                job.say(note)
             if info.name not in self._checked and self._data and request.question != HANDSHAKE:
                 check_unchanged(job)
             self._checked[info.name] = checked

@@ -14,6 +14,7 @@ from fedhet.config.client_setup import ClientInfo, ModelFunction, public_dataset
 from fedhet.config.toml import toml_value
 from fedhet.config.validation import effective, is_complete
 from fedhet.data import ClientData, Examples, PublicDataset
+from fedhet.data.names import Names
 from fedhet.data.own import as_client_data, open_parameters
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, UserCodeError, shown
 from fedhet.methods import registry
@@ -135,9 +136,9 @@ class UserFunctions:
                 )
         return effective(config, registry.traits(config), config.chosen, self.replacing(config), strict=strict)
 
-    def common_test_set(self, config: Config) -> Examples | None:
-        """Return the common test set that the user's data function returns for client 0, if any."""
-        return None if self.data_of is None else self.data_of(_first(config)).common
+    def common_test_set(self, config: Config, names: Names) -> Examples | None:
+        """Return the common test set that the user's data function returns for client 0, if any, aligned to `names`."""
+        return None if self.data_of is None else self.data_of(_first(config)).aligned(names).common
 
     def public_dataset(self, config: Config) -> PublicDataset | None:
         """Return the configured public dataset or, for a user's data, client 0's (None if the server needs none)."""

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedhet.data.names import CLASSES, COLUMNS, LABEL_COLUMNS, Names, permuted, renumbering, shown
 from fedhet.data.reading import LazyInputs, moved, single, spans
 from fedhet.tasks import Task
-from fedhet.utils.inputs import Inputs, parts_of
+from fedhet.utils.inputs import Inputs, from_parts, parts_of
 from fedhet.utils.machine import brought
 
 Indices = NDArray[np.int64]
@@ -77,10 +78,14 @@ def digest(*content: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PublicDataset:
-    """The public dataset, which all clients have in the same order: raw inputs (n, ...) and optional labels."""
+    """The public dataset, which all clients have in the same order: raw inputs (n, ...) and optional labels.
+
+    `names` has the names of its classes and columns, if known.
+    """
 
     inputs: Tensor
     labels: Tensor | None = None
+    names: Names = field(default_factory=dict)
 
     @classmethod
     def of(cls, *given: Tensor) -> "PublicDataset":
@@ -99,7 +104,7 @@ class PublicDataset:
     @cached_property
     def unlabelled(self) -> "PublicDataset":
         """The public dataset without its labels, or the object itself if it has none."""
-        return self if self.labels is None else PublicDataset(self.inputs)
+        return self if self.labels is None else replace(self, labels=None)
 
     def to(self, device: torch.device) -> "PublicDataset":
         """Return the public dataset with inputs and labels on a device."""
@@ -120,8 +125,24 @@ def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
     labels = part.labels if part.labels is None else change(part.labels)
     if labels is part.labels:
         return part
-    inputs = replace(part.inputs, relabel=change) if isinstance(part.inputs, LazyInputs) else part.inputs
+    inputs = part.inputs
+    if isinstance(inputs, LazyInputs):
+        before = inputs.relabel or (lambda read: read)
+        inputs = replace(inputs, relabel=lambda read: change(before(read)))
     return replace(part, inputs=inputs, labels=labels)
+
+
+def in_order(part: P, kind: str, ours: Sequence[str], theirs: Sequence[str]) -> P:
+    """Return `part` with its classes or columns (`kind`, with the names `ours`) in the order of the names `theirs`."""
+    if kind == CLASSES:
+        return relabelled(part, renumbering(ours, theirs))
+    places = {name: place for place, name in enumerate(ours)}
+    order = torch.tensor([places[name] for name in theirs])
+    if kind == LABEL_COLUMNS:
+        return relabelled(part, lambda labels: labels[:, order.to(labels.device)])
+    tensors = parts_of(part.inputs[:], COLUMNS)
+    tensors[kind] = tensors[kind][:, order.to(tensors[kind].device)]
+    return replace(part, inputs=from_parts(tensors, COLUMNS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +151,7 @@ class ClientData:
 
     `augment(inputs, generator)` returns a randomly changed copy of raw training inputs. `batch_size`, unless None,
     replaces the configured batch size. `dataset` is the configured data set of the examples, or None for a user's data.
+    All parts have the classes and columns `names`, if known; `note` says which were aligned.
     """
 
     train: Examples
@@ -140,6 +162,8 @@ class ClientData:
     augment: Augment | None = None
     batch_size: int | None = None
     dataset: "DataSet | None" = None
+    names: Names = field(default_factory=dict)
+    note: str = ""
 
     def to(self, device: torch.device) -> "ClientData":
         """Return the data with all examples on a device, except for the public dataset, which is not moved."""
@@ -151,6 +175,18 @@ class ClientData:
         parts: dict[str, Any] = {name: p for name, p in vars(self).items() if isinstance(p, Examples | PublicDataset)}
         changed = {name: relabelled(part, change) for name, part in parts.items()}
         return self if all(changed[name] is part for name, part in parts.items()) else replace(self, **changed)
+
+    def aligned(self, names: Names) -> "ClientData":
+        """Return the data with classes and columns in the order of `names`, if these are the same names."""
+        data = self
+        for kind, ours in self.names.items():
+            theirs = names.get(kind, ours)
+            if permuted(ours, theirs):
+                parts: dict[str, Any] = {n: p for n, p in vars(data).items() if isinstance(p, Examples | PublicDataset)}
+                parts = {name: in_order(part, kind, ours, theirs) for name, part in parts.items()}
+                note = f"{data.note}; its {kind} ({shown(ours)}) are put in the server's order: {shown(theirs)}"
+                data = replace(data, **parts, names={**data.names, kind: theirs}, note=note.removeprefix("; "))
+        return data
 
 
 class Owners(NamedTuple):

@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
 from torch.utils.data.sampler import BatchSampler, RandomSampler, WeightedRandomSampler
 
-from fedhet.data.examples import Augment, ClientData, Examples, PublicDataset
+from fedhet.data.examples import Augment, ClientData, Examples, PublicDataset, in_order
+from fedhet.data.names import CLASSES, Names, alike, merged, names_of, numbered, permuted, shown, unlike
 from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, check_finite, labels_of, pair_of
 from fedhet.errors import DataError, UserCodeError
 from fedhet.utils.inputs import Inputs, for_each, parts_of
@@ -57,7 +58,9 @@ def as_client_data(client: str, value: Any) -> ClientData:
     It is a `ClientData`, a pair (train, test), or a mapping (see `fedhet.make_client_app`). Raises a `DataError` that
     names the client if the form of the data is unknown or a number is not finite.
     """
+    given: Names | None = None
     if isinstance(value, ClientData):
+        given = value.names
         value = {name: getattr(value, name) for name in (*PARTS, "augment")}
     elif isinstance(value, tuple | list) and len(value) == 2:
         value = {"train": value[0], "test": value[1]}
@@ -73,14 +76,41 @@ def as_client_data(client: str, value: Any) -> ClientData:
             )
         present = [name for name in PARTS if name in ("train", "test") or value.get(name) is not None]
         parts = {name: _part(name, value[name], public=name == "public") for name in present}
+        named = {name: names_of(value[name]) if given is None else given for name in present}
+        common, note = _aligned(parts, named)
+        if "public" in parts:
+            parts["public"] = replace(parts["public"], names=common)
         for name, part in parts.items():
             if isinstance(part.inputs, LazyInputs):
                 part.inputs.part = f"client {client}: {name}"  # rows are read and checked later
         size = getattr(getattr(value["train"], "batch_sampler", None), "batch_size", None)  # of a DataLoader
         batch_size = size if isinstance(size, int) else None
-        return ClientData(**parts, augment=_as_augment(value.get("augment")), batch_size=batch_size)
+        augment = _as_augment(value.get("augment"))
+        return ClientData(**parts, augment=augment, batch_size=batch_size, names=common, note=note)
     except DataError as error:
         raise type(error)(f"client {client}: {error}") from error
+
+
+def _aligned(parts: dict[str, Any], named: Mapping[str, Names]) -> tuple[Names, str]:
+    """Align the parts of a client with the first one in place, by their names (`named`); return names and a note.
+
+    Classes that only a later part has get the next numbers. The note says what was aligned.
+    """
+    names: dict[str, tuple[str, ...]] = {}
+    notes = []
+    for part, listed in named.items():
+        for kind, ours in listed.items():
+            theirs = names.setdefault(kind, ours)
+            if alike(kind, ours, theirs):
+                names[kind] = merged(theirs, ours)
+                continue
+            if kind == CLASSES:
+                names[kind] = theirs = (*theirs, *(name for name in ours if name not in theirs))
+            elif not permuted(ours, theirs):
+                raise DataError(f"{part}: {unlike(f'its {kind}', ours, theirs)}: give all parts the same {kind}")
+            parts[part] = in_order(parts[part], kind, ours, theirs)
+            notes.append(f"the {kind} of {part} ({shown(ours)}) are aligned by name: {shown(theirs)}")
+    return names, "; ".join(notes)
 
 
 def as_public_dataset(value: Any) -> PublicDataset | None:
@@ -89,7 +119,10 @@ def as_public_dataset(value: Any) -> PublicDataset | None:
     It is an array of inputs without labels, or has any form that this module accepts for examples. Raises a `DataError`
     for other forms and for numbers that are not finite.
     """
-    return None if value is None else _part("the public dataset", value, public=True)
+    if value is None:
+        return None
+    public: PublicDataset = _part("the public dataset", value, public=True)
+    return public if isinstance(value, PublicDataset) else replace(public, names=names_of(value))
 
 
 def _part(name: str, value: Any, *, public: bool) -> Any:
@@ -129,7 +162,7 @@ def _examples(value: Any) -> Examples:
             "two pairs may be two examples (input, label) or inputs and labels: give inputs and labels as tensors"
         )
     if two and not isinstance(two[1], Mapping):
-        inputs, labels = as_tensor(two[0]), as_labels(two[1])
+        inputs, labels = as_tensor(two[0]), as_labels(numbered(two[1]))
         for part in parts_of(inputs).values():
             if len(part) != len(labels):
                 raise DataError(f"the set has {len(part)} inputs but {len(labels)} labels: give one label per input")

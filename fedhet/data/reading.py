@@ -1,6 +1,7 @@
 """Inputs that are read on demand from a user's dataset, and conversion of columns, images and labels to tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -101,6 +102,9 @@ def _known_labels(dataset: Any) -> Any:
     if not module.startswith("torchvision.datasets.") or dataset.target_transform is not None:
         return None
     known = getattr(dataset, "targets", None)  # of some datasets, names of files
+    files = getattr(dataset, "samples", getattr(dataset, "imgs", None))
+    if known is not None and files is not None:  # which rows are read from, whatever the targets are now
+        known = [label for _, label in files]
     classes = isinstance(known, Tensor) or (isinstance(known, list) and all(isinstance(each, int) for each in known))
     return known if classes else None
 
@@ -159,7 +163,23 @@ def pair_of(row: Any) -> tuple[Any, Any]:
             f"the columns {', '.join(row)} must include one for inputs, such as {INPUTS[0]}, and one for labels, such "
             f"as {LABELS[0]}: rename or remove columns, or give pairs (input, label)"
         )
+    unused = [name for name in others if not tokens and name not in inputs and _is_feature(name, row[name])]
+    if unused:
+        raise DataError(
+            f"the columns {', '.join(unused)} have numbers, but the inputs are the column {inputs[0]}: join them to "
+            "one array, or remove the columns that are not inputs"
+        )
     return tokens or row[inputs[0]], row[labels[0]]
+
+
+def _is_feature(name: str, column: Any) -> bool:
+    """Return whether a column has numbers that may describe examples, other than their numbers and further labels."""
+    if name.split("_")[-1] in (*LABELS, "id", "idx", "index"):
+        return False
+    with suppress(Exception):  # rows of several lengths have no array
+        values = np.asarray(column)
+        return values.dtype.kind == "f" or (values.dtype.kind in "iu" and values.ndim > 0)
+    return False
 
 
 def as_tensor(value: Any) -> Tensor:

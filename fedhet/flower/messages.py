@@ -75,7 +75,7 @@ def read_request(record: RecordDict) -> tuple[Request, str]:
         )
     said = Fields(dict(request), "the request")
     settings = said.text("settings", longest=2**20)
-    return Request.from_json(said.text("request", longest=2**16)), settings
+    return Request.from_json(said.text("request", longest=2**22)), settings
 
 
 def write_refusal(client: str, reason: str, **flags: bool) -> RecordDict:

@@ -4,13 +4,15 @@ A request is the method's payload, the run's settings and a `Request`. A reply i
 measurements and its `Report`, or a refusal with a reason. `fedhet.flower.messages` writes and reads the messages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from fedhet.config.toml import from_json
 from fedhet.data import PublicDataset
+from fedhet.data.examples import digest
+from fedhet.data.names import Names
 from fedhet.errors import FedhetError
 from fedhet.messages.payload import (
     DTYPES,
@@ -48,6 +50,7 @@ WHOLE = "whole"
 MOST_PARTITIONS = 100_000
 """Largest number of partitions of the data, and so of simulated clients."""
 MOST_ARRAYS = 2**15  # largest number of arrays that a client may share with the server
+MOST_NAMES = 2**20  # largest number of characters in the names of a client's classes and columns
 MOST_WEIGHT = 1e18  # largest accepted weight of a client's metric, such as a number of predictions
 
 FURTHER, EVALUATED, MOST_FURTHER = "own.", "evaluated.", 1024
@@ -72,6 +75,7 @@ class Request:
         here: proof that the server is on the client's machine (`fedhet.utils.machine.proof` of the settings).
         begun: whether a handshake is for a run that has begun, in which clients must keep task, model and data.
         called: the unique name that the server gave to a client whose own name is taken by another; empty otherwise.
+        names: the order of classes and columns in the run (see `names_in`).
     """
 
     round: int = 0
@@ -87,6 +91,7 @@ class Request:
     here: str = ""
     begun: bool = False
     called: Name = ""
+    names: Text = field(default="", metadata={"longest": MOST_NAMES})
 
     @classmethod
     @lru_cache(maxsize=16)  # the same text for all clients of a round
@@ -118,6 +123,7 @@ class Report:
         noise: noise multiplier of Flower's `LocalDpMod` on the client; 0 without it.
         groups: if clients train parts of one network, the description of the whole network, as JSON.
         wrapped: whether the user's own functions train (`fedhet.wrap`), whose numbers of examples may change.
+        names: names of classes and columns that must agree with other clients' (see `names_in`).
     """
 
     client: Name
@@ -140,6 +146,7 @@ class Report:
     noise: float = 0.0
     groups: Text = field(default="", metadata={"longest": 2**20})  # ResNet-152 has 200,000 characters
     wrapped: bool = False
+    names: Text = field(default="", metadata={"longest": MOST_NAMES})
 
     @property
     def partition(self) -> tuple[int, int] | None:
@@ -155,6 +162,7 @@ class Report:
     def of(cls, record: Mapping[str, Any]) -> "Report":
         """Return the report in a received dict (see `fields`); raise a WireError if a field is invalid."""
         report = cls(**Fields(record).plain(cls), spec=_spec(record))
+        names_in(report.names)
         if report.partition_id >= report.partitions:
             raise WireError(
                 f"the client's reply is damaged: partition-id is {report.partition_id}, but must be "
@@ -182,6 +190,22 @@ def _spec(record: Mapping[str, Any]) -> Spec:
         spec[name] = (tuple(map(int, lengths)), dtype)
     check_room(bytes_of(spec), "the server needs memory for the client's shared arrays:")
     return spec
+
+
+def names_text(names: Mapping[str, Sequence[str]]) -> str:
+    """Return names of classes and columns as text to send, which has only the digest of a list that is too long."""
+    short = {kind: sum(map(len, listed)) + len(listed) < MOST_NAMES / 4 for kind, listed in names.items()}
+    lists = {k: n if short[k] else [f"{len(n)} names: {digest(*n)}"] for k, n in names.items()}
+    return "\n".join("\t".join([kind, *listed]) for kind, listed in lists.items())
+
+
+@lru_cache(maxsize=16)
+def names_in(text: str) -> Names:
+    """Return the names in a text that `names_text` wrote; raise a WireError if one is not printable."""
+    lists = [line.split("\t") for line in text.split("\n")] if text else []
+    if not all(name.isprintable() for listed in lists for name in listed):
+        raise WireError("the client's names of classes and columns must be printable: rename them")
+    return {kind: tuple(listed) for kind, *listed in lists}
 
 
 def check_room(size: int, needed: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from fedhet.config import toml
 from fedhet.errors import FedhetError, damage
+from fedhet.messages.protocol import names_in
 from fedhet.methods.method import ABSENT
 from fedhet.methods.options import OWN, Config
 from fedhet.results.observers import RunInfo
@@ -192,6 +193,8 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
     }
     if run.privacy:
         summary["privacy"] = dict(run.privacy)
+    if run.state.names:  # outputs of saved networks are in their order
+        summary["names"] = names_in(run.state.names)
     if run.warnings:
         summary["warnings"] = [*run.warnings]
     if absent := never_took_part(rows):

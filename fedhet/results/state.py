@@ -43,6 +43,7 @@ class State:
         run: random identifier of the run, under which clients store their state; "" if it is in the run directory.
         public: digest of the public dataset, empty without one; `public_size` is its number of examples.
         common: values that must be equal for all clients, such as the task, by name.
+        names: order of the clients' classes and columns (see `fedhet.messages.protocol.names_in`).
         model: shared arrays by name; if whole networks are shared, the global model.
         stopped: the last round of training, if an observer set it to end training early; else 0.
     """
@@ -55,6 +56,7 @@ class State:
     public: str = ""
     public_size: int = 0
     common: dict[str, int | str] = field(default_factory=dict)
+    names: str = ""
     model: Arrays = field(default_factory=dict)
     stopped: int = 0
 

@@ -2,7 +2,7 @@
 
 import _thread
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedhet.data.own import as_public_dataset
 from fedhet.errors import ConfigError
 from fedhet.flower import ArrayRecord, Context, Grid, MetricRecord, ServerApp
 from fedhet.flower.insides import check_cluster, simulated
+from fedhet.messages.protocol import names_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config
@@ -133,7 +134,7 @@ def _on_common_test(
     strategy: FederatedStrategy[Any, Any], functions: UserFunctions, device: torch.device
 ) -> EvaluateFunction:
     """Return a function that evaluates the global model on the common test set, which `functions` may provide."""
-    own = cache(partial(functions.common_test_set, strategy.config))
+    own = cache(lambda: functions.common_test_set(strategy.config, names_in(strategy.state.names)))
 
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:
         run, config = strategy.run, strategy.config

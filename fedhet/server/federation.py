@@ -88,7 +88,7 @@ class Federation:
     def _message(self, kind: str, node: int, content: RecordDict, **asked: Any) -> Message:
         run, round = self.run, self.run.round
         common: dict[str, Any] = {"run": run.state.run, "public": run.state.public, "here": proof(run.config.text)}
-        common |= {"closing": round.closing, "final": round.final, "flower": run.flower}
+        common |= {"closing": round.closing, "final": round.final, "flower": run.flower, "names": run.state.names}
         request = Request(round.number, **common, **asked)
         entries = sent_along(run.train_config, run.evaluate_config, run.flower_options.names)
         write_request(content, request, run.config.text, entries)

@@ -3,25 +3,28 @@
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.config.validation import effective, is_complete
+from fedhet.data.names import CLASSES, alike, merged, permuted, unlike
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.insides import simulated
 from fedhet.flower.messages import name_in, read_reply
 from fedhet.messages import Payload, Reply, Spec, check, check_finite, check_room
 from fedhet.messages.payload import bytes_of, difference
-from fedhet.messages.protocol import FIRST, HANDSHAKE, with_public_dataset
+from fedhet.messages.protocol import FIRST, HANDSHAKE, MOST_NAMES, names_in, names_text, with_public_dataset
 from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart
 from fedhet.methods.options import Config
+from fedhet.results.history import read_run
 from fedhet.results.state import ClientRecord
 from fedhet.server.claims import check_claims
 from fedhet.server.federation import reason_of
 from fedhet.server.round import Common, Hooks
 from fedhet.utils.files import state_folder
-from fedhet.utils.statistics import in_order
+from fedhet.utils.statistics import client_order, in_order
 from fedhet.utils.text import log
 
 NOBODY = "no client can take part:"
@@ -91,10 +94,12 @@ class Handshake:
         run, federation = self.run, self.federation
         public = self.strategy.public_dataset()
         payload = Payload() if public is None else with_public_dataset(public)
+        if not run.state.names:
+            run.state.names = names_text({**_names_before(run.config), **(public.names if public else {})})
         opened = self._opened(new, payload, unseen=unseen)
         claimed = federation.nodes.keys() & {reply.client for _, reply in opened.values()}
         before = self._opened([federation.nodes.pop(name) for name in in_order(claimed)], payload, unseen=unseen)
-        opened = before | opened
+        opened = self._in_one_order(before | opened, payload, unseen=unseen)
         order = most_alike_first({node: claims for node, (claims, _) in opened.items()})
         earlier = {node: federation.earlier_name(node, opened[node][1].client) for node in order}
         for node in sorted(order, key=lambda node: (not earlier[node], node not in before)):
@@ -127,6 +132,24 @@ class Handshake:
                 self._refuse(node, name_in(message), error, again=passing)
         return opened
 
+    def _in_one_order(
+        self, opened: dict[int, tuple[Claims, Reply]], payload: Payload, *, unseen: bool
+    ) -> dict[int, tuple[Claims, Reply]]:
+        """Choose an order of classes and columns, the most frequent; ask clients with another order again, with it."""
+        in_turn = sorted(opened, key=lambda node: client_order(opened[node][1].client))
+        listed = {node: names_in(opened[node][1].report.names) for node in in_turn}
+        for (kind, order), _ in Counter(item for names in listed.values() for item in names.items()).most_common():
+            if kind not in names_in(self.run.state.names):
+                self._note_names(kind, order)
+        chosen = names_in(self.run.state.names)
+        others = [n for n, names in listed.items() if any(permuted(names.get(k, chosen[k]), chosen[k]) for k in chosen)]
+        return opened | self._opened(others, payload, unseen=unseen)
+
+    def _note_names(self, kind: str, names: tuple[str, ...]) -> None:
+        text = names_text({**names_in(self.run.state.names), kind: names})
+        if len(text) <= MOST_NAMES:  # else no request could have them
+            self.run.state.names = text
+
     def _refuse(self, node: int, name: str, error: Exception, *, again: bool = False) -> None:
         if not again:
             self._refused.add(node)
@@ -149,6 +172,7 @@ class Handshake:
     def _claims(self, reply: Reply) -> Claims:
         traits, spec = self.run.traits, reply.report.spec
         claims: Claims = [*self._common(reply).items(), ("lacks common", self._lacks_common_test(reply))]
+        claims += names_in(reply.report.names).items()
         if traits.alike == "equal":
             return [*claims, ("network", tuple(spec.items()))]
         arrays = spec.items() if traits.shares.averaged else ()
@@ -234,6 +258,7 @@ class Handshake:
         Raises a FedhetError if a value differs from that of the other clients. Arrays of the client that the shared
         model lacks are added to it with initial values, unless the client is `joining` after the last round.
         """
+        self._agree_on_names(reply)
         state, traits, common = self.run.state, self.run.traits, self._common(reply)
         for name, (value, remedy) in common.items():
             if (other := state.common.get(name, value)) != value:
@@ -249,6 +274,20 @@ class Handshake:
             missing = {key: each for key, each in reply.report.spec.items() if key not in known}
             if missing and (first := self.strategy.first_arrays(missing)) is not None:
                 state.model = state.model | first
+
+    def _agree_on_names(self, reply: Reply) -> None:
+        run, report = self.run, reply.report
+        for kind, names in names_in(report.names).items():
+            chosen = names_in(run.state.names).get(kind, names)
+            if alike(kind, names, chosen):
+                self._note_names(kind, merged(chosen, names))
+                continue
+            # A method for any networks does not average heads of different sizes.
+            others = [r.report for r in self.federation.known.values() if r.report.outputs == report.outputs]
+            apart = kind == CLASSES and run.traits.averages_model and run.traits.networks == "any"
+            if not apart or not all(alike(kind, names, names_in(each.names).get(kind, ())) for each in others):
+                whose = unlike(f"the client's {kind}", names, chosen)
+                raise FedhetError(f"{whose}: give all clients the same {kind}")
 
     def _public_dataset(self, reply: Reply) -> tuple[str, int]:
         """Return digest and size of the server's public dataset, else the client's; raise a FedhetError without one."""
@@ -275,6 +314,14 @@ class Handshake:
             )
         run.config = run.config.on_own_test_parts()
         log.info("%s", run.config.remarks[-1][1])
+
+
+def _names_before(config: Config) -> dict[str, list[str]]:
+    """Return the names of classes and columns in the run from which clients start (`start-from`)."""
+    folder = Path(config.start_from)
+    folder = folder.parent if folder.name == "models" else folder
+    started = config.start_from and (folder / "config.toml").is_file()
+    return (read_run(folder).summary or {}).get("names", {}) if started else {}
 
 
 def _without_labels(config: Config) -> str:

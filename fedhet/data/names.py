@@ -1,0 +1,134 @@
+"""Names of classes and columns in a user's data, by which parts and clients are aligned.
+
+`Names` has tuples of names by kind: `classes`, by class number; `columns` of the inputs (`columns.PART` if inputs have
+several tensors); `labels`, the columns of a table of labels.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+
+from fedhet.data.reading import LABELS, pair_of
+from fedhet.errors import DataError
+
+Names = Mapping[str, tuple[str, ...]]
+
+CLASSES, COLUMNS, LABEL_COLUMNS = "classes", "columns", "labels"
+
+
+def names_of(value: Any) -> Names:
+    """Return the names of classes and columns in examples `value`, in a form that users have."""
+    if isinstance(value, Mapping) and value.keys() & {*LABELS}:
+        value = pair_of(value)
+    if isinstance(value, tuple | list) and len(value) == 2:
+        inputs, labels = value
+    else:
+        inputs, labels = value, None
+    if isinstance(inputs, Mapping) and len(inputs) > 1:
+        tables = {f"{COLUMNS}.{part}": table for part, table in inputs.items()}
+    else:
+        tables = {COLUMNS: next(iter(inputs.values())) if isinstance(inputs, Mapping) and inputs else inputs}
+    if len(getattr(labels, "columns", ())) > 1:
+        tables[LABEL_COLUMNS] = labels
+    columns = {k: _printable(getattr(t, "columns", ())) for k, t in tables.items() if hasattr(t, "to_numpy")}
+    names = columns | {CLASSES: _categories(labels) or _classes(value)}
+    return {kind: listed for kind, listed in names.items() if listed}
+
+
+def _printable(names: Iterable[Any]) -> tuple[str, ...]:
+    texts = map(str, names)
+    return tuple(text if text.isprintable() else repr(text)[1:-1] for text in texts)  # for logs and messages
+
+
+def _categories(labels: Any) -> tuple[str, ...]:
+    """Return the names among a pandas object's categories; numbers are the classes themselves."""
+    dtype: Any = getattr(labels, "dtype", None)
+    categories = dtype.categories if type(dtype).__name__ == "CategoricalDtype" else ()
+    return _printable(categories) if any(isinstance(category, str) for category in categories) else ()
+
+
+def numbered(labels: Any) -> Any:
+    """Return the class numbers of a pandas object whose categories are names, and other labels unchanged."""
+    return getattr(labels, "cat", labels).codes if _categories(labels) else labels
+
+
+def _classes(dataset: Any) -> tuple[str, ...]:
+    """Return the names of a dataset's classes by number; raise a DataError if its members number them differently."""
+    if isinstance(dataset, Subset | DataLoader):
+        return _classes(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        members = [_classes(member) for member in dataset.datasets]
+        most = max(members, key=len)
+        for names in members:
+            if not alike(CLASSES, names, most):
+                whose = unlike("the classes of a member of the ConcatDataset", names, most)
+                raise DataError(f"{whose}: give its members the same numbers, for example by target_transform")
+        return most
+    if isinstance(features := getattr(dataset, "features", None), Mapping):  # of a Hugging Face dataset
+        listed = [getattr(features[name], "names", None) or () for name in LABELS if name in features]
+        return _printable(listed[0]) if len(listed) == 1 else ()
+    if getattr(dataset, "target_transform", None) is not None:  # which can change the numbers
+        return ()
+    numbers, classes = getattr(dataset, "class_to_idx", None), getattr(dataset, "classes", ())
+    if isinstance(numbers, Mapping):
+        by_number = {number: name for name, number in numbers.items()}
+        if {*by_number} != {*range(len(by_number))}:  # the user's own numbering, which has gaps
+            return ()
+        classes = [by_number[number] for number in range(len(by_number))]
+    known = isinstance(classes, list | tuple) and all(isinstance(name, str | tuple) for name in classes)
+    return _printable(classes) if known else ()
+
+
+# ---- comparison
+
+
+def alike(kind: str, ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    """Return whether names have the same order, or either are only numbers; some last classes may be missing."""
+    few = min(len(ours), len(theirs)) if kind == CLASSES else None
+    return ours[:few] == theirs[:few] or ({*ours} != {*theirs} and (_plain(ours) or _plain(theirs)))
+
+
+def merged(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return one of two tuples of names that are `alike`: the one that says more."""
+    return max(ours, theirs, key=lambda names: (not _plain(names), len(names)))
+
+
+def permuted(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    """Return whether two lists have the same names, each once, in different orders."""
+    return ours != theirs and sorted(ours) == sorted(theirs) and len({*ours}) == len(ours)
+
+
+def _plain(names: Sequence[str]) -> bool:
+    return [*names] == [str(number) for number in range(len(names))]
+
+
+def renumbering(ours: Sequence[str], theirs: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    """Return a function that renumbers labels with the classes `ours` as `theirs`, which has all names of `ours`."""
+    numbers = {name: number for number, name in enumerate(theirs)}
+    places = torch.tensor([numbers[name] for name in ours])
+
+    def change(labels: Tensor) -> Tensor:
+        if not labels.numel():
+            return labels
+        if labels.is_floating_point() or labels.ndim == 2 or int(labels.max()) >= len(places):
+            raise DataError(f"{unlike('its classes', ours, theirs)}, and its labels are not numbers of these classes")
+        new = places.to(labels.device)[labels.long().clamp(min=0)]
+        return torch.where(labels < 0, labels, new.to(labels.dtype))  # negative labels are ignored
+
+    return change
+
+
+def unlike(whose: str, ours: Sequence[str], theirs: Sequence[str]) -> str:
+    """Return the beginning of a message that names differ."""
+    return f"{whose} are {shown(ours, theirs)}, but the others' are {shown(theirs, ours)}"
+
+
+def shown(names: Sequence[str], others: Sequence[str] = ()) -> str:
+    """Return names for a message; of many, some that `others` lacks."""
+    text = ", ".join(names)
+    if len(text) <= 80:
+        return text
+    return f"{len(names)} names, such as {', '.join([n for n in names if n not in {*others}] or names)[:60]}..."

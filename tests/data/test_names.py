@@ -1,0 +1,263 @@
+"""Names of classes and columns, by which the parts of a client and several clients are aligned."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, random_split
+from torchvision.datasets import ImageFolder
+from torchvision.transforms.functional import pil_to_tensor
+
+import fedhet
+from fedhet.data.names import CLASSES, alike, names_of
+from fedhet.data.own import as_client_data
+from fedhet.errors import DataError
+from fedhet.messages import Report, WireError
+from fedhet.methods.included.averaging import fedavg, fedrep, lg_fedavg
+from fedhet.utils.files import read_tensors
+
+LEVELS = {"ant": 20, "bee": 120, "cat": 230}
+FRAME = pd.DataFrame(np.arange(12.0).reshape(4, 3), columns=["age", "bmi", "bp"])
+OTHER = FRAME[["bp", "age", "bmi"]]
+LABELS = torch.tensor([0, 1, 1, 0])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("images")
+    for part, names in {"all": "ant bee cat", "two": "bee cat", "first": "ant bee"}.items():
+        for name in names.split():
+            (root / part / name).mkdir(parents=True)
+            for number in range(2):
+                Image.new("L", (2, 2), LEVELS[name]).save(root / part / name / f"{number}.png")
+    return {part: ImageFolder(root / part, pil_to_tensor) for part in ("all", "two", "first")}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda folder: folder,
+        lambda folder: Subset(folder, [3, 0, 1]),
+        lambda folder: random_split(folder, [0.5, 0.5])[0],
+        lambda folder: ConcatDataset([folder, Subset(folder, [0])]),
+        lambda folder: DataLoader(folder, 2, shuffle=True),
+    ],
+)
+def test_classes_of_a_folder_are_aligned_by_name(folders, form):
+    data = as_client_data("0", (folders["all"], form(folders["two"])))
+    inputs, labels = data.test.at(slice(None))
+    assert [[*LEVELS.values()].index(level) for level in inputs[:, 0, 0, 0].tolist()] == labels.tolist()
+    assert torch.equal(data.test.labels, labels)
+    assert data.note == "the classes of test (bee, cat) are aligned by name: ant, bee, cat"
+
+
+def test_classes_that_only_a_later_part_has_get_the_next_numbers(folders):
+    data = as_client_data("0", {"train": folders["two"], "test": folders["two"], "common": folders["all"]})
+    assert data.common.labels.tolist() == [2, 2, 0, 0, 1, 1]
+    assert data.names == {CLASSES: ("bee", "cat", "ant")}
+    assert as_client_data("0", (folders["first"], folders["all"])).note == ""  # the numbers are the same
+
+
+def test_members_with_other_numbers_are_refused(folders):
+    with pytest.raises(DataError, match="member of the ConcatDataset are bee, cat, but the others' are ant, bee, cat"):
+        as_client_data("0", (ConcatDataset([folders["all"], folders["two"]]), folders["all"]))
+    shifted = ImageFolder(folders["two"].root, pil_to_tensor, target_transform=lambda label: label + 1)
+    joined = as_client_data("0", (ConcatDataset([folders["all"], shifted]), folders["all"]))
+    assert joined.train.labels.tolist() == [0, 0, 1, 1, 2, 2, 1, 1, 2, 2]
+
+
+def test_labels_of_a_folder_are_those_of_its_rows(folders):
+    folder = ImageFolder(folders["all"].root, pil_to_tensor)
+    folder.targets = [0] * 6
+    assert as_client_data("0", (folder, folder)).train.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    folder.samples = [(path, 2 - label) for path, label in folder.samples[:5]]
+    data = as_client_data("0", (folder, folder)).train
+    assert data.labels.tolist() == data.at(slice(None))[1].tolist() == [2, 2, 1, 1, 0]
+
+
+class Features(list):
+    """Rows with the features of a Hugging Face dataset."""
+
+    class Label:
+        names = ("neg", "pos")
+
+    def __init__(self, rows):
+        super().__init__(rows)
+        self.features = {"text": "string", "label": self.Label}
+
+
+def test_names_of_forms(folders):
+    assert names_of(Subset(Features([0]), [0])) == {CLASSES: ("neg", "pos")}
+    assert names_of((FRAME, LABELS)) == names_of({"x": FRAME, "label": LABELS}) == {"columns": ("age", "bmi", "bp")}
+    assert names_of(({"a": FRAME[["age"]], "b": OTHER}, LABELS))["columns.b"] == ("bp", "age", "bmi")
+    assert names_of(pd.DataFrame({"two\nlines": [1.0]})) == {"columns": ("two\\nlines",)}
+    assert names_of((torch.ones(2, 2), torch.ones(2))) == {}
+    folder = ImageFolder(folders["two"].root)
+    folder.class_to_idx = {"bee": 1, "cat": 2}  # numbers that a user gave to all clients' classes
+    assert names_of(folder) == {}
+    numbers = pd.Series([3, 1], dtype="category")  # are the classes themselves
+    assert as_client_data("0", ((FRAME[:2], numbers), (FRAME[:2], numbers))).train.labels.tolist() == [3, 1]
+
+
+def test_categories_are_classes():
+    train = pd.Series(["no", "yes", "yes", "no"], dtype="category")
+    test = pd.Categorical(train, ["yes", "maybe", "no"])
+    data = as_client_data("0", ((FRAME, train), (FRAME, test)))
+    assert data.train.labels.tolist() == data.test.labels.tolist() == LABELS.tolist()
+    assert data.names[CLASSES] == ("no", "yes", "maybe")
+
+
+def test_columns_are_aligned_in_all_parts():
+    parts = {"test": (OTHER, LABELS), "common": {"x": OTHER, "label": LABELS}, "public": OTHER}
+    data = as_client_data("0", {"train": (FRAME, LABELS), **parts})
+    for part in (data.test, data.common, data.public):
+        assert torch.equal(part.inputs, data.train.inputs)
+    targets = (FRAME, FRAME), (FRAME, OTHER)
+    assert torch.equal(
+        *(part.labels for part in (as_client_data("0", targets).train, as_client_data("0", targets).test))
+    )
+    unlike = "client 0: test: its columns are AGE, bmi, bp, but the others' are age, bmi, bp: give all parts the same"
+    with pytest.raises(DataError, match=unlike):
+        as_client_data("0", ((FRAME, LABELS), (FRAME.rename(columns={"age": "AGE"}), LABELS)))
+    without_names = as_client_data("0", ((FRAME, LABELS), (OTHER.to_numpy(), LABELS)))
+    assert torch.equal(without_names.test.inputs, torch.tensor(OTHER.to_numpy()).float())
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [{"x": FRAME, "age": [50, 60, 70, 80], "label": LABELS}, [{"x": [1.0, 2.0], "age": 50.0, "label": 1}] * 3],
+)
+def test_columns_of_numbers_beside_the_inputs_are_refused(examples):
+    with pytest.raises(DataError, match="the columns age have numbers, but the inputs are the column x: join them"):
+        as_client_data("0", (examples, examples))
+
+
+def test_columns_that_are_not_numbers_of_examples_are_left_out():
+    rows = {"x": FRAME, "idx": [0, 1, 2, 3], "path": [*"abcd"], "coarse_label": LABELS, "label": LABELS}
+    assert as_client_data("0", (rows, rows)).train.labels.tolist() == LABELS.tolist()
+
+
+def test_alike():
+    assert alike(CLASSES, ("ant", "bee"), ("ant", "bee", "cat"))
+    assert alike("columns", ("0", "1"), ("age", "bmi"))  # a table without names has numbers
+    assert not alike("columns", ("0", "1"), ("1", "0"))
+    assert not alike("columns", ("age",), ("age", "bmi"))
+
+
+def test_names_in_a_report():
+    assert Report.of(Report("0", names="classes\tant\tbee").fields()).names == "classes\tant\tbee"
+    with pytest.raises(WireError, match="must be printable"):
+        Report.of({"client": "0", "names": "classes\tant\rINFO : forged"})
+    with pytest.raises(WireError, match="names is .* must be text of at most 1048576 characters"):
+        Report.of({"client": "0", "names": "\t".join(map(str, range(10**6)))})
+
+
+def test_methods_that_compare_names():
+    assert [fedavg.traits.compares(kind) for kind in (CLASSES, "columns")] == [True, True]
+    assert [fedrep.traits.compares(kind) for kind in (CLASSES, "columns")] == [False, True]
+    assert [lg_fedavg.traits.compares(kind) for kind in (CLASSES, "columns")] == [True, False]
+
+
+# ---- between clients
+
+ORDERS = ("ant", "bee", "cat"), ("cat", "ant", "bee")
+
+
+class Named(Dataset):
+    """Rows whose labels number `LEVELS` in the order of `classes`."""
+
+    def __init__(self, seed, classes):
+        self.classes = [*classes]
+        self.labels = torch.randint(3, (24,), generator=torch.Generator().manual_seed(seed))
+        self.inputs = torch.eye(3)[self.labels] + 0.1 * torch.arange(72.0).view(24, 3).sin()
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, row):
+        return self.inputs[row], self.classes.index([*LEVELS][self.labels[row]])
+
+
+def small(client):
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def data_of(orders, table=False, public=False):
+    """Return a data function for clients whose classes or, in a `table`, columns have these orders."""
+
+    def part(seed, order):
+        data = Named(seed, ORDERS[0] if table else order)
+        frame = pd.DataFrame(data.inputs.numpy(), columns=[*LEVELS])
+        return (frame[[*order]], data.labels) if table else data
+
+    def data(client):
+        order, seed = orders[client.partition_id], client.partition_id
+        parts = {"train": part(seed, order), "test": part(10 + seed, order), "common": part(20, order)}
+        return parts | ({"public": part(30, order)} if public else {})
+
+    return data
+
+
+def run(folder, method, data, **settings):
+    """Return the networks that a run saves, and its result."""
+    settings = {"clients": 3, "rounds": 2, "local-epochs": 1, "learning-rate": 0.2, "test-on": "both"} | settings
+    settings |= {"workers": 1, "report": False, "method": method}
+    done = fedhet.run(settings, model=small, data=data, out=folder, progress=False)
+    return networks_in(folder), done
+
+
+def networks_in(folder):
+    tensors = [read_tensors(path) for path in sorted((folder / "models").glob("*.safetensors"))]
+    return [{name: tensor.tolist() for name, tensor in network.items()} for network in tensors]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmd"])
+@pytest.mark.parametrize("table", [False, True])
+def test_clients_in_another_order_give_the_same_networks(tmp_path, method, table):
+    public = method == "fedmd"
+    ordered, done = run(tmp_path / "ordered", method, data_of([ORDERS[0]] * 3, table, public))
+    for place in (0, 1):  # the common test set at the server is client 0's
+        orders = [ORDERS[number == place] for number in range(3)]
+        networks, other = run(tmp_path / str(place), method, data_of(orders, table, public))
+        assert networks == ordered
+        for scores in ("personal_accuracy", "common"):
+            assert other.summary[scores] == done.summary[scores]
+        kind = "columns" if table else CLASSES
+        said = f"its {kind} (cat, ant, bee) are put in the server's order: ant, bee, cat"
+        assert said in other.summary["warnings"]
+        assert other.summary["names"][kind] == [*ORDERS[0]]
+
+
+def test_resumed_runs_and_runs_that_start_from_others_keep_the_order(tmp_path):
+    data = data_of([ORDERS[0], ORDERS[1], ORDERS[0]])
+    whole, _ = run(tmp_path / "whole", "fedavg", data, rounds=2)
+    run(tmp_path / "begun", "fedavg", data, rounds=1)
+    fedhet.run({"rounds": 2}, resume=tmp_path / "begun", model=small, data=data, progress=False)
+    assert networks_in(tmp_path / "begun") == whole
+    # All clients have the other order, and `local` compares none.
+    start = {"start-from": str(tmp_path / "whole"), "learning-rate": 1e-9, "test-on": "local"}
+    _, started = run(tmp_path / "next", "local", data_of([ORDERS[1]] * 3), **start)
+    _, expected = run(tmp_path / "same", "local", data_of([ORDERS[0]] * 3), **start)
+    assert started.summary["personal_accuracy"] == expected.summary["personal_accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("method", "refused"), [("fedavg", True), ("fedproto", True), ("local", False), ("fedrep", False)]
+)
+def test_other_classes_are_refused_if_their_numbers_are_shared(tmp_path, method, refused):
+    class Other(Named):
+        def __getitem__(self, row):
+            return self.inputs[row], int(self.labels[row])
+
+    def data(client):
+        part = Other(0, ("ant", "bee", "dog" if client.partition_id == 1 else "cat"))
+        return part, part
+
+    _, done = run(tmp_path / "run", method, data, **{"rounds": 1, "local-epochs": 3, "test-on": "local"})
+    reasons = {failure["reason"] for row in done.history for failure in row["failures"]}
+    message = (
+        "the client's classes are ant, bee, dog, but the others' are ant, bee, cat: give all clients the same classes"
+    )
+    assert reasons == ({message} if refused else set())
