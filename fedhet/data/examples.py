@@ -85,7 +85,7 @@ class PublicDataset:
 
     inputs: Tensor
     labels: Tensor | None = None
-    names: Names = field(default_factory=dict)
+    names: Names = field(default_factory=dict, kw_only=True)
 
     @classmethod
     def of(cls, *given: Tensor) -> "PublicDataset":

@@ -50,7 +50,7 @@ WHOLE = "whole"
 MOST_PARTITIONS = 100_000
 """Largest number of partitions of the data, and so of simulated clients."""
 MOST_ARRAYS = 2**15  # largest number of arrays that a client may share with the server
-MOST_NAMES = 2**20  # largest number of characters in the names of a client's classes and columns
+MOST_NAMES, MOST_LISTS = 2**20, 64  # largest numbers of characters and lists in the names of classes and columns
 MOST_WEIGHT = 1e18  # largest accepted weight of a client's metric, such as a number of predictions
 
 FURTHER, EVALUATED, MOST_FURTHER = "own.", "evaluated.", 1024
@@ -201,10 +201,12 @@ def names_text(names: Mapping[str, Sequence[str]]) -> str:
 
 @lru_cache(maxsize=16)
 def names_in(text: str) -> Names:
-    """Return the names in a text that `names_text` wrote; raise a WireError if one is not printable."""
-    lists = [line.split("\t") for line in text.split("\n")] if text else []
-    if not all(name.isprintable() for listed in lists for name in listed):
-        raise WireError("the client's names of classes and columns must be printable: rename them")
+    """Return the names in a text that `names_text` wrote; raise a WireError if it did not write the text."""
+    lines = text.split("\n") if text else []
+    lists = [line.split("\t") for line in lines[: MOST_LISTS + 1]]
+    long = len(lines) > MOST_LISTS or any(len(line) > MOST_NAMES / 4 + LONGEST for line in lines)
+    if long or not all(name.isprintable() for listed in lists for name in listed):
+        raise WireError("the client's names of classes and columns are too many or not printable: rename them")
     return {kind: tuple(listed) for kind, *listed in lists}
 
 
