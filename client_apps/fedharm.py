@@ -67,6 +67,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
             client.optimisation(1 if request.closing else -1, 2),
             steps=settings.public_steps,
             examples=Examples(inputs, labels),
+            public=True,
             terms=() if target is None else (self._towards(target),),
             task_weight=1.0 if settings.divide else settings.alpha,
             continues=True,

@@ -55,8 +55,10 @@ class Scores(ClientSide[Q]):
         if "mean" not in arrays:
             return []
         rows = self._rows(arrays["rows"])
-        examples, term = Examples(rows, unpack(arrays["mean"]).to(rows.device)), Term(match, distance=self.distance)
-        return [Phase(epochs, self.client.optimisation(), examples=examples, terms=(term,), task_weight=0.0)]
+        examples = Examples(rows, unpack(arrays["mean"]).to(rows.device))
+        terms = (Term(match, distance=self.distance),)
+        how = self.client.optimisation()
+        return [Phase(epochs, how, examples=examples, public=True, terms=terms, task_weight=0.0)]
 
     def _rows(self, arrays: Arrays) -> Tensor:
         return public_rows(arrays, self.client.public.inputs)
@@ -89,7 +91,7 @@ class FedMD(Scores[FedMDOptions]):
         if begins and settings.public_epochs:
             assert client.public.labels is not None  # as the traits say
             public = Examples(client.public.inputs, client.public.labels)
-            phases.append(Phase(settings.public_epochs, client.optimisation(), examples=public))
+            phases.append(Phase(settings.public_epochs, client.optimisation(), examples=public, public=True))
         phases += self.digest(payload, settings.digest_epochs)
         phases.append(Phase((begins and settings.private_epochs) or client.request.epochs, client.optimisation()))
         return self.in_turn(phases)

@@ -66,20 +66,33 @@ class ByClass(ClientSide[P]):
         return row_of
 
     def end(self, payload: Payload) -> Payload:
-        train = self.client.data.train
-        batches = [(self._vectors_of(inputs), labels) for inputs, labels in train.batches(BATCH)]
-        vectors, labels = map(torch.cat, zip(*batches, strict=True))
-        classes, rows, counts = labels.unique(return_inverse=True, return_counts=True)
-        sums = vectors.new_zeros(len(classes), vectors.shape[1]).index_add_(0, rows, vectors)
-        enough = counts >= self.client.least
+        classes, means, counts = self._noisy_means() if self.client.privacy else self._means()
+        enough = counts >= max(self.client.least, 1)
         if few := classes[~enough].tolist():
             log.warning(
                 "client %s does not send the means of classes %s, since it has fewer than %d examples of each "
                 "(min-examples)",
                 *(self.client.name, few, self.client.least),
             )
-        means = {"means": (sums / counts[:, None]).float(), "classes": classes, "counts": counts}
-        return Payload({"prototypes": to_arrays({name: of_all[enough] for name, of_all in means.items()})})
+        sent = {"means": means.float(), "classes": classes, "counts": counts}
+        return Payload({"prototypes": to_arrays({name: of_all[enough] for name, of_all in sent.items()})})
+
+    def _means(self) -> tuple[Tensor, Tensor, Tensor]:
+        train = self.client.data.train
+        batches = [(self._vectors_of(inputs), labels) for inputs, labels in train.batches(BATCH)]
+        vectors, labels = map(torch.cat, zip(*batches, strict=True))
+        classes, rows, counts = labels.unique(return_inverse=True, return_counts=True)
+        sums = vectors.new_zeros(len(classes), vectors.shape[1]).index_add_(0, rows, vectors)
+        return classes, sums / counts[:, None], counts
+
+    def _noisy_means(self) -> tuple[Tensor, Tensor, Tensor]:
+        client, train = self.client, self.client.data.train
+        assert client.privacy is not None
+        size = client.optimisation().batch_size
+        sums, counts = client.privacy.class_sums(self._vectors_of, train, client.outputs, size)
+        counts = counts.clamp_min(0)
+        scaled = counts * (len(train) / counts.sum().clamp_min(1))  # the number of all examples is public
+        return torch.arange(len(counts), device=sums.device), sums / counts.clamp_min(1)[:, None], scaled.long()
 
     def _vectors_of(self, inputs: Tensor | LazyInputs) -> Tensor:
         vectors = self.client.read(inputs, until=self.client.representation if self.of_phi else None)
@@ -141,7 +154,7 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
         """Return the arguments of `ByPrototype` if the client predicts by prototypes; else {}."""
         data, by = self.client.data, self.options.predict
         chosen = torch.full_like(self.classes, by != "head", dtype=torch.bool)
-        if by == "prototype":
+        if by == "prototype" and not self.client.privacy:  # which classes the client has is private
             chosen = torch.isin(self.classes, data.train.labels)
         if not chosen.any():
             return {}

@@ -33,6 +33,10 @@ app = typer.Typer(
 )
 
 
+node = typer.Typer(help="Commands for the owner of a node.", no_args_is_help=True)
+app.add_typer(node, name="node")
+
+
 def main() -> None:
     """Entry point of the `fedhet` command."""
     open_streams()
@@ -192,6 +196,20 @@ def clean(
             typer.echo(printable(f"removed {path}"))
         if not removed:
             typer.echo(printable(f"nothing is removed: {home} has nothing that was not written to for {days:g} days"))
+
+
+@node.command()
+def accept_data(
+    name: Annotated[str, typer.Argument(help="The client's name: `name` or `partition-id` of the node config.")],
+    state_dir: Annotated[Path | None, arguments.place("The node's state; by default ~/.fedhet/state.")] = None,
+) -> None:
+    """Let a node train on other examples or another split from its next run on; secret and privacy account stay."""
+    with _errors(everything_is_input=True):
+        from fedhet.client.secret import NodeSecret
+
+        NodeSecret.accept(state_folder(state_dir or "", ""), name)
+        typer.echo(printable(f"the next run of {name} stores its examples and split"))
+        typer.echo("without dp-noise, differences to runs before it can disclose the examples that changed")
 
 
 @app.command("list")

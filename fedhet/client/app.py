@@ -20,8 +20,8 @@ from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError, UserCodeError, WriteError
 from fedhet.flower import ClientApp, Context, Message, MessageType
 from fedhet.flower.grid import ANSWER_ALL
-from fedhet.flower.insides import failure, filled
-from fedhet.flower.messages import decode, write_refusal, write_reply
+from fedhet.flower.insides import failure, filled, from_bytes, to_bytes
+from fedhet.flower.messages import decode, identity, write_refusal, write_reply
 from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import LostState, Payload, Reply, Report, WireError, spec_of
 from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, names_text, public_dataset_in
@@ -145,11 +145,20 @@ class Answers:
                 if self._clipping:
                     specs = [spec_of(job.side.shared())]
                     check_one_model("a mod of Flower's", info.config.method_name, job.side.traits, specs)
-                answered = yield from answer(job)
-                reply = self._reply(job, policy.outgoing(answered, job.side), info)
-                record = write_reply(reply, flower=request.flower or self._flower)
-                filled(record, {name: each for name, each in job.records.items() if name not in record})
-                outcome = f"sent {policy.account(reply, job.side)}" if policy.deployed else "sent"
+                sent, account = None, job.account if message.metadata.message_type == MessageType.TRAIN else None
+                if account and job.client.privacy:
+                    number = identity(message.content)
+                    job.client.privacy.stream, sent = account.begin(number)
+                if sent is None:
+                    answered = yield from answer(job)
+                    reply = self._reply(job, policy.outgoing(answered, job.side), info)
+                    record = write_reply(reply, flower=request.flower or self._flower)
+                    filled(record, {name: each for name, each in job.records.items() if name not in record})
+                    outcome = f"sent {policy.account(reply, job.side)}" if policy.deployed else "sent"
+                    if account:
+                        account.answer(number, to_bytes(record))
+                else:
+                    record, outcome = from_bytes(sent), "sent the reply to the same message again"
             if job.client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()
         except Exception as raised:  # elsewhere Flower would tell the server what was raised
@@ -201,7 +210,7 @@ class Answers:
         if client.request.question == HANDSHAKE:
             self._introduce(job, report, info)
         report.note = "; ".join(job.remarks)
-        if report.note and policy.deployed:  # it was found with the client's examples
+        if report.note and (policy.deployed or policy.noise):  # it was found with the client's examples
             log_once(self, f"client {client.name}: {report.note}")
             report.note = ""
         if client.request.question == HANDSHAKE and not policy.tells_metrics:
@@ -227,7 +236,8 @@ class Answers:
         client = job.client
         report.metric, report.own_data = client.task.metric, client.own_data
         report.common_test = not client.own_data or bool(client.data.common)
-        if client.own_data and client.data.common and client.config.test_on != "local" and job.policy.tells_metrics:
+        evaluates = job.policy.tells_metrics and not job.policy.noise
+        if client.own_data and client.data.common and client.config.test_on != "local" and evaluates:
             report.common = client.store.beginning()[PARTS["common"]]
         if client.config.batch_norm != "aggregate":
             report.normalised = "statistic" in {*kinds_of(client.model).values(), *job.side.kinds.values()}

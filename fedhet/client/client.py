@@ -23,7 +23,7 @@ from fedhet.models.copies import Kind, Start, kinds_of, storage_place
 from fedhet.models.representation import ROWS_AT_ONCE, Representation, in_precision
 from fedhet.tasks import Task
 from fedhet.training import BATCH, Loss, Optimisation, Phase, Privacy, Trained, learning_rate, read, reestimate
-from fedhet.utils.randomness import derive_seed, torch_generator
+from fedhet.utils.randomness import SecretStream, derive_seed, torch_generator
 
 P = TypeVar("P", bound=Options)
 
@@ -129,6 +129,12 @@ class Client:
     def generator(self, *purpose: object) -> torch.Generator:
         """Return a random generator whose seed depends on `purpose` (strings or numbers), the client and the round."""
         return torch_generator(self.root, *purpose, self.name, self.request.round)
+
+    def order(self, *purpose: object) -> SecretStream | None:
+        """Return the secret stream for a `purpose` that depends on the client and the round; None without a secret."""
+        if self.secret is None:
+            return None
+        return SecretStream.of(self.secret, self.config.seed, *purpose, self.name, self.request.round)
 
     def optimisation(self, part: int = 0, parts: int = 1) -> Optimisation:
         """Return the round's optimiser settings; a closing round, after the last round, has the last round's settings.

@@ -1,6 +1,5 @@
 """Creates the client for a message: its network, data and task, and the method's client side."""
 
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from fedhet.algorithms.graphs import PermutationGroups, Submodel
 from fedhet.client.client import Client
 from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
 from fedhet.client.policy import Policy
-from fedhet.client.secret import DELTA, NodeSecret
+from fedhet.client.secret import NodeSecret
 from fedhet.client.state import ClientStore, start
 from fedhet.client.work import Job, Loop
 from fedhet.config import client_setup, user_functions
@@ -80,7 +79,8 @@ class Clients:
         # More threads than cores over all clients of a host slow every one of them down a hundredfold.
         if torch.get_num_threads() != (threads := min(config.threads_per_client, cores())):
             torch.set_num_threads(threads)
-        device, secret = device_of(config.device), self._secret_of(info) if policy.keeps_secret else None
+        device = device_of(config.device)
+        secret = self._secret_of(info, alone=not policy.deployed) if policy.keeps_secret else None
         data = self._data_of(info, device)
         if len(data.train) == 0:
             raise DataError("the client has no training examples: give it at least one, or leave it out of the run")
@@ -112,7 +112,9 @@ class Clients:
                 store=ClientStore(config.state_dir, request.run, request.called or info.name),
                 least=policy.least,
                 secret=secret.seed if secret else None,
-                privacy=_privacy(info.name, secret, policy, checked.task, network.representation.model),
+                privacy=_privacy(
+                    info.name, secret, policy, checked.task, network.representation.model, len(data.train)
+                ),
                 outputs=checked.outputs,
                 part=network.part,
                 starts=network.starts,
@@ -120,7 +122,7 @@ class Clients:
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
             build, redraw = partial(self._build, info, part=network.part), partial(self._redraw, info, client)
-            job = Job(side, payload, policy, build, redraw, loop)
+            job = Job(side, payload, policy, build, redraw, loop, account=secret if policy.noise else None)
             for note in (checked.note, data.note) if request.question == HANDSHAKE else ():
                 job.say(note)
             if info.name not in self._checked and self._data and request.question != HANDSHAKE:
@@ -139,8 +141,11 @@ class Clients:
                 cache.clear()
             resident.cache_clear()
 
-    def _secret_of(self, info: ClientInfo) -> NodeSecret:
-        """Return the secret seed of the client's node; raise `Refused` if the node's first run used other examples."""
+    def _secret_of(self, info: ClientInfo, *, alone: bool = False) -> NodeSecret:
+        """Return the secret seed of the client's node; raise `Refused` if the node's first run used other examples.
+
+        If `alone`, as in a simulation, the client has a privacy account of its own.
+        """
         config, flat = info.config, info.config.flat()
         replaced = {key for key, spec in fields_of(Config).items() if self._data and spec.metadata["replaced_by"]}
         about = {*keys_about("data")} - replaced - {*keys_that("path")}
@@ -148,7 +153,7 @@ class Clients:
         files = OWN if self._data else config.dataset.partition("-")[0]  # `cifar10-fedharm` has the files of `cifar10`
         # Flower's node id changes when a node is registered anew, and is no name for what must last.
         name = "node" if info.partition_id is None and "name" not in info.node_config else info.name
-        secret = NodeSecret(state_folder(config.state_dir, ""), name, files)
+        secret = NodeSecret(state_folder(config.state_dir, name if alone else ""), name, files)
         secret.keep({key: flat[key] for key in sorted(about)} | split)
         return secret
 
@@ -242,7 +247,9 @@ class Clients:
             ) from error
 
 
-def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, model: nn.Module) -> Privacy | None:
+def _privacy(
+    name: str, secret: NodeSecret | None, policy: Policy, task: Task, model: nn.Module, examples: int
+) -> Privacy | None:
     if not policy.noise or secret is None:
         return None
     for layer, module in model.named_modules():
@@ -257,10 +264,15 @@ def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, m
             "own loss: leave them out"
         )
 
-    def spend(rate: float, steps: int) -> float:
-        epsilon = secret.spend(policy.noise, rate, steps, policy.budget)
-        log.info("client %s: privacy: epsilon = %.4g at delta = %g over all its runs", name, epsilon, DELTA)
+    delta = policy.delta or 1 / (10 * examples)
+
+    def spend(noise: float, rate: float, steps: int) -> float:
+        epsilon = secret.spend(noise, rate, steps, policy.budget, delta)
+        log.info(
+            "client %s: privacy: epsilon = %.4g at delta = %.4g over all runs of the node, for replacing one training "
+            "example by a blank one; the number of examples is public",
+            *(name, epsilon, delta),
+        )
         return epsilon
 
-    # Drawn anew for each message: a server that repeats a round with other weights could subtract equal noise.
-    return Privacy(policy.noise, policy.clip, spend, torch.Generator().manual_seed(secrets.randbits(62)))
+    return Privacy(policy.noise, policy.clip, spend)

@@ -32,8 +32,8 @@ from fedhet.utils.machine import out_of_memory, proof
 from fedhet.utils.statistics import Metric
 from fedhet.utils.text import log
 
-TRAINED = frozenset({"weights", "hypernetwork", "features", "descriptors", "posteriors", METRICS, STRUCTURE})
-# Kinds of values that depend on training examples only through a trained network, unless `Traits.sums_examples` is set.
+NOISY = frozenset({*KINDS} - {"statistics", "prototypes"} | {STRUCTURE})
+"""Kinds of values that depend on training examples only through a network, whose training gets noise (`dp-noise`)."""
 
 LEAST = 10
 """Default of `min-examples`, the minimum number of examples behind every number sent, if `Policy.deployed` is set."""
@@ -56,6 +56,7 @@ class Policy:
         noise: standard deviation of the noise in differentially private training, as a multiple of `clip`; else 0.
         clip: largest norm of an example's gradient in differentially private training.
         budget: largest epsilon of all the node's runs together, beyond which it refuses to train.
+        delta: the delta of epsilon; None for 1 / (10 n), where n is the number of training examples.
     """
 
     allowed: frozenset[str] | None = None
@@ -64,6 +65,7 @@ class Policy:
     noise: float = 0.0
     clip: float = 0.0
     budget: float = math.inf
+    delta: float | None = None
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], *, deployed: bool) -> "Policy":
@@ -76,12 +78,13 @@ class Policy:
         least = int(number_in(node_config, "min-examples", LEAST if deployed else 1, at_least=1, whole=True))
         noise, clip = (number_in(node_config, key, 0.0) for key in ("dp-noise", "dp-clip"))
         budget = number_in(node_config, "dp-epsilon", math.inf)
-        if (noise > 0) != (clip > 0) or (budget < math.inf and not noise):
+        delta = number_in(node_config, "dp-delta", 1.0, at_most=1) if "dp-delta" in node_config else None
+        if (noise > 0) != (clip > 0) or (not noise and {"dp-epsilon", "dp-delta"} & node_config.keys()):
             raise ConfigError(
                 "the node config has only some of the settings for differential privacy: set both dp-noise and "
-                "dp-clip, or remove dp-noise, dp-clip and dp-epsilon"
+                "dp-clip, or remove dp-noise, dp-clip, dp-epsilon and dp-delta"
             )
-        return cls(allowed, least, deployed, noise, clip, budget)
+        return cls(allowed, least, deployed, noise, clip, budget, delta)
 
     @property
     def tells_metrics(self) -> bool:
@@ -100,7 +103,7 @@ class Policy:
                 "this node allows nothing to be sent (allow = '' in its node config), so it cannot take part in a run: "
                 "set allow to the kinds of values that may be sent, such as allow = 'weights,metrics'"
             )
-        self._check(method, traits.kinds, sums_examples=traits.sums_examples)
+        self._check(method, traits.kinds, noisy_sums=traits.noisy_sums)
 
     def check_shared(self, side: AnySide) -> None:
         """Raise `Refused` if the client shares arrays of a kind that the key `allow` of its node config lacks."""
@@ -130,7 +133,7 @@ class Policy:
         if self.allowed is not None or self.noise:
             kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
             kinds |= {side.traits.sends.get(name, f"an undeclared kind ({name})") for name in payload.values}
-            self._check(side.client.config.method_name, kinds)
+            self._check(side.client.config.method_name, kinds, noisy_sums=side.traits.noisy_sums)
         values = {}
         for name, value in payload.values.items():
             if side.traits.sends.get(name) != METRICS:
@@ -188,7 +191,7 @@ class Policy:
         log.error("client %s failed", client, exc_info=error)
         return "the client failed; the reason is in its node's log, since it could disclose data"
 
-    def _check(self, method: str, kinds: Collection[str], *, sums_examples: bool = False, remedy: str = "") -> None:
+    def _check(self, method: str, kinds: Collection[str], *, noisy_sums: bool = False, remedy: str = "") -> None:
         allowed = kinds if self.allowed is None else self.allowed
         if refused := sorted({*kinds} - {METRICS, STRUCTURE, *allowed}):
             remedy = (refused == ["statistics"] and remedy) or "choose another method"
@@ -197,10 +200,10 @@ class Policy:
                 f"this node allows only {out} to be sent (allow in its node config), but {method} sends "
                 f"{sent}: {remedy}"
             )
-        if self.noise and (sums_examples or not TRAINED.issuperset(kinds)):
+        if self.noise and {*kinds} - NOISY - ({"prototypes"} if noisy_sums else set()):
             raise Refused(
                 f"this node trains with differential privacy (dp-noise), but {method} also sends means or numbers of "
-                "the client's examples: choose another method, such as fedavg, fedrep or fedhenn"
+                "the client's examples that get no noise: choose another method, such as fedavg, fedrep or fedhenn"
             )
 
 

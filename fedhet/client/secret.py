@@ -8,10 +8,13 @@ the same examples in all runs. Any linear combination of updates is then a sum o
 
 import json
 import secrets
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import torch
 from torch import Tensor
@@ -20,30 +23,39 @@ from fedhet.data import ClientData
 from fedhet.data.examples import digest
 from fedhet.errors import ConfigError, FedhetError, Refused, damage, in_words
 from fedhet.tasks import Outputs
-from fedhet.utils.files import file_name, locked, write_text
-from fedhet.utils.randomness import torch_generator
+from fedhet.utils.files import file_name, locked, write_text, write_whole
+from fedhet.utils.randomness import SecretStream, permutation
 from fedhet.utils.statistics import grouped
 from fedhet.utils.text import log
 
 DELTA = 1e-5
-"""The delta of differential privacy at which epsilon is computed."""
+"""Default of the delta of differential privacy at which epsilon is computed."""
+
+LARGEST_EPSILON = 1e9  # an epsilon beyond this is no privacy
 
 FOLDER = "nodes"  # folder in a node's `state-dir` with a file for each client
+ACCOUNT = "account.json"  # file in a node's `state-dir` with the privacy budget that all its clients have spent
 
 
 class NodeSecret:
     """The secret seed of a client and the settings that choose its examples, stored in `state-dir`/nodes/NAME.json.
 
-    The attribute `seed` is the seed of all random streams that decide which private examples are in which training
-    step. The argument `data` is the name of the data set. Raises a FedhetError if the file is damaged.
+    The privacy budget that all clients of the node have spent together is in `state-dir`/account.json, since two names
+    can have the same examples. The attribute `seed` is the seed of all streams that decide which private examples are
+    in which training step. The argument `data` is the name of the data set. Raises a FedhetError if a file is damaged.
     """
 
     def __init__(self, state_folder: Path, client: str, data: str) -> None:
-        self._path, self._client, self._data = state_folder / FOLDER / f"{file_name(client)}.json", client, data
+        self._path = state_folder / FOLDER / f"{file_name(client)}.json"
+        self._account = state_folder / ACCOUNT
+        self._reply = self._path.with_suffix(".reply")
+        self._client = client
+        self._data = data
+        self._repeated = 0  # number of charges of the open message that were made again
         with locked(self._path.parent, wait=True):
             if not self._path.is_file():
-                log.info("client %s: its new secret seed and privacy budget are stored in %s", client, self._path)
-                self._write({"seed": secrets.randbits(62), "examples": {}, "spent": []})
+                log.info("client %s: its new secret seed is stored in %s", client, self._path)
+                self._write({"seed": secrets.randbits(256), "examples": {}})
             self.seed = int(self._read()["seed"])
 
     def keep(self, choice: Mapping[str, Any]) -> None:
@@ -58,29 +70,76 @@ class NodeSecret:
             if changed := [key for key, value in choice.items() if kept.get(key, value) != value]:
                 raise Refused(
                     f"this node must use the same examples as in its first run with {self._data}, but {changed[0]} has "
-                    f"changed: restore {changed[0]} in the run or in the node config, or let the node's owner remove "
-                    f"{FOLDER}/{self._path.name} in the node's state-dir"
+                    f"changed ({FOLDER}/{self._path.name}): restore {changed[0]} in the run or in the node config, or "
+                    f"let the node's owner run fedhet node accept-data {shlex.quote(self._client)}, which keeps the "
+                    "privacy account"
                 )
             if not choice.keys() <= kept.keys():
                 kept.update(choice)
                 self._write(content)
 
-    def spend(self, noise: float, rate: float, steps: int, budget: float) -> float:
+    @classmethod
+    def accept(cls, state_folder: Path, client: str) -> None:
+        """Forget the settings that choose a client's examples, so that its next run stores new ones."""
+        names = sorted(unquote(path.stem) for path in state_folder.glob(f"{FOLDER}/*.json"))
+        if client not in names:
+            there = ", ".join(names) or "none"
+            raise ConfigError(f"{state_folder} has no client {client} (there: {there}): give the node's --state-dir")
+        node = cls(state_folder, client, "")
+        with locked(node._path.parent, wait=True):
+            node._write(node._read() | {"examples": {}})
+
+    def begin(self, message: str) -> tuple[SecretStream, bytes | None]:
+        """Begin a training message (its digest): return the stream of its noise, and the reply if there was one.
+
+        A message that was not answered, since the node was stopped or failed, has the same noise and charges again.
+        """
+        self._repeated = 0
+        with locked(self._path.parent, wait=True):
+            content = self._reply.read_bytes() if self._reply.is_file() else b""
+            if content.startswith(f"{message}\n".encode()):
+                return SecretStream(), content.partition(b"\n")[2]
+            account = self._read(self._account)
+            begun = account["open"].get(self._client, {})
+            if begun.get("message") != message:
+                begun = {"message": message, "key": secrets.token_hex(32), "charges": []}
+                account["open"][self._client] = begun
+                self._write(account, self._account)
+        return SecretStream(bytes.fromhex(begun["key"])), None
+
+    def answer(self, message: str, reply: bytes) -> None:
+        """Store the reply to a message, so that the same message gets the same reply and no second noise."""
+        content = f"{message}\n".encode() + reply
+        with locked(self._path.parent, wait=True):
+            write_whole(self._reply, lambda path: path.write_bytes(content))
+            account = self._read(self._account)
+            account["open"].pop(self._client, None)
+            self._write(account, self._account)
+
+    def spend(self, noise: float, rate: float, steps: int, budget: float, delta: float = DELTA) -> float:
         """Charge `steps` of differentially private training to the node's budget; return epsilon over all its runs.
 
         `noise` is the noise multiplier, `rate` the probability of each example to be in a step, and `budget` the
-        largest epsilon. The charge is stored before training, so that lost and repeated work counts, too. Raises
+        largest epsilon at `delta`. The charge is stored before training, so that lost work counts, too. Raises
         `Refused`, and charges nothing, if epsilon would exceed the budget.
         """
+        charge = [noise, rate, steps]
         with locked(self._path.parent, wait=True):
-            content = self._read()
-            spent = [*content["spent"], [noise, rate, steps]]
-            if (epsilon := epsilon_of(spent)) > budget:
+            account = self._read(self._account)
+            charges = account["open"].get(self._client, {}).get("charges", [])
+            again = charges[self._repeated : self._repeated + 1] == [charge]
+            spent = account["spent"] if again else [*account["spent"], charge]
+            epsilon = epsilon_of(spent, delta)
+            if not again and not epsilon <= min(budget, LARGEST_EPSILON):
+                limit = f"dp-epsilon = {budget:g}" if budget < LARGEST_EPSILON else f"{LARGEST_EPSILON:g}"
                 raise Refused(
-                    f"this node's privacy budget is spent: epsilon would be {epsilon:.4g} at delta = {DELTA:g}, but is "
-                    f"limited to dp-epsilon = {budget:g}; leave the node out, or let its owner raise dp-epsilon"
+                    f"this node's privacy budget is spent: epsilon would be {epsilon:.4g} at delta = {delta:.4g}, but "
+                    f"is limited to {limit}; leave the node out, or let its owner raise dp-noise or dp-epsilon"
                 )
-            self._write(content | {"spent": spent})
+            if not again:
+                charges.append(charge)
+                self._write(account | {"spent": spent}, self._account)
+            self._repeated += 1
         return epsilon
 
     def grouped(self, data: ClientData, least: int, outputs: Outputs) -> ClientData:
@@ -93,7 +152,7 @@ class NodeSecret:
         labels = data.train.labels
         self.keep({"min-examples": least, "training labels": digest(labels)})
         by_class = outputs.places == "one" and outputs.meaning != "numbers"
-        groups = groups_of(labels, least, torch_generator(self.seed, "groups"), by_class=by_class)
+        groups = groups_of(labels, least, SecretStream.of(self.seed, "groups"), by_class=by_class)
         if left := len(labels) - sum(map(len, groups)):
             log.warning(
                 "client %s: %d training examples are left out of training, since their classes have fewer than %d "
@@ -106,45 +165,64 @@ class NodeSecret:
         places = tuple(torch.searchsorted(rows, group) for group in groups)
         return replace(data, train=replace(data.train.subset(rows.cpu()), groups=places))
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, path: Path | None = None) -> dict[str, Any]:
+        path = path or self._path
+        if path == self._account and not path.is_file():
+            return {"spent": [], "open": {}}
         try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
-            spent = [[float(noise), float(rate), int(steps)] for noise, rate, steps in content.get("spent", [])]
-            return {"seed": int(content["seed"]), "examples": dict(content["examples"]), "spent": spent}
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if path == self._account:
+                spent = [[float(noise), float(rate), int(steps)] for noise, rate, steps in content["spent"]]
+                return {"spent": spent, "open": dict(content["open"])}
+            return {"seed": int(content["seed"]), "examples": dict(content["examples"])}
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-            why = in_words(error) if isinstance(error, OSError) else damage(error)
-            raise FedhetError(f"{self._path} is damaged: {why}; restore it from a backup, or remove it") from error
+            reason = in_words(error) if isinstance(error, OSError) else damage(error)
+            raise FedhetError(f"{path} is damaged: {reason}; restore it from a backup, or remove it") from error
 
-    def _write(self, content: Mapping[str, Any]) -> None:
-        write_text(self._path, json.dumps(content))
-        self._path.chmod(0o600)
+    def _write(self, content: Mapping[str, Any], path: Path | None = None) -> None:
+        path = path or self._path
+        write_text(path, json.dumps(content))
+        path.chmod(0o600)
 
 
-def epsilon_of(spent: Iterable[Sequence[float]]) -> float:
-    """Return epsilon at `DELTA` for steps of the Gaussian mechanism with Poisson sampling.
+def epsilon_of(spent: Iterable[Sequence[float]], delta: float = DELTA) -> float:
+    """Return epsilon at `delta` for steps of the Gaussian mechanism with Poisson sampling.
 
     `spent` has a tuple (noise multiplier, sampling rate, number of steps) for each training. The neighbouring relation
-    is adding or removing one example. Raises a ConfigError if the package dp-accounting is missing.
+    is replacing one example by a blank one, whose gradient is zero (`REPLACE_SPECIAL`), so the number of examples is
+    public. Raises a ConfigError if the package dp-accounting is missing.
     """
+    steps_of = grouped(((noise, rate), int(steps)) for noise, rate, steps in spent)  # rounds are mostly alike
+    return _epsilon(tuple((noise, rate, sum(steps)) for (noise, rate), steps in steps_of.items()), delta)
+
+
+@lru_cache(maxsize=8)
+def _epsilon(spent: tuple[tuple[float, float, int], ...], delta: float) -> float:
     try:
-        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-        from dp_accounting.rdp import RdpAccountant
+        from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
+        from dp_accounting.pld import PLDAccountant
     except ImportError as error:
         raise ConfigError("dp-noise needs the missing package dp-accounting: pip install 'fedhet[dp]'") from error
-    accountant = RdpAccountant(orders=(*range(2, 65), 128, 256, 512))  # its formula does not converge for some others
-    steps_of = grouped(((noise, rate), int(steps)) for noise, rate, steps in spent)  # rounds are mostly alike
-    for (noise, rate), steps in steps_of.items():
-        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), sum(steps))
-    return float(accountant.get_epsilon(DELTA))
+    # A step's privacy loss is about as large as this; a grid that is too fine for it needs too much memory.
+    loss = max((2 / noise / noise + 20 / noise for noise, _, _ in spent), default=0.0)
+    if loss > LARGEST_EPSILON:
+        return loss
+    interval = max(1e-4, 1e-5 * loss)
+    accountant = PLDAccountant(NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=interval)
+    for noise, rate, steps in spent:
+        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps)
+    return float(accountant.get_epsilon(delta))
 
 
-def groups_of(labels: Tensor, least: int, generator: torch.Generator, *, by_class: bool) -> tuple[Tensor, ...]:
+def groups_of(
+    labels: Tensor, least: int, source: torch.Generator | SecretStream, *, by_class: bool
+) -> tuple[Tensor, ...]:
     """Return random groups of at least `least`, and fewer than 2 * `least`, examples, as index tensors (k,) int64.
 
     With `by_class`, all examples of a group have the same label, and labels with too few examples are left out: the
     gradient of a linear layer separates classes, so a mixed group would disclose sums over few examples.
     """
-    order = torch.randperm(len(labels), generator=generator)
+    order = permutation(len(labels), source)
     kinds = torch.zeros(len(labels), dtype=torch.int64)
     if by_class:
         kinds = torch.unique(labels.cpu(), dim=0, return_inverse=True)[1]

@@ -5,6 +5,7 @@ that round. If a client stops within a round, it repeats the round from the same
 """
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -251,7 +252,7 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
             f"{folder} has no {common.name}, but the method starts all clients from one network: set shared-init = "
             "false, so that each client starts from its own model"
         )
-    path = common if owner == "all" or not own.is_file() else own
+    path = common if owner == "all" or not os.path.isfile(own) else own  # a name may be too long for a file
     if not path.is_file():
         there = ", ".join(sorted(unquote(each.stem) for each in folder.glob("*.safetensors"))) or "none"
         raise ConfigError(

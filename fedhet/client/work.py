@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedhet.client.client import AnySide, Client
 from fedhet.client.policy import Policy
+from fedhet.client.secret import NodeSecret
 from fedhet.client.state import EXAMPLE, PREDICTOR, ROUND, WIDTH
 from fedhet.config import client_setup
 from fedhet.data import Examples, resident
@@ -24,7 +25,7 @@ from fedhet.models.representation import isolated
 from fedhet.tasks import LARGEST
 from fedhet.training import Computation, Evaluation, Phase, Training
 from fedhet.utils.inputs import for_each, parts_of
-from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.utils.randomness import SecretStream, derive_seed, seed_everything, torch_generator
 from fedhet.utils.text import log
 
 T = TypeVar("T")
@@ -63,7 +64,9 @@ class Job:
         weight: the client's weight from the user's own train function; 0 for the number of training examples.
         records: records by name that the user's own train function adds to its reply, for hooks of a user's strategy.
         remarks: messages for the server's log.
-        batches: the random generator for the order of examples.
+        account: the node's secret, whose privacy account training is charged to; None without `dp-noise`.
+        batches: the random generator for the order of examples and augmentation.
+        order: the secret stream for the order of examples, if the node has a secret; else None.
     """
 
     side: AnySide
@@ -82,11 +85,14 @@ class Job:
     weight: float = 0.0
     records: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    account: NodeSecret | None = None
     batches: torch.Generator = field(init=False)
+    order: SecretStream | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.client: Client = self.side.client
         self.batches = self.client.generator("batches")
+        self.order = self.client.order("batches")
 
     def say(self, remark: str) -> None:
         """Add a remark for the server's log, unless it was added before."""
@@ -119,9 +125,9 @@ def train(job: Job) -> ClientWork[Payload]:
         job.loop.train(job)
     yield from run_phases(job, phases, client.seed("dropout"))
     seed_everything(client.seed("end"))
+    reply = side.end(job.payload)
     if client.privacy:
         job.further["epsilon"] = client.privacy.epsilon
-    reply = side.end(job.payload)
     if client.request.evaluate:
         yield from measure(job, "trained")
     keep(job)
@@ -156,7 +162,7 @@ def join(job: Job) -> ClientWork[Payload]:
     is evaluated before the first epoch and after each epoch; `job.measured` gets the results, and the payload is empty.
     """
     client, config = job.client, job.client.config
-    if not job.policy.tells_metrics:
+    if not job.policy.tells_metrics or client.privacy:
         return Payload()
     rates = {"received": config.unseen_learning_rate or config.learning_rate, "scratch": config.learning_rate}
     for start in reversed(STARTS):  # the received network may have other widths
@@ -168,6 +174,7 @@ def join(job: Job) -> ClientWork[Payload]:
             job.side.begin(job.payload)
         client.reestimate()
         job.batches = torch_generator(client.root, "newcomer", client.name)
+        job.order = client.order("newcomer")
         for epoch in range(config.unseen_epochs + 1):
             if epoch:
                 seed = derive_seed(client.root, "newcomer dropout", client.name, epoch)
@@ -233,9 +240,10 @@ def run_phases(job: Job, phases: Iterable[Phase], seed: int) -> ClientWork[None]
             task=client.task,
             prepare=client.prepare,
             generator=job.batches,
+            order=job.order,
             seed=derive_seed(seed, number) if number else seed,
             before=client.trained,
-            privacy=client.privacy,
+            privacy=None if phase.public else client.privacy,
             alone=any(each.continues for each in phases)
             or (client.augment is not None and phase.examples is None)
             or phase.augmented,
@@ -291,7 +299,8 @@ def measure(job: Job, when: str) -> ClientWork[None]:
     have their own seed, the same in every round, and buffers that a network changes in evaluation mode are restored.
     """
     client = job.client
-    if not job.policy.tells_metrics:
+    # Under `dp-noise`, only common test examples are evaluated, by a network that no private example has changed since.
+    if not job.policy.tells_metrics or (client.privacy and (job.loop or job.side.refine(when))):
         return
     seed_everything(derive_seed(client.root, "evaluation", client.name))
     with isolated(client.model):
@@ -302,21 +311,25 @@ def measure(job: Job, when: str) -> ClientWork[None]:
         if not (phases := job.side.refine(when)):
             return (yield from _score(job, when, outputs))
         before = {name: tensor.clone() for name, tensor in client.tensors.items()}
-        batches, trained, job.batches = job.batches, client.trained, client.generator("refinement", when)
+        batches, order, trained = job.batches, job.order, client.trained
+        job.batches = client.generator("refinement", when)
+        job.order = client.order("refinement", when)
         yield from run_phases(job, phases, client.seed("refinement dropout", when))
         yield from _score(job, when, outputs)
         if when == job.side.traits.scored:
             job.scored = {name: tensor.clone() for name, tensor in job.side.personal().items()}
-        job.batches, client.trained = batches, trained
+        job.batches = batches
+        job.order = order
+        client.trained = trained
         load_state(client.model, before)
 
 
 def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> ClientWork[None]:
     client = job.client
-    sets = {"": client.data.test} if client.config.test_on != "global" else {}
+    sets = {"": client.data.test} if client.config.test_on != "global" and not client.privacy else {}
     if client.config.test_on != "local" and (common := _common(job, when)) is not None:
         sets["common-"] = common
-    if client.config.validation and client.data.validation is not None:
+    if client.config.validation and client.data.validation is not None and not client.privacy:
         sets["validation-"] = client.data.validation
     for prefix, examples in sets.items():
         if not enough(job, len(examples), f"{prefix}{when}"):
@@ -360,7 +373,7 @@ def _common(job: Job, when: str) -> Examples | None:
     if when in ("received", "trained") and when != traits.scored:
         return None
     if client.own_data:
-        return client.data.common
+        return client.data.common if client.privacy is None else None
     if when == "received" and _shares_all(job.side):
         return None
     return resident(client_setup.dataset_of(client.config).test, client.device)

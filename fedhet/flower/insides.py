@@ -12,6 +12,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import update_console_handler
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.server.strategy.aggregate import aggregate_krum as aggregate_krum
 from flwr.server.strategy.aggregate import aggregate_median as aggregate_median
 from flwr.server.strategy.aggregate import aggregate_trimmed_avg as aggregate_trimmed_avg
@@ -53,6 +55,16 @@ def filled(record: R, values: Mapping[str, object]) -> R:
     """Put values by key into a Flower record and return it, without the checks and copies that Flower makes."""
     record.__dict__["_data"].update(values.items())
     return record
+
+
+def to_bytes(content: RecordDict) -> bytes:
+    """Return the bytes of a message's content; equal contents have equal bytes."""
+    return recorddict_to_proto(content).SerializeToString(deterministic=True)
+
+
+def from_bytes(content: bytes) -> RecordDict:
+    """Return a message's content from its bytes (see `to_bytes`)."""
+    return recorddict_from_proto(ProtoRecordDict.FromString(content))
 
 
 def identify(message: Message, ids: Iterator[int]) -> str:

@@ -5,11 +5,13 @@ Arrays are sent as raw bytes with dtype and shape, which takes a fifth of the ti
 checked on arrival. They are in Flower's format where Flower, its mods or a user's code read them.
 """
 
+import hashlib
 import io
 import json
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,7 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from fedhet.errors import FedhetError, WriteError
-from fedhet.flower.insides import LEGACY, NORM_BIT, array_of, filled, no_handler
+from fedhet.flower.insides import LEGACY, NORM_BIT, array_of, filled, no_handler, to_bytes
 from fedhet.messages import DTYPES, Arrays, Fields, LostState, Payload, Reply, Report, Request, WireError, by_position
 from fedhet.utils.files import plain_name
 
@@ -76,6 +78,14 @@ def read_request(record: RecordDict) -> tuple[Request, str]:
     said = Fields(dict(request), "the request")
     settings = said.text("settings", longest=2**20)
     return Request.from_json(said.text("request", longest=2**22)), settings
+
+
+def identity(content: RecordDict) -> str:
+    """Return a digest (hash) of a message's content, the same if a server that was restarted sends it again."""
+    request, _ = read_request(content)
+    said = {**content.config_records["request"], "request": repr(replace(request, here=""))}
+    others = {name: record for name, record in content.items() if name != "request"}
+    return hashlib.blake2b(repr(sorted(said.items())).encode() + to_bytes(RecordDict(others))).hexdigest()
 
 
 def write_refusal(client: str, reason: str, **flags: bool) -> RecordDict:

@@ -60,8 +60,8 @@ class Traits:
             network) or a kind that a node may refuse to send: `METRICS`, weights, statistics, features, posteriors,
             prototypes, descriptors or hypernetwork (see `KINDS`). Shared arrays are the group
             `model`, by default of kind `weights`.
-        sums_examples: clients send means over training examples or counts of them, which private training by
-            `dp-noise` does not protect, so that nodes with this key refuse the method.
+        noisy_sums: means over training examples that clients send (prototypes) get noise under `dp-noise`, by
+            `Privacy.class_sums`; otherwise nodes with this key refuse the method.
         planned: what happens in a round depends on the total number of rounds.
         predicts: by what a client predicts, as a noun phrase for reports.
         trains_network: whether clients have a trained network to save; False if they fit another classifier.
@@ -78,7 +78,7 @@ class Traits:
     serves_clients: bool = True
     other_arrays: Literal["", "mean", "entries", "whole"] = ""
     sends: Mapping[str, str] = field(default_factory=dict, hash=False)
-    sums_examples: bool = False
+    noisy_sums: bool = False
     planned: bool = False
     predicts: str = "the client's network"
     trains_network: bool = True

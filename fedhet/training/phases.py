@@ -220,7 +220,8 @@ class Term:
         captures: values to capture inside the network in each step, by their names in `Step.captured`.
         weighted: whether the function averages over examples only by `Step.mean`, so that padding is ignored.
         public: whether the function reads neither the step's examples nor what the network computes from them.
-        constants: keyword arguments of `function`; tensors (also in containers) can differ between clients.
+        constants: keyword arguments of `function`; tensors (also in containers) can differ between clients. They must
+            not depend on the client's examples, since under `dp-noise` they get no noise.
     """
 
     def __init__(
@@ -256,6 +257,7 @@ class Phase:
         terms: loss terms to add to the task's loss.
         task_weight: weight of the task's own loss; with 0, labels can be any targets that the terms need.
         examples: the examples to train on, if not the client's training examples.
+        public: whether `examples` are public, so that private training (`dp-noise`) adds no noise in this phase.
         augmented: whether batches of `examples` are augmented; must be False if terms have a target for each example.
         continues: whether to continue with the optimiser of the previous phase, which must train the same parameters.
     """
@@ -268,6 +270,7 @@ class Phase:
     terms: tuple[Loss, ...] = ()
     task_weight: float = 1.0
     examples: Examples | None = None
+    public: bool = False
     augmented: bool = False
     continues: bool = False
 

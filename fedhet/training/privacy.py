@@ -1,19 +1,44 @@
 """Example-level differential privacy (DP-SGD) of a client's training.
 
 DP-SGD (Abadi et al., CCS 2016, algorithm 1, with Poisson sampling): each example's gradient is clipped, and noise is
-added to the sum of the gradients.
+added to the sum of the gradients. Sums and noise are computed in float64, and their total is rounded to a grid, because
+the low bits of a floating-point number can disclose it in spite of noise (Mironov, CCS 2012).
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, vmap
 
+from fedhet.data import Examples
 from fedhet.errors import ModelError
+from fedhet.utils.machine import out_of_memory
+from fedhet.utils.randomness import SecretStream
+from fedhet.utils.text import log
 
 AT_ONCE = 64  # number of examples whose separate gradients are computed at once in differentially private training
+GRID = 2.0**-20  # distance of the values that a noisy sum can have, as a multiple of the noise's standard deviation
+
+T = TypeVar("T")
+
+ExampleLoss = Callable[[Tensor, Tensor], Tensor]
+"""A function of inputs (1, ...) and labels (1, ...) of one example that returns its scalar loss."""
+
+
+class _Loss(nn.Module):
+    """A loss as a module, so that `functional_call` replaces the parameters of all modules that it calls."""
+
+    def __init__(self, model: nn.Module, loss: ExampleLoss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(inputs[None], labels[None])
 
 
 @dataclass
@@ -23,16 +48,16 @@ class Privacy:
     Attributes:
         noise: standard deviation of the noise that is added to the sum of gradients, as a multiple of `clip`.
         clip: largest Euclidean norm of the gradient of one example.
-        spend: function that is called before a phase with its sampling rate and number of steps; returns `epsilon`
-            after the phase, or raises an error if this exceeds the client's budget.
-        generator: random generator (on the CPU) that draws examples and noise.
+        spend: function of noise, sampling rate and number of steps that is called before these steps; returns `epsilon`
+            after them, or raises an error if this exceeds the client's budget.
+        stream: random stream that draws examples and noise.
         epsilon: the privacy budget spent so far.
     """
 
     noise: float
     clip: float
-    spend: Callable[[float, int], float]
-    generator: torch.Generator
+    spend: Callable[[float, float, int], float]
+    stream: SecretStream = field(default_factory=SecretStream)
     epsilon: float = 0.0
 
     def rows(self, count: int, size: int, steps: int) -> Iterator[Tensor]:
@@ -41,50 +66,111 @@ class Privacy:
         Each index is in a batch with probability `size` / `count`. The call spends the privacy budget of all steps.
         """
         rate = min(size / count, 1.0)
-        self.epsilon = self.spend(rate, steps)
-        draws = (torch.rand(count, generator=self.generator) < rate for _ in range(steps))
-        return (drawn.nonzero().flatten() for drawn in draws)
+        self.epsilon = self.spend(self.noise, rate, steps)
+        return (self.stream.sample(count, rate) for _ in range(steps))
+
+    def check(self, model: nn.Module, loss: ExampleLoss, inputs: Tensor, labels: Tensor) -> None:
+        """Raise a ModelError if the gradients of single examples cannot be computed, tried with an example of zeros.
+
+        That training fails must not depend on private examples. `inputs` (1, ...) are transformed zeros, and `labels`
+        (1, ...) have the shape and type of an example's; `model` and `loss` are those of `backward`.
+        """
+        try:
+            self._gradients(model, loss)(inputs, torch.zeros_like(labels))
+        except (RuntimeError, ValueError) as error:
+            network = getattr(model, "_get_name", lambda: "network")()
+            raise ModelError(
+                f"dp-noise needs the gradient of each example, and torch.func cannot compute it for this {network} "
+                f"({error}): use another network or leave dp-noise out"
+            ) from error
 
     def backward(
-        self, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, labels: Tensor, size: int
-    ) -> Tensor:
-        """Set the private gradients of all parameters that require gradients; return the mean loss, without noise.
+        self,
+        model: nn.Module,
+        loss: ExampleLoss,
+        batch: Callable[[Tensor], tuple[Tensor, Tensor]],
+        rows: Tensor,
+        size: int,
+    ) -> None:
+        """Set the private gradients of all parameters that require gradients.
 
-        A gradient is the sum of the examples' clipped gradients and the noise, divided by `size`.
+        A gradient is the sum of the examples' clipped gradients and the noise, divided by `size`. An example whose
+        gradient cannot be computed counts as zero.
 
         Args:
             model: the network, without layers that normalise over examples.
-            loss: function from outputs (1, ...) and labels (1, ...) of one example to its scalar loss.
-            inputs: (n, ...) transformed examples; n may be 0.
-            labels: (n, ...) labels of the examples.
-            size: expected number of examples in a batch.
-
-        Raises:
-            ModelError: the gradients of single examples cannot be computed.
+            loss: function from inputs and labels of one example to its scalar loss, by `model`.
+            batch: function from indices of examples to their transformed inputs and labels.
+            rows: indices of the examples in the step; there may be none.
+            size: expected number of examples in a step.
         """
-        live = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        total, mean = {name: torch.zeros_like(each) for name, each in live.items()}, torch.zeros(())
-
-        def of_one(parameters: Mapping[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
-            outputs = functional_call(model, {**parameters}, (example[None],))
-            return loss(outputs, label[None])
-
-        gradients_of = vmap(grad_and_value(of_one), in_dims=(None, 0, 0), randomness="different")
-        values = {name: each.detach() for name, each in live.items()}
-        for some, some_labels in zip(inputs.split(AT_ONCE), labels.split(AT_ONCE), strict=True) if len(inputs) else ():
-            try:
-                gradients, losses = gradients_of(values, some, some_labels)
-            except RuntimeError as error:
-                raise ModelError(
-                    f"dp-noise needs the gradient of each example, and torch.func cannot compute it for this "
-                    f"{model._get_name()} ({error}): use another network or leave dp-noise out"
-                ) from error
-            norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients.values()]).norm(dim=0)
+        live = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        total = {name: torch.zeros_like(parameter, dtype=torch.float64) for name, parameter in live.items()}
+        gradients_of = self._gradients(model, loss)
+        for gradients in self._each(lambda some: gradients_of(*batch(some)), rows):
+            doubles = {name: gradient.double() for name, gradient in gradients.items()}
+            norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in doubles.values()]).norm(dim=0)
             scale = (self.clip / norms.clamp_min(self.clip)).nan_to_num()
-            for name, each in gradients.items():
-                total[name] += torch.tensordot(scale, each.nan_to_num(), 1)
-            mean = mean + losses.sum() / len(inputs)
+            for name, gradient in doubles.items():
+                total[name] += torch.tensordot(scale, gradient.nan_to_num(), 1)
         for name, parameter in live.items():
-            noise = torch.randn(parameter.shape, generator=self.generator, dtype=parameter.dtype)
-            parameter.grad = (total[name] + self.noise * self.clip * noise.to(parameter.device)) / size
-        return mean.detach()
+            parameter.grad = (self._noisy(total[name], self.noise * self.clip) / size).to(parameter.dtype)
+
+    def class_sums(
+        self, vectors: Callable[[Tensor], Tensor], examples: Examples, classes: int, size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return noisy sums (classes, d) of the examples' vectors by class, and noisy numbers (classes,) of examples.
+
+        The function `vectors` maps raw inputs (n, ...) to vectors (n, d), which are clipped to `clip`. An example's
+        vector and count, as a multiple of `clip`, have the norm sqrt(2) `clip`. The noise multiplier is `noise`
+        * sqrt(n / size) for n examples and batches of `size`, so that the sums cost about as much as an epoch.
+        """
+        width = vectors(torch.zeros_like(examples.at(slice(0, 1))[0])).shape[1]
+        noise = self.noise * math.sqrt(max(len(examples) / size, 1.0))
+        self.epsilon = self.spend(noise, 1.0, 1)
+        device = examples.labels.device
+        total = torch.zeros(classes, width + 1, dtype=torch.float64, device=device)
+
+        def of(rows: Tensor) -> tuple[Tensor, Tensor]:
+            inputs, labels = examples.at(rows)
+            return vectors(inputs).double(), labels
+
+        for found, labels in self._each(of, torch.arange(len(examples), device=device)):
+            scale = (self.clip / found.norm(dim=1).clamp_min(self.clip)).nan_to_num()
+            parts = torch.cat([scale[:, None] * found.nan_to_num(), torch.full_like(scale, self.clip)[:, None]], 1)
+            there = (labels >= 0) & (labels < classes)
+            total.index_add_(0, labels[there], parts[there])
+        total = self._noisy(total, math.sqrt(2) * noise * self.clip)
+        return total[:, :-1], total[:, -1] / self.clip
+
+    def _gradients(self, model: nn.Module, loss: ExampleLoss) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
+        whole = _Loss(model, loss)
+        live = {name: each.detach() for name, each in whole.named_parameters() if each.requires_grad}
+
+        def of_one(parameters: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
+            value: Tensor = functional_call(whole, parameters, (inputs, labels))
+            return value
+
+        of_each = vmap(grad(of_one), in_dims=(None, 0, 0), randomness="different")
+        return lambda inputs, labels: {
+            name.removeprefix("model."): gradient for name, gradient in of_each(live, inputs, labels).items()
+        }
+
+    def _each(self, compute: Callable[[Tensor], T], rows: Tensor) -> Iterator[T]:
+        """Yield `compute` of `rows`, some at a time, without the rows for which it raises an exception."""
+        for some in rows.split(AT_ONCE) if len(rows) else ():
+            try:
+                yield compute(some)
+            except Exception as error:  # of a user's code as well; a message that fails would disclose the example
+                if out_of_memory(error):
+                    raise
+                if len(some) > 1:
+                    for row in some:
+                        yield from self._each(compute, row[None])
+                else:
+                    log.warning("an example is left out of private training: %s: %s", type(error).__name__, error)
+
+    def _noisy(self, total: Tensor, deviation: float) -> Tensor:
+        noisy = total + deviation * self.stream.normal(total.shape).to(total.device)
+        grid = 2.0 ** math.ceil(math.log2(deviation * GRID)) if deviation else 0.0
+        return (noisy / grid).round() * grid if grid else noisy

@@ -4,7 +4,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from typing import Any
 
@@ -17,9 +17,9 @@ from fedhet.errors import ModelError
 from fedhet.tasks import LARGEST, Task
 from fedhet.training.evaluation import forward, uses_batch_statistics
 from fedhet.training.phases import Phase, Step, Term, Trained
-from fedhet.training.privacy import Privacy
+from fedhet.training.privacy import ExampleLoss, Privacy
 from fedhet.utils.machine import brought
-from fedhet.utils.randomness import seed_everything
+from fedhet.utils.randomness import SecretStream, permutation, seed_everything
 from fedhet.utils.statistics import Work
 
 
@@ -31,6 +31,7 @@ def train(
     prepare: Callable[[Tensor, torch.Generator | None], Tensor],
     *,
     generator: torch.Generator,
+    order: SecretStream | None = None,
     before: Trained | None = None,
     privacy: Privacy | None = None,
 ) -> Trained:
@@ -43,8 +44,9 @@ def train(
         task: the task, which defines the loss.
         prepare: function that transforms raw inputs, and augments them if its second argument is a generator.
         generator: random generator of the order of examples and the augmentation; dropout uses torch's global one.
+        order: secret stream of the order of examples, in place of `generator`.
         before: the combined result of the phases before this one; None if this is the first phase.
-        privacy: settings of example-level differential privacy, under which loss terms must use public data only.
+        privacy: settings of example-level differential privacy.
 
     Raises:
         ModelError: the phase trains none of the model's parameters; training diverged, or the first loss is not finite.
@@ -52,26 +54,33 @@ def train(
     augmenting = generator if phase.examples is None or phase.augmented else None
     model, examples = phase.module or model, phase.examples or examples
     how, before = phase.optimisation, before or Trained()
-    rows, total = mini_batches(model.train(), phase, examples, generator, privacy)
-    named, losses, sizes, weights = dict(model.named_parameters()), list[Tensor](), list[int](), list[float]()
+    named, losses = dict(model.train().named_parameters()), list[Tensor]()
+    sizes, weights = list[int](), list[float]()
     recorded, further = dict(before.recorded), 0
+    size = min(how.batch_size, len(examples))
 
-    def of_task(outputs: Tensor, labels: Tensor) -> Tensor:
-        return phase.task_weight * task.loss(outputs, labels)
+    def batch(rows: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, labels = examples.at(rows)
+        return prepare(inputs, augmenting), labels
 
     with only_trained(model, phase.trains) as parameters:
+        if privacy is not None:
+            of_one, phase = private_loss(model, phase, task)
+            inputs, labels = examples.at(slice(0, 1))
+            privacy.check(model, of_one, prepare(torch.zeros_like(inputs), augmenting), labels)
+        rows, total = mini_batches(model, phase, examples, order or generator, privacy)
         optimizer = before.optimizer if phase.continues and before.optimizer else how.build(model, parameters)
         for number, index in enumerate(rows):
-            inputs, labels = examples.at(index)
-            inputs = prepare(inputs, augmenting) if len(index) else inputs
             if privacy is None:
+                inputs, labels = batch(index)
                 outputs, captured = forward(model, inputs, phase.captures, bf16=how.bf16)
                 step = Step(number, model, named, inputs, labels, index, outputs, captured, how.bf16, task)
                 loss = loss_of(step, phase, recorded)
             else:
-                private = privacy.backward(model, of_task, inputs, labels, how.batch_size)
-                step = Step(number, model, named, inputs, labels, index, private, bf16=how.bf16, task=task)
-                loss = loss_of(step, phase, recorded, private)
+                privacy.backward(model, of_one, batch, index, size)
+                blank = torch.zeros(size, device=parameters[0].device)
+                step = Step(number, model, named, blank, blank, index[:0], blank, bf16=how.bf16, task=task)
+                loss = loss_of(step, phase, recorded, blank.sum())
             if privacy is None or loss.requires_grad:  # or its gradients are set already
                 _backward(loss)
             if how.clip_gradients:
@@ -82,8 +91,8 @@ def train(
             optimizer.step()
             forget_gradients(parameters)
             losses.append(loss.detach())  # read at the end: reading makes a GPU wait
-            sizes.append(how.batch_size if privacy else index.numel())
-            weight = task.weight(labels) if phase.task_weight else None
+            sizes.append(size if privacy else index.numel())
+            weight = task.weight(labels) if phase.task_weight and not privacy else None
             weights.append(sizes[-1] if weight is None else weight / labels[0].numel())
             further += step.further
     if not losses:
@@ -99,9 +108,10 @@ class Training:
     """A phase of a client's training, computed later, alone or together with those of other clients.
 
     `model` is trained on `examples` with the loss of `task`, unless `phase` has its own model or examples. `prepare`
-    transforms raw inputs, and augments them if given a generator. `generator` draws the order of examples and
-    augmentations; `seed` seeds torch's global one, for dropout. `before` is the result of earlier phases. If `alone`,
-    the network must not be trained together with others. `found` is the result or a raised error; None at first.
+    transforms raw inputs, and augments them if given a generator. `generator` draws the order of examples, unless the
+    stream `order` does, and augmentations; `seed` seeds torch's global one, for dropout. `before` is the result of
+    earlier phases. If `alone`, the network must not be trained together with others. `found` is the result or a raised
+    error; None at first.
     """
 
     model: nn.Module
@@ -112,6 +122,7 @@ class Training:
     generator: torch.Generator
     seed: int
     before: Trained
+    order: SecretStream | None = None
     privacy: Privacy | None = None
     alone: bool = False
     found: Trained | ModelError | None = None
@@ -120,7 +131,8 @@ class Training:
         """Return the phase's result, training now if necessary; raise a ModelError if training diverged."""
         if self.found is None:
             seed_everything(self.seed)
-            own: dict[str, Any] = {"generator": self.generator, "before": self.before, "privacy": self.privacy}
+            own: dict[str, Any] = {"generator": self.generator, "order": self.order}
+            own |= {"before": self.before, "privacy": self.privacy}
             self.found = train(self.model, self.phase, self.examples, self.task, self.prepare, **own)
         if isinstance(self.found, ModelError):
             raise self.found
@@ -208,6 +220,28 @@ def record(recorded: dict[str, tuple[Tensor, int]], values: Mapping[str, Tensor]
         recorded[name] = (total + each.detach(), steps + 1)
 
 
+def private_loss(model: nn.Module, phase: Phase, task: Task) -> tuple[ExampleLoss, Phase]:
+    """Return the loss of one private example, and the phase with its other loss terms, which read public data only.
+
+    Raises a ModelError if a loss term is not known to be a function of single examples and public data.
+    """
+    if not all(isinstance(term, Term) and (term.public or not term.draw) for term in phase.terms):
+        raise ModelError(
+            "dp-noise clips the loss of each example, and this method has a loss term that is no function of one "
+            "example: choose another method, such as fedavg, fedprox, fedrep or fedhenn"
+        )
+    public = tuple(term for term in phase.terms if isinstance(term, Term) and term.public)
+    private = replace(phase, terms=tuple(term for term in phase.terms if term not in public))
+    captures = private.captures
+
+    def of_one(inputs: Tensor, labels: Tensor) -> Tensor:
+        outputs, captured = forward(model, inputs, captures)
+        step = Step(0, model, dict(model.named_parameters()), inputs, labels, labels, outputs, captured, task=task)
+        return loss_of(step, private, {})
+
+    return of_one, replace(phase, terms=public)
+
+
 @contextmanager
 def only_trained(model: nn.Module, trains: Callable[[str], bool] | None) -> Iterator[list[nn.Parameter]]:
     """Context manager that yields the parameters whose names `trains` accepts (None: all), and freezes others."""
@@ -244,11 +278,15 @@ def forget_gradients(parameters: Sequence[Tensor]) -> None:
 
 
 def mini_batches(
-    model: nn.Module, phase: Phase, examples: Examples, generator: torch.Generator, privacy: Privacy | None
+    model: nn.Module,
+    phase: Phase,
+    examples: Examples,
+    order: torch.Generator | SecretStream,
+    privacy: Privacy | None,
 ) -> tuple[Iterator[Tensor], int]:
     """Return an iterator over the index tensors of a phase's mini-batches, and the number of mini-batches.
 
-    `generator` shuffles the `examples`; groups of examples (`examples.groups`) stay in one mini-batch. With `privacy`,
+    `order` shuffles the `examples`; groups of examples (`examples.groups`) stay in one mini-batch. With `privacy`,
     mini-batches are drawn by Poisson sampling instead. If `model` has BatchNorm, they have at least two examples.
     """
     if examples.groups == ():
@@ -259,25 +297,25 @@ def mini_batches(
         least = max(least, 1 + uses_batch_statistics(model))
     total = phase.steps or phase.epochs * len(_ends(len(examples), size, least))
     if privacy is not None:
-        if not all(isinstance(term, Term) and term.public for term in phase.terms):
-            raise ModelError(
-                "dp-noise protects the task's loss only, and this method has a loss term that reads the client's "
-                "examples: choose another method, such as fedavg, fedprox, fedrep or fedhenn"
-            )
         return privacy.rows(len(examples), size, total), total
     device = examples.labels.device
     if examples.groups is None:
-        orders = (batches(len(examples), size, generator, device, least=least) for _ in count())
+        orders = (batches(len(examples), size, order, device, least=least) for _ in count())
     else:
-        orders = (grouped_batches(examples.groups, size, generator, least=least) for _ in count())
+        orders = (grouped_batches(examples.groups, size, order, least=least) for _ in count())
     return islice(chain.from_iterable(orders), total), total
 
 
 def batches(
-    count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
+    count: int,
+    size: int,
+    source: torch.Generator | SecretStream,
+    device: torch.device | None = None,
+    *,
+    least: int = 1,
 ) -> Iterator[Tensor]:
     """Yield 0 to `count` - 1, shuffled, in batches of `size`; a rest of fewer than `least` joins the last batch."""
-    order = torch.randperm(count, generator=generator)
+    order = permutation(count, source)
     order = order if device is None else brought(order, device)
     start = 0
     for end in _ends(count, size, least):
@@ -286,10 +324,10 @@ def batches(
 
 
 def grouped_batches(
-    groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
+    groups: Sequence[Tensor], size: int, source: torch.Generator | SecretStream, *, least: int = 1
 ) -> Iterator[Tensor]:
     """Yield batches of about `size`, at least `least`, indices: whole `groups` (index tensors) in random order."""
-    order = torch.randperm(len(groups), generator=generator).tolist()
+    order = permutation(len(groups), source).tolist()
     together = max(1, round(size * len(groups) / sum(map(len, groups))))
     start = 0
     for end in _ends(len(groups), together, math.ceil(least / min(map(len, groups)))):

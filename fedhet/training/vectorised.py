@@ -48,7 +48,7 @@ def _training_kind(work: Training) -> tuple[Any, ...] | None:
     """Return a key that is equal for phases that can be trained together; None if `work` must be trained alone."""
     phase, own = work.phase, work.phase.optimisation
     terms = [term for term in phase.terms if isinstance(term, Term) and term.weighted]
-    alone = work.alone or work.privacy or phase.module or own.bf16 or own.schedule
+    alone = work.alone or work.privacy or work.order or phase.module or own.bf16 or own.schedule
     if alone or len(terms) < len(phase.terms) or not (data := _kind_of(work.model, work.rows, work.task)):
         return None
     constants = (each for term in terms for each in term.constants.items() if isinstance(each[1], int | float))

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhet.errors import ConfigError, FedhetError, WriteError
+from fedhet.errors import ConfigError, FedhetError, WriteError, damage
 from fedhet.utils.text import cell
 
 if TYPE_CHECKING:
@@ -196,11 +196,14 @@ def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
     tensors, metadata = _read(path, "pt")
     if PACKED not in metadata:
         return tensors
-    kinds = {name: (getattr(torch, dtype), shape) for name, (dtype, shape) in json.loads(metadata[PACKED]).items()}
-    parts = tensors[PACKED].split([math.prod(shape) * dtype.itemsize for dtype, shape in kinds.values()])
-    pairs = zip(kinds.items(), parts, strict=True)
-    # A clone is aligned for its dtype, and does not keep the other tensors in memory.
-    return {name: part.clone().view(dtype).reshape(shape) for (name, (dtype, shape)), part in pairs}
+    try:
+        kinds = {name: (getattr(torch, dtype), shape) for name, (dtype, shape) in json.loads(metadata[PACKED]).items()}
+        parts = tensors[PACKED].split([math.prod(shape) * dtype.itemsize for dtype, shape in kinds.values()])
+        pairs = zip(kinds.items(), parts, strict=True)
+        # A clone is aligned for its dtype, and does not keep the other tensors in memory.
+        return {name: part.clone().view(dtype).reshape(shape) for (name, (dtype, shape)), part in pairs}
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise FedhetError(f"{path} is damaged ({damage(error)}): restore it from a copy") from error
 
 
 def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,12 +11,60 @@ from typing import Any
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.random import mtrand
+from numpy.typing import NDArray
+from scipy.special import ndtri
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, SequentialSampler
 from torch.utils.data import dataset as datasets
 
 from fedhet.utils.process import one_at_a_time, settings_restored
+
+
+class SecretStream:
+    """Random numbers from the cipher AES-256 in counter mode, which cannot be computed without the 32 bytes of the key.
+
+    Torch's generators keep 32 bits of a seed, so whoever sees a few of their numbers can find all others. By default,
+    the key is drawn by the operating system.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._cipher = Cipher(algorithms.AES(key or secrets.token_bytes(32)), modes.CTR(bytes(16))).encryptor()
+
+    @classmethod
+    def of(cls, secret: int, *purpose: object) -> "SecretStream":
+        """Return the stream of a `secret` for a `purpose` such as `("batches", 3, 1)`."""
+        text = "\x1f".join([str(secret), *(str(part) for part in purpose)])
+        return cls(hashlib.blake2b(text.encode(), digest_size=32).digest())
+
+    def permutation(self, count: int) -> torch.Tensor:
+        """Return 0 to `count` - 1 in random order, as an int64 tensor."""
+        return torch.from_numpy(self._bits(count).argsort(kind="stable"))
+
+    def sample(self, count: int, rate: float) -> torch.Tensor:
+        """Return the indices below `count` of which each is drawn with probability `rate`, as an int64 tensor."""
+        drawn = (self._bits(count) >> np.uint64(11)) * 2.0**-53 < rate
+        return torch.from_numpy(drawn.nonzero()[0])
+
+    def normal(self, shape: torch.Size) -> torch.Tensor:
+        """Return a float64 tensor of independent standard normal numbers, by inversion of the distribution function.
+
+        A bit gives the sign, and 63 bits the tail probability, so that large numbers are as dense as others.
+        """
+        bits = self._bits(shape.numel())
+        sizes = -ndtri(((bits >> np.uint64(1)) + 0.5) * 2.0**-64)
+        return torch.from_numpy(np.where(bits & np.uint64(1), sizes, -sizes)).reshape(shape)
+
+    def _bits(self, count: int) -> NDArray[np.uint64]:
+        return np.frombuffer(self._cipher.update(bytes(8 * count)), np.uint64)
+
+
+def permutation(count: int, source: torch.Generator | SecretStream) -> torch.Tensor:
+    """Return 0 to `count` - 1 in random order, drawn from a generator or stream, as an int64 tensor."""
+    if isinstance(source, SecretStream):
+        return source.permutation(count)
+    return torch.randperm(count, generator=source)
 
 
 def derive_seed(seed: int, *purpose: object) -> int:

@@ -113,7 +113,7 @@ def test_audit_log(federate, caplog):
     caplog.set_level("INFO")
     federate("FedAvg", {"allow": "weights,metrics", "min-examples": 5})
     lines = [re.sub(r"run \w+", "run R", line) for line in caplog.messages if line.startswith("client 1: ")]
-    assert lines.pop(0).startswith("client 1: its new secret seed and privacy budget are stored in ")
+    assert lines.pop(0).startswith("client 1: its new secret seed is stored in ")
     assert lines == [
         "client 1: query handshake (fedavg, run R, round 0): sent numbers of examples",
         "client 1: query first (fedavg, run R, round 0): sent weights (204 bytes), numbers of examples",

@@ -101,7 +101,7 @@ def accuracy(method, rule, attack, *, honest_only=False):
             raise RuntimeError("is not there")
 
     settings = {"method": method, **COMMON, **OF_METHOD[method], "aggregation": rule}
-    app = Tampering(before=silent) if honest_only else Tampering(after=change if attack else None)
+    app = Tampering(before=silent) if honest_only else Tampering(after=change) if attack else Tampering()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         run_locally(configuration.resolve(settings, strict=False), run, app=app)

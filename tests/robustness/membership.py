@@ -1,4 +1,4 @@
-"""Which examples a client trained on, guessed from what it sends: the figures of run_configs/deployment/README.md.
+"""Which examples a client trained on, guessed from what it sends: the figures of README.md.
 
 `python tests/robustness/membership.py`. Five clients train on 60 digits each. The server holds these and 300 others,
 which nobody trained on, and gives every one of them a score of how likely it is one of a client's; the figure is the

@@ -1,4 +1,4 @@
-"""How much of a private image a server reads from losses and scores that it is sent: the deployment page's table.
+"""How much of a private image a server reads from losses and scores that it is sent.
 
 `python tests/robustness/reading.py [SEEDS]`. A node holds digits and deploys an MLP; the server skips the handshake,
 sends `evaluate` messages with weights of its choice and looks at the losses that come back. Two attacks:

@@ -22,7 +22,7 @@ from fedhet.flower.messages import decode_arrays
 from fedhet.messages import Payload, Request, to_arrays
 from fedhet.messages.protocol import HANDSHAKE, with_public_dataset
 from fedhet.training.training import batches, grouped_batches
-from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.utils.randomness import SecretStream, derive_seed, seed_everything, torch_generator
 
 from .reading import TRAIN, Victim, nearest
 
@@ -100,15 +100,17 @@ def unmixed(seed, folder, kind, rounds, **node):
         seed, folder, {"method": method, "seed": seed, **TRAINING, **further}, network=linear, digits=(3, 8), **node
     )
     before, after = map(torch.stack, zip(*told(victim, rounds), strict=True))
-    images, labels, groups, root = victim.inputs[:TRAIN].double(), victim.labels[:TRAIN], [], seed
+    images, labels, groups = victim.inputs[:TRAIN].double(), victim.labels[:TRAIN], []
     if "allow" in node:
         secret = json.loads((folder / "nodes" / "0.json").read_text())["seed"]
-        groups = groups_of(labels, SIZE, torch_generator(secret, "groups"), by_class=True)
-        root = derive_seed(secret, seed)
+        groups = groups_of(labels, SIZE, SecretStream.of(secret, "groups"), by_class=True)
     steps = []
     for number in range(len(before)):
-        stream = torch_generator(root, "batches", "0", first + number)
-        order = grouped_batches(groups, SIZE, stream) if groups else batches(TRAIN, SIZE, stream, least=SIZE)
+        purpose = "batches", "0", first + number
+        if groups:
+            order = grouped_batches(groups, SIZE, SecretStream.of(secret, seed, *purpose))
+        else:
+            order = batches(TRAIN, SIZE, torch_generator(seed, *purpose), least=SIZE)
         shares = torch.zeros(TRAIN, TRAIN).double()  # more steps than any round has
         for place, rows in enumerate(order):
             shares[place, rows] = 1 / len(rows)

@@ -47,7 +47,7 @@ NEAREST = "the nearest prototype"
 def _fedproto(options: FedProtoOptions) -> Traits:
     by = Traits.predicts if options.predict == "head" else NEAREST
     sends = {"prototypes": "prototypes", "width": STRUCTURE}
-    return Traits(keeps="model", scored="trained", other_arrays="entries", sends=sends, predicts=by)
+    return Traits(keeps="model", scored="trained", other_arrays="entries", sends=sends, predicts=by, noisy_sums=True)
 
 
 fedproto = Method(
@@ -70,7 +70,6 @@ fd = Method(
         scored="trained",
         other_arrays="mean",
         sends={"prototypes": "posteriors", "width": STRUCTURE},
-        sums_examples=True,
     ),
     FDOptions,
 )
@@ -87,7 +86,11 @@ class LearnerOptions(WidthOptions):
 
 
 _learner = Traits(
-    keeps="model", scored="trained", other_arrays="whole", sends={"prototypes": "prototypes", "width": STRUCTURE}
+    keeps="model",
+    scored="trained",
+    other_arrays="whole",
+    sends={"prototypes": "prototypes", "width": STRUCTURE},
+    noisy_sums=True,
 )
 
 fedgh = Method("fedgh", _learner, LearnerOptions, own={"fedgh.width": 32, "fedgh.server-learning-rate": 0.1})
