@@ -286,7 +286,10 @@ def test_a_message_that_fails_after_the_charge_is_charged_once(tmp_path, monkeyp
 @pytest.mark.parametrize("method", ["fedproto", "fd", "fedmd", "fml", "fedkd"])
 def test_methods_with_other_terms_and_kinds_are_served(method, tmp_path) -> None:
     settings = {"method": method, "architectures": "mlp", "clients": 2, "rounds": 2, "workers": 1, "seed": 1}
-    settings |= {"local-epochs": 1, "public-samples": 100 if method == "fedmd" else 0, "fedmd.private-epochs": 0}
+    if method == "fedmd":
+        settings |= {"public-samples": 100, "fedmd.private-epochs": 0, "fedmd.public-epochs": 1}
+    else:
+        settings |= {"local-epochs": 1}
     run_locally(configuration.resolve(settings, strict=False), tmp_path / "run", app=Private())
     history = read_history(tmp_path / "run")
     assert [failure for row in history for failure in row["failures"]] == []
