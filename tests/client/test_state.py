@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fedhet.client_apps.prototypes import ByPrototype
@@ -14,7 +15,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import registry
 from fedhet.models.representation import Representation
 from fedhet.results.history import final_clients, read_clients
-from fedhet.utils.files import read_tensors
+from fedhet.utils.files import PACKED, read_tensors, write_arrays
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 
@@ -238,3 +239,13 @@ def test_flipped_bit(tmp_path, kind):
     with pytest.raises(FedhetError, match=r"1\.safetensors is damaged, since its digest does not match its content"):
         read_tensors(path)
     assert store.load(1) is None
+
+
+@pytest.mark.parametrize(
+    "kinds", ["3", "[1]", "{", '{"a": ["foo", [4]]}', '{"a": ["load", [4]]}', '{"a": ["float32", [-1]]}']
+)
+def test_a_file_with_a_right_digest_and_wrong_metadata_is_damaged(kinds, tmp_path):
+    path = tmp_path / "0.safetensors"
+    write_arrays(path, {PACKED: np.zeros(4, np.uint8)}, metadata={PACKED: kinds})
+    with pytest.raises(FedhetError, match=r"0\.safetensors is damaged"):
+        read_tensors(path)
