@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
@@ -149,7 +149,7 @@ def _keys(name: str, base: str, options: type, without: set[str]) -> Iterator[st
     if fields:
         yield f"\nclass {name}({base}, total=False):"
     for field in fields:
-        choices = ", ".join(f'"{choice}"' for choice in field.metadata["choices"])
+        choices = ", ".join(f'"{choice}"' for choice in get_args(field.type))
         type_name = f"Literal[{choices}]" if choices else type(default_of(field)).__name__
         yield f'    {field.name}: {type_name}\n    """{field.metadata["help"]}"""'
 

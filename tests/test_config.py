@@ -1,6 +1,7 @@
 import tomllib
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,8 @@ from fedhet.config.configuration import parse, read, resolve
 from fedhet.config.toml import parse_setting, parse_settings, to_toml
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
-from fedhet.methods.options import Config
+from fedhet.methods.keys import checked, takes
+from fedhet.methods.options import Config, Options, fields_of, option
 
 
 def problems(**settings):
@@ -135,6 +137,19 @@ def test_messages_about_wrong_values(settings, message):
         resolve({"method": "fedavg", **settings})
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@dataclass(frozen=True)
+class Quoted(Options):
+    mode: "Literal['fast', 'slow']" = option("fast", "as in a module with `from __future__ import annotations`")
+
+
+def test_a_literal_type_lists_the_accepted_values():
+    key = fields_of(Quoted)["mode"]
+    assert takes(key) == "fast | slow"
+    assert checked("mine.mode", "slow", key) == "slow"
+    with pytest.raises(ConfigError, match="mine.mode = 'other': must be one of fast, slow"):
+        checked("mine.mode", "other", key)
 
 
 def test_numbers_are_converted():

@@ -267,7 +267,6 @@ def _settings_of(settings: Sequence[str] | None, **options: str | int | Path | N
 
 
 def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False) -> None:
-    from fedhet.results.history import read_run
     from fedhet.results.terminal import ProgressLine, closing_table
 
     console = terminal()
@@ -292,8 +291,6 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
     page = "report.html, " * (result.folder / "report.html").is_file()
     models = ", models/" * (result.folder / "models").is_dir()  # of a deployment, at the nodes
     typer.echo(f"{result.folder}: {page}summary.json, history.jsonl, clients.csv{models}")
-    for absence in read_run(result.folder).absences:
-        typer.echo(printable(absence))
 
 
 def _quietly(name: str = "fedhet.engines.running") -> Any:

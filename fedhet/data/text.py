@@ -7,7 +7,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -157,12 +156,11 @@ def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> 
     """
     dataset, vocabulary = _tweets(folder, min_tweets)
     vectors = read_vectors(locate_one(folder, "sentiment140", VECTORS, "word vectors"), vocabulary)
-    shape = (WORDS, vectors.shape[1])
-    return replace(dataset, name="sentiment140-glove", input_shape=shape, transform=partial(_look_up, vectors=vectors))
 
+    def look_up(indices: Tensor) -> Tensor:
+        return vectors.to(indices.device)[indices.long()]
 
-def _look_up(indices: Tensor, vectors: Tensor) -> Tensor:
-    return vectors.to(indices.device)[indices.long()]
+    return replace(dataset, name="sentiment140-glove", input_shape=(WORDS, vectors.shape[1]), transform=look_up)
 
 
 def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:

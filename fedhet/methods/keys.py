@@ -5,7 +5,7 @@ import operator
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedhet.errors import ConfigError, shown
 
@@ -27,7 +27,6 @@ def option(
     default: Value,
     help: str,
     *,
-    choices: tuple[str, ...] = (),
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
@@ -41,12 +40,11 @@ def option(
     replaced_by: tuple[OwnPart, ...] = (),
     at_need: Value | None = None,
 ) -> Any:
-    """Return a dataclass field that is a configuration key.
+    """Return a dataclass field that is a configuration key; its type is a `Literal` if only few values are accepted.
 
     Args:
         default: the default value.
         help: a description in one line.
-        choices: all accepted values, if there are few.
         at_least: smallest accepted number.
         above: exclusive lower limit.
         at_most: largest accepted number.
@@ -63,7 +61,7 @@ def option(
         replaced_by: the key has no effect if the user passes all of these (see `OwnPart`).
         at_need: value that `fedhet recommend` tries if the method cannot be used with the default.
     """
-    limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     kind = {"about": about, "at_node": at_node, "resumable": resumable, "path": path, "at_need": at_need}
     effect = {"needs": needs or {}, "trait": trait, "replaced_by": replaced_by}
     return field(default=default, metadata={"help": help, **limits, **kind, **effect})
@@ -77,7 +75,7 @@ def default_of(key: Field[Value]) -> Value:
 
 def takes(key: Field[Any]) -> str:
     """Return a description of the values that a key accepts: all choices, or type and limits such as `number, > 0`."""
-    if choices := key.metadata["choices"]:
+    if choices := get_args(key.type):
         return " | ".join(choices)
     kind = {bool: "true | false", int: "whole number", float: "number", str: "text"}[type(default_of(key))]
     limits = ((sign, key.metadata[name]) for name, (sign, _, _) in _LIMITS.items())
@@ -121,7 +119,7 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Value:
 
 
 def _must_be(value: Any, spec: Field[Any]) -> str:
-    wanted, choices = type(default_of(spec)), spec.metadata["choices"]
+    wanted, choices = type(default_of(spec)), get_args(spec.type)
     if type(value) is not wanted:
         return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[wanted]
     if isinstance(value, str) and any(unicodedata.category(each) in ("Cc", "Cs") for each in value):

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedhet.errors import ConfigError
 from fedhet.methods import options
-from fedhet.methods.options import AGGREGATIONS, Value
+from fedhet.methods.options import Aggregation, Value
 from fedhet.methods.sharing import BODY, HEAD, NOTHING, Sharing
 
 METRICS, STRUCTURE = "metrics", "structure"
@@ -133,7 +133,7 @@ class Traits:
     @property
     def aggregations(self) -> tuple[str, ...]:
         """Values of the key `aggregation` that the method supports."""
-        return AGGREGATIONS if self.averages else ("mean", "norm-clipped") if self.bounded else ("mean",)
+        return get_args(Aggregation) if self.averages else ("mean", "norm-clipped") if self.bounded else ("mean",)
 
     @property
     def whole(self) -> bool:

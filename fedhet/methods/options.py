@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, cached_property, partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_type_hints
 
 from fedhet.errors import ConfigError
 from fedhet.methods.keys import About, kebab
 from fedhet.methods.keys import Value as Value
 from fedhet.methods.keys import option as option
 
-AGGREGATIONS = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped")
+Aggregation = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped"]
 """Values of the key `aggregation`, the server's rule for combining clients' arrays: weighted mean; median or trimmed
 mean of each entry; (multi-)Krum (Blanchard et al., NeurIPS 2017); or weighted mean after clipping updates' norms."""
 LEAST_SHARE = 0.001
@@ -87,10 +87,9 @@ class Config:
     architectures: str = option(
         "cnn", "a model, models separated by commas, or a family of models (`fedhet list`)", replaced_by=("model",)
     )
-    assign: str = option(
+    assign: Literal["round-robin", "blocks", "random"] = option(
         "round-robin",
         "how architectures are assigned to clients: in turn, in blocks of neighbours, or at random",
-        choices=("round-robin", "blocks", "random"),
         replaced_by=("model",),
     )
     rounds: int = option(20, "number of training rounds", at_least=0, resumable=True)
@@ -98,12 +97,10 @@ class Config:
     local_epochs: int = option(1, "number of epochs that a client trains per round", at_least=0, at_node=True)
     max_local_epochs: int = option(0, "largest local-epochs that a node may set; 0: local-epochs", at_least=0)
     batch_size: int = option(32, "number of examples per mini-batch", at_least=1, at_node=True, replaced_by=("loader",))
-    optimizer: str = _optimiser("sgd", "optimizer of the clients", choices=("sgd", "adam", "amsgrad", "adamw"))
+    optimizer: Literal["sgd", "adam", "amsgrad", "adamw"] = _optimiser("sgd", "optimizer of the clients")
     learning_rate: float = _optimiser(0.01, "learning rate", above=0, at_node=True)
-    lr_schedule: str = _optimiser(
-        "constant",
-        "learning rate over the run; one-cycle changes it after every step, the others after every round",
-        choices=("constant", "cosine", "linear", "one-cycle"),
+    lr_schedule: Literal["constant", "cosine", "linear", "one-cycle"] = _optimiser(
+        "constant", "learning rate over the run; one-cycle changes it after every step, the others after every round"
     )
     momentum: float = _optimiser(0.0, "momentum of SGD", at_least=0, below=1, needs={"optimizer": ("sgd",)})
     weight_decay: float = _optimiser(0.0, "weight decay, except for biases and normalisation layers", at_least=0)
@@ -111,8 +108,8 @@ class Config:
     augment: bool = option(False, "augment training batches as the data set defines", replaced_by=("data",))
     input_size: int = _files(0, "width and height of resized images; 0: unchanged", at_least=0, at_most=2048)
     public_samples: int = _dealt(0, "number of training examples held out as the public dataset", at_least=0)
-    test_split: str = _split(
-        "given", "test examples: those of the data, or drawn at random from all examples", choices=("given", "drawn")
+    test_split: Literal["given", "drawn"] = _split(
+        "given", "test examples: those of the data, or drawn at random from all examples"
     )
     test_share: float = _split(
         0.0,
@@ -122,11 +119,8 @@ class Config:
         needs={"test-split": ("drawn",)},
     )
     validation: float = _split(0.0, "fraction of each client's training examples for validation", at_least=0, below=1)
-    validation_on: str = _dealt(
-        "own",
-        "validation examples: each client's own, or common ones of the data set",
-        choices=("own", "common"),
-        needs={"validation": ()},
+    validation_on: Literal["own", "common"] = _dealt(
+        "own", "validation examples: each client's own, or common ones of the data set", needs={"validation": ()}
     )
     shared_init: bool = option(True, "what clients share is initialized equally at all clients", trait="common_init")
     start_from: str = option(
@@ -139,19 +133,17 @@ class Config:
         0.0, "constant learning rate of unseen clients; 0: learning-rate", at_least=0, needs={"unseen-clients": ()}
     )
     evaluate_every: int = _output(1, "number of rounds between evaluations; always after the last", at_least=1)
-    test_on: str = _output(
-        "local", "test examples: each client's own, the common ones, or both", choices=("local", "global", "both")
+    test_on: Literal["local", "global", "both"] = _output(
+        "local", "test examples: each client's own, the common ones, or both"
     )
-    batch_norm: str = option(
+    batch_norm: Literal["aggregate", "local", "re-estimate"] = option(
         "aggregate",
         "BatchNorm statistics: averaged, kept by each client, or re-estimated by it after each average",
         trait="exchanges_weights",
-        choices=("aggregate", "local", "re-estimate"),
     )
-    aggregation: str = option(
+    aggregation: Aggregation = option(  # noqa: RUF009 - a field
         "mean",
         "aggregation rule: the mean weighted by examples, or a Byzantine-robust rule without weights",
-        choices=AGGREGATIONS,
         trait="aggregations",
     )
     byzantine: float = option(
@@ -179,10 +171,9 @@ class Config:
         "", "representation of texts: last (token), mean, or a module's output; empty: the head's input", at_node=True
     )
     device: str = _node("auto", "device of the clients: auto (a GPU if available), cpu, cuda:1 or mps", resumable=True)
-    precision: str = option(
+    precision: Literal["float32", "bf16"] = option(
         "float32",
         "precision of forward passes in training: float32, or bf16 (mixed precision: weights and losses stay float32)",
-        choices=("float32", "bf16"),
     )
     threads_per_client: int = _node(
         1, "number of CPU threads per client; results can be reproduced exactly only with 1", at_least=1, at_most=1024
@@ -264,6 +255,9 @@ class Config:
 @cache
 def fields_of(options: Any) -> Mapping[str, dataclasses.Field[Any]]:
     """Return the dataclass fields of a class, `Config` or a subclass of `Options`, by key such as `local-epochs`."""
+    for field in fields(options):
+        if isinstance(field.type, str):  # in a module with `from __future__ import annotations`
+            field.type = get_type_hints(options)[field.name]
     return MappingProxyType({kebab(f.name): f for f in fields(options) if f.metadata})
 
 

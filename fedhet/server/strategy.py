@@ -196,10 +196,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
     def handshake(self, grid: Grid) -> None:
         """Wait for clients and admit those that can take part; raise a FedhetError if there are too few."""
         exact = "clients" in self.config.chosen
-        flower = self.run.flower_options
-        least = max(
-            self.config.min_clients, flower.min_train_nodes, flower.min_evaluate_nodes, flower.min_available_nodes
-        )
+        least = max(self.config.min_clients, self.run.flower_options.least)
         wanted = self.config.clients if exact else least
         await_nodes(grid, wanted, exact=exact, patience=self.config.wait_for_clients)
         fresh = not self.state.clients

@@ -36,12 +36,7 @@ def proof(text: str) -> str:
 
     The key is in `~/.fedhet/key`. If that file cannot be read or created, only this process's children have the key.
     """
-    return _proof(_key(os.environ.get("HOME", "")), text)
-
-
-@lru_cache(maxsize=4)
-def _proof(key: bytes, text: str) -> str:
-    return hmac.new(key, text.encode(), "sha256").hexdigest() if key else ""
+    return hmac.new(_key(os.environ.get("HOME", "")), text.encode(), "sha256").hexdigest()
 
 
 @cache
@@ -49,8 +44,8 @@ def _key(home: str) -> bytes:
     try:
         path = expanded("~/.fedhet/key")
         with locked(path.parent, wait=True):
-            if not path.exists():
-                path.touch(mode=0o600)
+            path.touch(mode=0o600)
+            if not path.stat().st_size:
                 path.write_bytes(secrets.token_bytes(32))
             return path.read_bytes()
     except (OSError, ConfigError):

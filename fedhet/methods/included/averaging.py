@@ -45,10 +45,9 @@ lg_fedavg = Method("lg-fedavg", Traits(shares=sharing.HEAD, keeps="model", score
 class LayerAverageOptions(Options):
     # FlexiFed (Wang et al., WWW 2023) averages common first layers. Its authors compare layers by name and position;
     # here, layers match if class, options and shapes are equal.
-    by: str = option(
+    by: Literal["type-order", "max-common", "architecture"] = option(
         "type-order",
         "layers averaged together: same type and order, equal first layers (FlexiFed), or same architecture",
-        choices=("type-order", "max-common", "architecture"),
     )
 
 
@@ -100,9 +99,7 @@ ensemble = Method(
 @dataclass(frozen=True)
 class LocalOptions(Options):
     public: Literal["unused", "mixed"] = option(
-        "unused",
-        "labelled public examples: unused, or mixed into the client's training batches",
-        choices=("unused", "mixed"),
+        "unused", "labelled public examples: unused, or mixed into the client's training batches"
     )
 
 

@@ -15,7 +15,6 @@ class FedHARMOptions(Options):
     align: Literal["cosine", "spectral"] = option(
         "cosine",
         "what is aligned: descriptors by cosine (the paper's), or representations by FedHeNN's spectral target",
-        choices=("cosine", "spectral"),
         needs={"alpha": {"below": 1}},
         at_need="spectral",
     )

@@ -19,32 +19,23 @@ AUGMENTATION = "rad augmentation"
 class FedHeNNOptions(Options):
     # The defaults are the paper's, except for target and rad-batch. The RAD is the paper's representation alignment
     # dataset, on which the representations of clients are compared.
-    setting: str = option(
-        "heterogeneous",
-        "heterogeneous: weights stay at the clients; homogeneous: weights are averaged as well",
-        choices=("heterogeneous", "homogeneous"),
+    setting: Literal["heterogeneous", "homogeneous"] = option(
+        "heterogeneous", "heterogeneous: weights stay at the clients; homogeneous: weights are averaged as well"
     )
     target: Literal["kernel", "spectral"] = option(
-        "spectral",
-        "alignment target: spectral (this project's), or the peers' mean kernel (the paper's)",
-        choices=("kernel", "spectral"),
+        "spectral", "alignment target: spectral (this project's), or the peers' mean kernel (the paper's)"
     )
     eta0: float = option(-1.0, "weight of the proximal term, eta0 f(t); negative: 3 (spectral) or 0.001 (kernel)")
-    schedule: str = option(
-        "auto",
-        "f(t), with t = 0 in the first round; auto: constant (spectral) or sqrt (kernel)",
-        choices=("auto", "sqrt", "linear", "constant"),
+    schedule: Literal["auto", "sqrt", "linear", "constant"] = option(
+        "auto", "f(t), with t = 0 in the first round; auto: constant (spectral) or sqrt (kernel)"
     )
     kernel: Literal["linear", "rbf", "procrustes"] = option(
         "linear",
         "kernel of CKA, or the orthogonal Procrustes distance; rbf and procrustes in the homogeneous setting only",
-        choices=("linear", "rbf", "procrustes"),
         needs={"target": ("kernel",)},
     )
-    rad_source: str = option(
-        "held-out",
-        "source of the RAD: examples held out of all training data, or the union of the training data",
-        choices=("held-out", "train-union"),
+    rad_source: Literal["held-out", "train-union"] = option(
+        "held-out", "source of the RAD: examples held out of all training data, or the union of the training data"
     )
     rad_size: int = option(5000, "maximum number of examples in the RAD of a round", at_least=LEAST_ROWS)
     rad_batch: int = option(

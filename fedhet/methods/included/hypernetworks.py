@@ -13,9 +13,7 @@ class FLHAGHNOptions(Options):
     without = ("start-from",)  # the hypernetwork generates the weights
 
     head: Literal["base-lowrank", "dense", "tiled"] = option(
-        "base-lowrank",
-        "head that generates weights: one per layer type (dense is the paper's), or tiled for any type",
-        choices=("base-lowrank", "dense", "tiled"),
+        "base-lowrank", "head that generates weights: one per layer type (dense is the paper's), or tiled for any type"
     )
     normalise: bool = option(
         True,
@@ -23,9 +21,7 @@ class FLHAGHNOptions(Options):
         needs={"head": ("dense",)},
     )
     refine: Literal["head", "none"] = option(
-        "head",
-        "trained for an epoch before evaluation: the head (the paper's) or none",
-        choices=("head", "none"),
+        "head", "trained for an epoch before evaluation: the head (the paper's) or none"
     )
 
     @property

@@ -1,6 +1,7 @@
 """Declarations of methods whose server matches and averages the units of clients' networks."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fedhet.errors import ConfigError
 from fedhet.methods.method import STRUCTURE, Method, Traits
@@ -11,15 +12,11 @@ from fedhet.methods.sharing import Sharing
 @dataclass(frozen=True)
 class PFNMOptions(Options):
     gamma: float = option(7.0, "mass of the beta process; larger: more global units (LSTMs: 0.001)", above=0)
-    average: str = option(
-        "map",
-        "global weights: the posterior mean (the authors' code) or the plain mean (the paper)",
-        choices=("map", "mean"),
+    average: Literal["map", "mean"] = option(
+        "map", "global weights: the posterior mean (the authors' code) or the plain mean (the paper)"
     )
-    variances: str = option(
-        "fixed",
-        "variances of local and global units: fixed at 1, or estimated for each layer",
-        choices=("fixed", "estimated"),
+    variances: Literal["fixed", "estimated"] = option(
+        "fixed", "variances of local and global units: fixed at 1, or estimated for each layer"
     )
     max_growth: float = option(
         0.0, "maximum width of a global layer as a multiple of the widest client's; 0: no limit", at_least=0

@@ -1,7 +1,7 @@
 """Declarations of methods whose clients share prototypes, mean predictions of classes, or a head."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fedhet.methods.method import STRUCTURE, Method, Traits
 from fedhet.methods.options import Options, Value, option
@@ -34,10 +34,8 @@ class WidthOptions(Options):
 @dataclass(frozen=True)
 class FedProtoOptions(WidthOptions):
     weight: float = option(1.0, "lambda, the weight of the distance to the global prototypes", at_least=0)
-    predict: str = option(
-        "prototype",
-        "prediction by the nearest prototype of the client's classes or of all classes, or by the head",
-        choices=("prototype", "all-prototypes", "head"),
+    predict: Literal["prototype", "all-prototypes", "head"] = option(
+        "prototype", "prediction by the nearest prototype of the client's classes or of all classes, or by the head"
     )
 
 

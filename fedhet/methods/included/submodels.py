@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from fedhet.errors import ConfigError
 from fedhet.methods.method import STRUCTURE, Method, Traits
@@ -157,10 +157,8 @@ class LoRAOptions(SubmodelOptions):
     # HetLoRA: Cho et al., EMNLP 2024; FlexLoRA: Bai et al., NeurIPS 2024; FLoRA: Wang et al., NeurIPS 2024.
     size_name, counted = "rank", True
 
-    aggregate: str = option(
-        "truncate",
-        "aggregation of adapters: truncate (HetLoRA), svd (FlexLoRA) or stack (FLoRA)",
-        choices=("truncate", "svd", "stack"),
+    aggregate: Literal["truncate", "svd", "stack"] = option(
+        "truncate", "aggregation of adapters: truncate (HetLoRA), svd (FlexLoRA) or stack (FLoRA)"
     )
     ranks: str = option("16,8,4", "ranks of the adapters, assigned as `assign` says; a node may set its own as rank")
     layers: str = option("", "nn.Linear layers to adapt, where * matches any part of a name; empty: all but the head")
