@@ -274,6 +274,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any("::" in arg for arg in config.args) or config.option.markexpr not in ("", "slow"):
         return
     left_out = {"long"} if config.option.markexpr else {"slow", "long"}  # what is slow in a slow case may be long
+    left_out.add("relations")
     left_out |= set() if any("benchmarks" in arg for arg in config.args) else {"benchmark"}
     chosen, others = [], []
     for item in items:

@@ -1,0 +1,618 @@
+"""Relations that every program must satisfy: a change of the program, and what may change in the outcome.
+
+A relation is a function of a hypothesis `draw`, a program and a folder. It checks its claim, or rejects programs for
+which the claim is not made. A program that fedhet refuses satisfies every relation, if the changed one is refused too.
+"""
+
+import json
+import os
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from hypothesis import assume
+from hypothesis import strategies as st
+from torch import nn
+
+import fedhet
+from fedhet.config import configuration
+from fedhet.errors import FedhetError
+from fedhet.methods import registry
+from fedhet.results.observers import Observer, RoundReport, RunInfo
+from fedhet.server.app import serve
+from tests.relations import outcomes
+from tests.relations.outcomes import Outcome, close, equal, new, run
+from tests.relations.programs import (
+    CONTROLS,
+    IN_ORDER,
+    NAMED_CLASSES,
+    SYMMETRIC,
+    Program,
+    Rows,
+    at,
+    everywhere,
+)
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+Check = Callable[[Draw, Program, Path], None]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A relation: its check, the values of a program's attributes for which it is claimed, and whether it takes long."""
+
+    check: Check
+    programs: Mapping[str, Any]
+    slow: bool = False
+
+
+RELATIONS: dict[str, Relation] = {}
+
+
+def relation(*, slow: bool = False, **programs: Any) -> Callable[[Check], Check]:
+    """Register a relation under the name of its function; `programs` restricts the programs that are drawn."""
+
+    def registered(check: Check) -> Check:
+        RELATIONS[check.__name__] = Relation(check, programs, slow)
+        return check
+
+    return registered
+
+
+def complete(program: Program, folder: Path, **arguments: Any) -> Outcome:
+    """Return the outcome of a program that is not refused, or reject the program."""
+    outcome = run(program, folder, **arguments)
+    assume(not outcome.refused)
+    return outcome
+
+
+def order(draw: Draw, count: int) -> tuple[int, ...]:
+    """Draw an order of so many things that is not the given one."""
+    orders = [chosen for chosen in permutations(range(count)) if chosen != tuple(range(count))]
+    return draw(st.sampled_from(orders))
+
+
+PARTS = (("train",), ("test",), ("train", "test"))
+full = {"batch_size": 500}
+"""A batch size that is larger than any client's number of examples."""
+trained = tuple(method for method in registry.own_methods() if method not in CONTROLS)
+
+
+# ---- names
+
+
+@relation(form="frame", sizes=("equal", "unequal"))
+def columns_in_another_order_are_aligned(draw: Draw, program: Program, folder: Path) -> None:
+    """One client's columns, in some of its parts, are in another order; of two clients' orders, neither is the one."""
+    client = draw(st.integers(0, program.clients - 1))
+    parts = ("test",) if program.clients == 2 else draw(st.sampled_from(PARTS))
+    chosen = order(draw, len(program.rows(0, "train").columns))
+    changed = run(program.edited(at(client, parts, lambda rows: rows.reordered(list(chosen)))), folder)
+    equal(run(program, folder), changed)
+
+
+@relation(form="frame", network=("mlp", "dropout", "start"))
+def other_columns_are_refused(draw: Draw, program: Program, folder: Path) -> None:
+    """A test part with a column of another name is no test part of this network: its client is refused."""
+    client = draw(st.integers(0, program.clients - 1))
+    complete(program, folder)
+    other = at(client, ("test",), lambda rows: replace(rows, columns=("height", *rows.columns[1:])))
+    changed = run(program.edited(other), folder)
+    said = changed.refused + " ".join(reason for name, reason in changed.failures if name == str(client))
+    assert "height" in said
+    assert "age" in said
+
+
+@relation(form=NAMED_CLASSES, task="classification")
+def classes_in_another_order_are_aligned(draw: Draw, program: Program, folder: Path) -> None:
+    """One client numbers its classes in another way in some of its parts."""
+    client = draw(st.integers(0, program.clients - 1))
+    parts = ("test",) if program.clients == 2 else draw(st.sampled_from(PARTS))
+    chosen = order(draw, 3)
+    changed = run(program.edited(at(client, parts, lambda rows: rows.renumbered(list(chosen)))), folder)
+    first = run(program, folder)
+    shared = program.method in SYMMETRIC and program.method != "local"
+    if changed.refused or not shared:  # where no number of a class is shared, a client keeps its own
+        assume(not first.refused)
+        assert set(changed.clients) == set(first.clients)
+        return
+    equal(first, changed)
+
+
+@relation(form="files", task="classification", sizes="equal")
+def a_class_without_a_folder(draw: Draw, program: Program, folder: Path) -> None:
+    """A client without a folder for the first class is refused, or scores with the right classes."""
+    complete(program, folder)
+
+    def without(rows: Rows) -> Rows:
+        kept = rows.take(rows.labels > 0)
+        return replace(kept, labels=kept.labels - 1, classes=kept.classes[1:])
+
+    part = draw(st.sampled_from((("test",), ("train", "test"))))
+    changed = run(program.edited(at(0, part, without)), folder)
+    same = run(program.edited(at(0, part, lambda rows: rows.take(rows.labels > 0))), folder)
+    words = changed.refused + changed.log + " ".join(reason for _, reason in changed.failures)
+    if part == ("test",) and not changed.refused:
+        close(replace(same, models={}), replace(changed, models={}))
+    else:
+        assert program.method in ("local", *CONTROLS) or "ant" in words or changed.clients == same.clients
+
+
+@relation(method=SYMMETRIC, network="start", double=True, form=IN_ORDER, clients=(3, 4))
+def clients_in_another_order(draw: Draw, program: Program, folder: Path) -> None:
+    """Client k does what client p(k) did."""
+    chosen = order(draw, program.clients)
+    # Projections to a common width have random initial weights, which depend on the client.
+    widths = {f"{program.method}.width": 0} if program.method in ("fedproto", "fedgh") else {}
+    program = program.having(**full, **widths)
+    first = complete(program, folder)
+    moved = run(Renumbered(**vars(program), chosen=chosen), folder)
+    close(first, moved, {str(old): str(chosen.index(old)) for old in range(program.clients)})
+
+
+@dataclass(frozen=True)
+class Renumbered(Program):
+    """A program whose client k has the data of client `chosen[k]`."""
+
+    chosen: tuple[int, ...] = ()
+
+    def rows(self, client: int, part: str) -> Rows:
+        """Return the rows of another client."""
+        return super().rows(self.chosen[client], part)
+
+
+# ---- the same examples
+
+
+@relation(method=(*SYMMETRIC, "fedmd", "fml"), network=("start", "mlp"), double=True, form=IN_ORDER)
+def rows_in_another_order(draw: Draw, program: Program, folder: Path) -> None:
+    """The rows of a client's part are in another order; a batch has all of them."""
+    program = program.having(**full)
+    part = draw(st.sampled_from(("train", "test")))
+    shuffled = at(draw(st.integers(0, program.clients - 1)), (part,), lambda rows: rows.take(slice(None, None, -1)))
+    close(complete(program, folder), run(program.edited(shuffled), folder))
+
+
+@relation(method=SYMMETRIC, network=("start", "mlp"), double=True, form=IN_ORDER)
+def all_rows_repeated(draw: Draw, program: Program, folder: Path) -> None:
+    """Each client has each of its training or test rows twice; a batch has all of them."""
+    program = program.having(**full)
+    part = draw(st.sampled_from(("train", "test")))
+    twice = everywhere((part,), lambda rows: rows.take(np.arange(2 * len(rows.labels)) // 2))
+    close(complete(program, folder), run(program.edited(twice), folder))
+
+
+@relation(form=IN_ORDER)
+def another_form(draw: Draw, program: Program, folder: Path) -> None:
+    """The same rows in another form of data give the same bytes."""
+    form = draw(st.sampled_from([name for name in IN_ORDER if name != program.form]))
+    equal(run(program, folder), run(replace(program, form=form), folder))
+
+
+@relation(form=("tensors", "arrays", "frame", "dataset", "subset"), task=("classification", "binary", "multi-label"))
+def another_dtype(draw: Draw, program: Program, folder: Path) -> None:
+    """Labels in another type of whole numbers, and inputs in float64 with values of float32, give the same bytes."""
+    labels = draw(st.sampled_from((np.int32, np.uint8, np.int16)))
+    wide = draw(st.booleans())
+
+    def cast(rows: Rows) -> Rows:
+        inputs = rows.inputs.astype(np.float64) if wide else rows.inputs
+        return replace(rows, inputs=inputs, labels=rows.labels.astype(labels))
+
+    equal(run(program, folder), run(program.edited(everywhere(("train", "test"), cast)), folder))
+
+
+@relation(task="regression", method=("local", "fedavg", "fedrep", "layer-average"), double=True, form=IN_ORDER)
+def a_constant_added_to_targets(draw: Draw, program: Program, folder: Path) -> None:
+    """A constant that is added to the targets and to the network's outputs changes no loss and no R2."""
+    constant = draw(st.sampled_from((1e3, -1e6, 1e8)))
+    moved = everywhere(("train", "test"), lambda rows: replace(rows, labels=rows.labels + constant))
+    first = complete(replace(program, offset=1e-9), folder)
+    changed = run(replace(program, offset=constant).edited(moved), folder)
+    assert not changed.refused
+    for client, numbers in first.clients.items():
+        np.testing.assert_allclose(changed.clients[client], numbers, rtol=1e-4, atol=1e-4)
+
+
+@relation(task="classification", form=tuple(form for form in IN_ORDER if form != "lists"), sizes="equal")
+def bytes_are_scaled(draw: Draw, program: Program, folder: Path) -> None:
+    """Bytes are the same inputs as their 255ths."""
+    assume(program.form != "named")
+
+    def as_bytes(rows: Rows) -> Rows:
+        return replace(rows, inputs=(rows.inputs * 40 + 128).clip(0, 255).astype(np.uint8))
+
+    def as_floats(rows: Rows) -> Rows:
+        return replace(rows, inputs=as_bytes(rows).inputs.astype(np.float32) / np.float32(255))
+
+    parts = ("train", "test", "public")
+    first = run(program.edited(everywhere(parts, as_floats)), folder)
+    assume(not first.refused)
+    equal(first, run(program.edited(everywhere(parts, as_bytes)), folder))
+
+
+# ---- clients
+
+
+@relation(method=SYMMETRIC, sizes="equal", clients=(3, 4))
+def a_client_that_is_refused_changes_nothing(draw: Draw, program: Program, folder: Path) -> None:
+    """A client whose data are lost, or whose network does not fit, is named, and changes nothing for the others."""
+    first = complete(program, folder)
+    reason = draw(st.sampled_from(("lost data", "other network")))
+    more = replace(program, clients=program.clients + 1)
+    if reason == "lost data":
+        more = replace(more, absent=(program.clients,))
+    elif program.method in ("fedavg", "fedprox"):
+        more = Refusing(**vars(more), left_out=program.clients)
+    else:
+        return
+    changed = run(more, folder)
+    assert not changed.refused
+    assert str(program.clients) in {client for client, _ in changed.failures}
+    close(first, changed)
+
+
+@relation(task="classification", method=trained, sizes="equal", clients=(3, 4))
+def random_labels_are_chance(draw: Draw, program: Program, folder: Path) -> None:
+    """Labels that are independent of the inputs are predicted by chance."""
+    seed = draw(st.integers(0, 10**6))
+
+    def random_labels(client: int, part: str, rows: Rows) -> Rows:
+        rng = np.random.default_rng([seed, client, len(part)])
+        if part == "test":
+            rows = rows.take(np.arange(140) % len(rows.labels))
+            return replace(
+                rows, inputs=rng.normal(size=rows.inputs.shape).astype(np.float32), labels=np.arange(140) % 3
+            )
+        return replace(rows, labels=rng.permutation(np.arange(len(rows.labels)) % 3))
+
+    outcome = complete(program.edited(random_labels), folder)
+    mean = np.mean([accuracy for accuracy, _ in outcome.clients.values()])
+    assert 0.18 < mean < 0.49, mean
+
+
+@relation(
+    method="local", double=True, task="classification", network=("mlp", "widths", "start"), form=IN_ORDER, sizes="equal"
+)
+def one_client_alone_is_a_plain_loop(draw: Draw, program: Program, folder: Path) -> None:
+    """A client that trains alone gets what a loop of plain PyTorch gives."""
+    program = replace(program, clients=1).having(optimizer="sgd", momentum=0.5, rounds=1, **full)
+    outcome = complete(program, folder)
+    network = program.model(Client(0)).double()
+    saved = {name: torch.tensor(array) for name, array in outcome.models["models/0.safetensors"].items()}
+    rate, epochs = program.all_settings["learning-rate"], program.all_settings["local-epochs"]
+    rows, test = program.rows(0, "train"), program.rows(0, "test")
+    untrained = replace(program, settings={**program.settings, "learning-rate": 1e-30})
+    start = complete(untrained, folder).models["models/0.safetensors"]
+    network.load_state_dict({name: torch.tensor(array) for name, array in start.items()})
+    optimizer = torch.optim.SGD(network.parameters(), rate, momentum=0.5)
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        outputs = network(torch.tensor(rows.inputs).double())
+        nn.functional.cross_entropy(outputs, torch.tensor(rows.labels)).backward()
+        optimizer.step()
+    for name, tensor in network.state_dict().items():
+        torch.testing.assert_close(saved[name], tensor, rtol=1e-9, atol=1e-10)
+    with torch.no_grad():
+        outputs = network(torch.tensor(test.inputs).double())
+    right = (outputs.argmax(1) == torch.tensor(test.labels)).double().mean().item()
+    loss = nn.functional.cross_entropy(outputs, torch.tensor(test.labels)).item()
+    np.testing.assert_allclose(outcome.clients["0"], (right, loss), rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a model function needs to know of a client."""
+
+    partition_id: int
+
+
+@relation(form=IN_ORDER, sizes=("equal", "unequal"))
+def test_examples_train_nothing(draw: Draw, program: Program, folder: Path) -> None:
+    """Other test examples change no model."""
+    first = complete(program, folder)
+    other = everywhere(("test",), lambda rows: rows.take(slice(3, None)))
+    changed = run(program.edited(other), folder)
+    equal(replace(first, clients={}, history=()), replace(changed, clients={}, history=()))
+
+
+# ---- ways of running
+
+
+@relation()
+def two_workers(draw: Draw, program: Program, folder: Path) -> None:
+    """Worker processes change nothing; with such a timeout they start at once."""
+    equal(run(program, folder), run(program.having(workers=2, timeout=600.0), folder))
+
+
+@relation(slow=True, clients=2)
+def on_ray(draw: Draw, program: Program, folder: Path) -> None:
+    """Flower's simulation on Ray gives the same bytes."""
+    first, out = complete(program, folder), new(folder)
+    config = configuration.resolve({**program.all_settings, "dataset": "own"}, strict=False)
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(config.replace(state_dir=str(out / "state")), grid, out, engine="ray")
+
+    client_app = fedhet.make_client_app(**program.arguments())
+    run_simulation(app, client_app, program.clients, backend_config={"client_resources": {"num_cpus": 1}})
+    equal(first, outcomes.read(out))
+
+
+@dataclass(frozen=True)
+class Included(Program):
+    """A program without functions: scikit-learn's digits, and architectures of fedhet."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return no functions."""
+        return {}
+
+
+ARCHITECTURES = ("mlp", "cnn-1-1", "cnn-1-1,mlp", "flha-small-0", "flha-small-1")
+
+
+@relation(method=trained, clients=(3, 4))
+def batches_of_clients(draw: Draw, program: Program, folder: Path) -> None:
+    """Clients whose networks are trained in one batch get what they get one by one, up to rounding."""
+    settings = {"dataset": "digits", "architectures": draw(st.sampled_from(ARCHITECTURES)), "samples-per-client": 30}
+    settings |= {"public-samples": 40, "batch-size": draw(st.sampled_from((7, 13, 30))), "local-epochs": 3}
+    settings |= {"rounds": 1} if "rounds" in program.all_settings else {}
+    included = Included(program.method, clients=program.clients, settings=settings)
+    first = complete(included.having(client_batching="off"), folder)
+    changed = run(included.having(client_batching=str(draw(st.sampled_from((2, 10))))), folder)
+    assert not changed.refused
+    for name, arrays in first.models.items():
+        for key, array in arrays.items():
+            scale = max(1e-3, np.abs(array).max(initial=0.0))
+            gap = np.abs(np.float64(changed.models[name][key]) - array).max(initial=0.0) / scale
+            assert gap < 2e-3, f"{name} {key}: {gap}"
+
+
+@relation()
+def twice(draw: Draw, program: Program, folder: Path) -> None:
+    """A second run gives the same bytes."""
+    equal(run(program, folder), run(program, folder))
+
+
+class Killed(Observer):
+    """An observer that interrupts the run after the first round."""
+
+    def round(self, run: RunInfo, report: RoundReport) -> None:
+        """Interrupt the run."""
+        if report.row["round"] == 1:
+            raise KeyboardInterrupt
+
+
+@relation()
+def killed_and_resumed(draw: Draw, program: Program, folder: Path) -> None:
+    """A run that is interrupted and resumed gives the same bytes."""
+    first, out = complete(program, folder), new(folder)
+    try:
+        run(program, folder, out=out, observers=[Killed()])
+    except KeyboardInterrupt:
+        fedhet.run({}, **program.arguments(), resume=out, progress=False)
+    equal(first, replace(outcomes.read(out)))
+
+
+@relation()
+def beside_another_run(draw: Draw, program: Program, folder: Path) -> None:
+    """A run beside another run, in a thread, gives the same bytes or is refused."""
+    first = complete(program, folder)
+    results: dict[int, Outcome] = {}
+    failures: list[BaseException] = []
+
+    def one(number: int) -> None:
+        try:
+            settings = program.all_settings | {"seed": number}
+            fedhet.run(settings, **program.arguments(), out=folders[number], progress=False)
+            results[number] = outcomes.read(folders[number])
+        except FedhetError:
+            pass
+        except BaseException as error:
+            failures.append(error)
+
+    folders = [new(folder) for _ in range(2)]
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    if 0 in results:
+        equal(replace(first, failures=()), replace(results[0], failures=()))
+
+
+@relation()
+def in_another_state_of_the_process(draw: Draw, program: Program, folder: Path) -> None:
+    """What the caller set for its own purposes changes nothing, and is as it was afterwards."""
+    first = run(program, folder)
+    state = draw(st.sampled_from(("seeds", "float64", "no_grad", "inference_mode", "autocast", "folder")))
+    here = Path.cwd()
+    rng = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()]
+    try:
+        if state == "seeds":
+            random.seed(1), np.random.seed(2), torch.manual_seed(3)
+            rng = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()]
+        elif state == "float64":
+            torch.set_default_dtype(torch.float64)
+        elif state == "folder":
+            os.chdir(folder)
+        contexts = {"no_grad": torch.no_grad(), "inference_mode": torch.inference_mode()}
+        with contexts.get(state, torch.autocast("cpu", enabled=state == "autocast")):
+            changed = run(program if state != "float64" else InFloat32(**vars(program)), folder)
+            assert torch.is_inference_mode_enabled() == (state == "inference_mode")
+            assert torch.is_grad_enabled() == (state not in ("no_grad", "inference_mode"))
+        assert torch.get_default_dtype() == (torch.float64 if state == "float64" else torch.float32)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        os.chdir(here)
+    assert random.getstate() == rng[0]
+    assert np.random.get_state()[1].tolist() == rng[1]
+    assert torch.equal(torch.get_rng_state(), rng[2])
+    equal(first, changed)
+
+
+@dataclass(frozen=True)
+class InFloat32(Program):
+    """A program whose functions do not depend on the default dtype."""
+
+    def model(self, client: Any) -> nn.Module:
+        """Return the network that is built with the default dtype float32."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            return super().model(client)
+        finally:
+            torch.set_default_dtype(before)
+
+
+@relation()
+def values_of_keys_written_out(draw: Draw, program: Program, folder: Path) -> None:
+    """A run's complete configuration, given as settings, is the same run."""
+    import tomllib
+
+    first = complete(program, folder)
+    written = tomllib.loads((first.folder / "config.toml").read_text())
+    kept = draw(st.sets(st.sampled_from(sorted(written)), max_size=8))
+    settings = {key: value for key, value in written.items() if key in kept and key not in ("data", "dataset")}
+    changed = run(program.having(**{key.replace("-", "_"): value for key, value in settings.items()}), folder)
+    if changed.refused:
+        assert any(key in changed.refused for key in settings), changed.refused
+    else:
+        equal(first, changed)
+
+
+@relation(method=trained)
+def evaluations_and_saved_models_change_nothing(draw: Draw, program: Program, folder: Path) -> None:
+    """Fewer evaluations and models that are saved in between do not change the trained models."""
+    first = complete(program, folder)
+    key = draw(st.sampled_from(("evaluate-every", "save-every")))
+    changed = run(program.having(**{key.replace("-", "_"): 2 if key == "evaluate-every" else 1}), folder)
+    if changed.refused:
+        assert key in changed.refused, changed.refused
+        return
+    models = {name: arrays for name, arrays in changed.models.items() if "round-" not in name}
+    assert changed.clients == first.clients
+    equal(replace(first, history=()), replace(changed, history=(), models=models))
+
+
+@relation(method=trained)
+def a_clip_norm_that_clips_nothing(draw: Draw, program: Program, folder: Path) -> None:
+    """A norm that no update reaches is as no norm."""
+    first = complete(program, folder)
+    changed = run(program.having(clip_norm=1e9), folder)
+    if changed.refused:
+        assert "clip-norm" in changed.refused, changed.refused
+        return
+    assert set(changed.clients) == set(first.clients)
+    for client, numbers in first.clients.items():
+        np.testing.assert_allclose(changed.clients[client], numbers, rtol=1e-4, atol=1e-4, err_msg=f"client {client}")
+
+
+@relation(method=trained)
+def client_settings_that_are_the_runs(draw: Draw, program: Program, folder: Path) -> None:
+    """Settings of single clients that equal the run's change nothing."""
+    first = complete(program, folder)
+    keys = draw(st.sampled_from((("learning-rate",), ("batch-size",), ("local-epochs",))))
+    settings = {key: program.all_settings[key] for key in keys}
+    changed = run(program, folder, client_settings=lambda client: settings)
+    if changed.refused:
+        assert keys[0] in changed.refused, changed.refused
+        return
+    equal(first, changed)
+
+
+# ---- what is made of runs
+
+
+@relation(form=("tensors", "arrays", "frame"))
+def compare_is_run(draw: Draw, program: Program, folder: Path) -> None:
+    """A comparison's run is the run."""
+    first, out = complete(program, folder), new(folder)
+    settings = {key: value for key, value in program.all_settings.items() if key not in ("method", "workers")}
+    fedhet.compare([program.method], settings, seeds=[0], **program.arguments(), out=out, jobs=1)
+    equal(first, outcomes.read(out / f"{program.method}-seed0"))
+
+
+@relation(
+    method=("fedavg", "fedprox", "fedproto", "fedrep"), task="classification", clients=4, form=("tensors", "arrays")
+)
+def clients_that_a_method_refused_are_no_gain(draw: Draw, program: Program, folder: Path) -> None:
+    """The difference to `local` is over the clients that both served, with a further client or without."""
+    settings = {key: value for key, value in program.all_settings.items() if key not in ("method", "workers")}
+    methods = ["local", program.method]
+    arguments = {"seeds": [0, 1], "jobs": 1, "model": program.model, "data": program.data, "task": program.task}
+    left_out = draw(st.integers(0, 3))
+    refusing = Refusing(**vars(program), left_out=left_out)
+    out = new(folder)
+    try:
+        fedhet.compare(methods, settings, **{**arguments, "data": refusing.data, "model": refusing.model}, out=out)
+    except FedhetError:
+        return
+    rows = [outcomes.read(out / f"{method}-seed{seed}").clients for seed in (0, 1) for method in methods]
+    pairs = [(rows[0], rows[1]), (rows[2], rows[3])]
+    common = [[other[name][0] - alone[name][0] for name in alone if name in other] for alone, other in pairs]
+    assume(all(common))
+    (row,) = [
+        line for line in (out / "comparison.md").read_text().splitlines() if line.startswith(f"| {program.method} ")
+    ][:1]
+    difference = np.mean([np.mean(values) for values in common])
+    assert f"{difference:+.3f}" in row or f"{difference + 0.0:+.3f}".replace("-0.000", "+0.000") in row, (
+        difference,
+        row,
+    )
+
+
+@dataclass(frozen=True)
+class Refusing(Program):
+    """A program with one client whose network has another width."""
+
+    left_out: int = 0
+
+    def model(self, client: Any) -> nn.Module:
+        """Return a wider network for one client."""
+        if client.partition_id != self.left_out:
+            return super().model(client)
+        return nn.Sequential(nn.Linear(6, 11), nn.ReLU(), nn.Linear(11, 3)).to(torch.float64 if self.double else None)
+
+
+@relation(method=trained, task="classification")
+def saved_networks_are_the_scored_ones(draw: Draw, program: Program, folder: Path) -> None:
+    """A loaded network predicts a client's test examples as well as its score says."""
+    outcome = complete(program, folder)
+    summary = json.loads((outcome.folder / "summary.json").read_text())
+    for number in range(program.clients):
+        if str(number) not in outcome.clients:
+            continue
+        network = fedhet.load_model(outcome.folder, number, model=program.model)
+        rows = program.rows(number, "test")
+        with torch.no_grad():
+            outputs = network(torch.tensor(rows.inputs).to(next(network.parameters()).dtype))
+        accuracy = (outputs.argmax(1).numpy() == rows.labels).mean()
+        assert abs(accuracy - outcome.clients[str(number)][0]) < 1e-6, (number, summary["personal_accuracy"])
+
+
+@relation(method=trained, form="tensors")
+def start_from_a_run(draw: Draw, program: Program, folder: Path) -> None:
+    """Networks of a run from which another starts, without training, are this run's networks."""
+    assume(program.method in ("local", "fedavg", "fedprox", "fedrep", "layer-average"))
+    first = complete(program, folder)
+    changed = run(program.having(start_from=str(first.folder), learning_rate=1e-30, rounds=1), folder)
+    assume(not changed.refused)
+    for name, arrays in first.models.items():
+        for key, array in arrays.items():
+            if array.dtype.kind == "f" and "running" not in key:
+                np.testing.assert_allclose(
+                    changed.models[name][key], array, rtol=1e-5, atol=1e-6, err_msg=f"{name} {key}"
+                )
