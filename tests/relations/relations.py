@@ -25,6 +25,7 @@ from torch import nn
 
 import fedhet
 from fedhet.config import configuration
+from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
 from fedhet.results.observers import Observer, RoundReport, RunInfo
@@ -48,7 +49,7 @@ Check = Callable[[Draw, Program, Path], None]
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation: its check, the values of a program's attributes for which it is claimed, and whether it takes long."""
+    """A relation: its check, the programs for which it is claimed (values of attributes), and whether it takes long."""
 
     check: Check
     programs: Mapping[str, Any]
@@ -338,7 +339,10 @@ def two_workers(draw: Draw, program: Program, folder: Path) -> None:
 def on_ray(draw: Draw, program: Program, folder: Path) -> None:
     """Flower's simulation on Ray gives the same bytes."""
     first, out = complete(program, folder), new(folder)
-    config = configuration.resolve({**program.all_settings, "dataset": "own"}, strict=False)
+    functions = UserFunctions(**program.arguments())
+    supplied = functions.words.keys()
+    settings = configuration.completed(program.all_settings, supplied)
+    config = functions.adapted(configuration.resolve(settings, supplied=supplied))
     app = ServerApp()
 
     @app.main()
