@@ -34,6 +34,7 @@ from tests.relations import outcomes
 from tests.relations.outcomes import Outcome, close, equal, new, run
 from tests.relations.programs import (
     CONTROLS,
+    FORMS,
     IN_ORDER,
     NAMED_CLASSES,
     SYMMETRIC,
@@ -335,7 +336,7 @@ def two_workers(draw: Draw, program: Program, folder: Path) -> None:
     equal(run(program, folder), run(program.having(workers=2, timeout=600.0), folder))
 
 
-@relation(slow=True, clients=2)
+@relation(slow=True, clients=2, form=tuple(form for form in FORMS if form != "files"))
 def on_ray(draw: Draw, program: Program, folder: Path) -> None:
     """Flower's simulation on Ray gives the same bytes."""
     first, out = complete(program, folder), new(folder)
