@@ -262,7 +262,7 @@ def files(rows: Rows, program: Program) -> Any:
         for number, (inputs, label) in enumerate(zip(rows.inputs, rows.labels, strict=True)):
             np.save(partial_root / rows.classes[label] / f"{number:03}.npy", inputs)
         partial_root.rename(root)
-    return DatasetFolder(str(root), np.load, (".npy",), transform=torch.from_numpy)
+    return DatasetFolder(str(root), np.load, (".npy",), transform=torch.from_numpy, allow_empty=True)
 
 
 FORMS: dict[str, Callable[[Rows, Program], Any]] = {
