@@ -44,8 +44,6 @@ class FedHARM(ClientSide[FedHARMOptions]):
             self._described(self.client.data.train.inputs[:1], None)
         return Payload()
 
-    # ---- training
-
     def phases(self, payload: Payload) -> list[Phase]:
         """Return up to two phases: on public images, with the target that the server sent, then on private examples."""
         phases = self._on_shared(payload) if "shared" in payload.values else []
@@ -87,8 +85,6 @@ class FedHARM(ClientSide[FedHARMOptions]):
         if "target" not in payload.arrays:
             return None
         return [self.client.to_device(part) for part in unpack_all(payload.arrays["target"], self.options.parts)]
-
-    # ---- descriptors
 
     def end(self, payload: Payload) -> Payload:
         client = self.client

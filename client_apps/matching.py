@@ -96,8 +96,6 @@ class FedMA(Matched[FedMAOptions]):
         self._own: dict[int, np.ndarray[Any, Any]] = {}  # by matched group, the global units of the client's units
         self._complete = self._begins = self._lost = False
 
-    # ---- the server's message
-
     def begin(self, payload: Payload) -> None:
         arrays = payload.arrays
         self._begins = "group" not in arrays
@@ -141,8 +139,6 @@ class FedMA(Matched[FedMAOptions]):
         layers = {name.rpartition(".")[0] for name in names}
         kinds = self.groups.kinds.items()
         return names | {name for name, kind in kinds if kind == "statistic" and name.rpartition(".")[0] in layers}
-
-    # ---- training
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         if self._lost:

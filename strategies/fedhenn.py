@@ -126,9 +126,6 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return pack(mean_target(peers))
 
 
-# ---- functions that FedMD and FedHARM use, too
-
-
 def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> NDArray[np.int32]:
     """Return up to `count` random indices below `size`; they depend on `seed`, `purpose` (a name) and `round`."""
     return numpy_generator(seed, purpose, round).permutation(size)[:count].astype(np.int32)

@@ -198,7 +198,7 @@ class TestRegistered:
         class HeadsOptions(Options):
             weight: float = option(0.5, "of mine")
 
-        heads = Method("heads", Traits(shares=HEAD, keeps="model", scored="trained", common_init=True), HeadsOptions)
+        heads = Method("heads", Traits(shares=HEAD, keeps="model", common_init=True), HeadsOptions)
         app = tiny.app(methods=[heads])
         make_server_app(methods=[heads])
         config = configuration.resolve({"method": "heads", "rounds": 2, "heads.weight": 2})

@@ -157,8 +157,6 @@ class Clients:
         secret.keep({key: flat[key] for key in sorted(about)} | split)
         return secret
 
-    # ---- data
-
     def _data_of(self, info: ClientInfo, device: torch.device) -> ClientData:
         config, seed = info.config, info.split_seed
         if self._data is None and device.type == "cpu":  # client_setup keeps these
@@ -183,8 +181,6 @@ class Clients:
         task, transform = dataset.task if dataset else self._task, client_setup.transform_of(dataset, network.precision)
         guessed = not registry.client_side(config.method_name).head_of(config)
         return check_model(network, data, transform, task, self._model, guessed=guessed)
-
-    # ---- networks
 
     @contextmanager
     def _network(self, info: ClientInfo, data: ClientData, device: torch.device) -> Iterator[_Network]:

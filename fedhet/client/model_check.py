@@ -46,9 +46,6 @@ class ModelCheck(NamedTuple):
     note: str = ""
 
 
-# ---- can the network be used with the data?
-
-
 @torch.no_grad()
 def check_model(
     representation: Representation,
@@ -250,9 +247,6 @@ def check_public_dataset(client: Client, *, labelled: bool) -> None:
 
 def _shapes(inputs: Tensor) -> str:
     return ", ".join(f"{name} of shape {list(part.shape[1:])}" for name, part in parts_of(inputs).items())
-
-
-# ---- are task, network and data those with which the run began?
 
 
 def check_unchanged(job: Job) -> None:

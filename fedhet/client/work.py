@@ -100,9 +100,6 @@ class Job:
             self.remarks.append(remark)
 
 
-# ---- what a message asks for
-
-
 def train(job: Job) -> ClientWork[Payload]:
     """Answer a training message `job`: do the client's work for one round, and return the reply's payload."""
     side, client = job.side, job.client
@@ -191,9 +188,6 @@ def first(job: Job) -> Payload:
     whole = job.build("all").state_dict()
     shared = {key: whole[name] for name, key in job.side.shared_names().items()}
     return Payload({WHOLE: to_arrays(shared)})
-
-
-# ---- the steps
 
 
 def restore(job: Job) -> None:
@@ -287,9 +281,6 @@ def _write_model(job: Job, round: int = 0) -> None:
             width = torch.tensor(part.width if part else 1.0, dtype=torch.float64)
             beside |= {WIDTH: width, ROUND: torch.tensor(client.request.round)}
         client.store.write_model(tensors | beside, round)
-
-
-# ---- evaluation
 
 
 def measure(job: Job, when: str) -> ClientWork[None]:

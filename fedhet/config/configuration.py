@@ -147,9 +147,6 @@ def _spec(key: str) -> dataclasses.Field[Any]:
     return known[name]
 
 
-# ---- presets and files
-
-
 def run_configs() -> Path:
     """Return the folder of presets: inside an installed package, or next to the package in a checkout."""
     package = Path(__file__).resolve().parents[1]
@@ -256,9 +253,6 @@ def from_file(
         if method is None and "method" in settings:
             registry.check_known(str(settings["method"]), path)
     return settings if method is None else settings | {"method": method}
-
-
-# ---- the list of keys
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:

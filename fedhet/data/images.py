@@ -41,12 +41,7 @@ CIFAR10_FOLDERS = ("", "cifar-10-batches-py", "cifar10/cifar-10-batches-py")
 
 
 def _images(
-    name: str,
-    parts: Sequence[Examples],
-    transform: Transform,
-    *,
-    augment: Augment | None = None,
-    classes: int = 10,
+    name: str, parts: Sequence[Examples], transform: Transform, *, augment: Augment | None = None, classes: int = 10
 ) -> DataSet:
     (train, test), task = parts, Task("classification")
     shape = tuple(train.inputs[:1].shape[1:])

@@ -110,8 +110,6 @@ class WorkerGrid(LocalGrid):
         for node in (message.metadata.dst_node_id for message in batch):
             self._seconds[node] = max(seconds, self._seconds.get(node, 0.0))
 
-    # ---- workers
-
     def _start_when_due(self) -> None:
         """Start workers once training in this process has taken `patience` seconds."""
         due = not self._threads and self._number >= self.least and math.isfinite(self.patience)

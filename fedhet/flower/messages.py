@@ -180,8 +180,6 @@ def name_in(message: Message) -> str:
     return name if isinstance(name, str) and plain_name(name) else ""
 
 
-# ---- arrays and payloads
-
 STYPE = "fedhet.raw"
 _name_of: Callable[[np.dtype[Any]], str] = cache(str)  # NumPy formats a dtype's name anew for every array
 RESERVED = frozenset({"values", "request", "metrics", "report"})  # names of records that groups of arrays cannot have

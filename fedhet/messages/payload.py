@@ -137,8 +137,6 @@ def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
             tensors[name].copy_(torch.from_numpy(array))
 
 
-# ---- changes as low-rank factors, which are smaller to send
-
 LEFT, RIGHT = ":left", ":right"  # suffixes that name an array's low-rank factors, as in `fc.weight:left`
 
 
@@ -199,8 +197,6 @@ def add_factors(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
         after[name] = np.asarray(before[name] + change if added else change, dtype=dtype)
     return after
 
-
-# ---- values
 
 Name = Annotated[str, "can be the name of a file"]
 Text = Annotated[str, "has several lines"]

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from fedhet.errors import ConfigError
 from fedhet.methods import options
 from fedhet.methods.options import Aggregation, Value
 from fedhet.methods.sharing import BODY, HEAD, NOTHING, Sharing
@@ -46,8 +45,6 @@ class Traits:
         networks: how networks may differ: not at all (`"equal"`), in layers' `"widths"`, or in any way (`"any"`).
         shares: which arrays of a client's network are shared, and how.
         keeps: what a client keeps between rounds: its whole `"model"`, the unshared `"rest"` of it, or `"nothing"`.
-        scored: which network is evaluated for the method's results: the one that clients `"received"`, or the one that
-            they `"trained"`, which requires `keeps="model"`.
         common_init: clients start from equal weights if `shared-init` is set.
         public: what the method needs of the public dataset: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
         public_at_server: the server needs the inputs of the public dataset as well.
@@ -70,7 +67,6 @@ class Traits:
     networks: Literal["equal", "widths", "any"] = "any"
     shares: Sharing = NOTHING
     keeps: Literal["model", "rest", "nothing"] = "rest"
-    scored: Literal["received", "trained"] = "received"
     common_init: bool = False
     public: Literal["none", "inputs", "labelled"] = "none"
     public_at_server: bool = False
@@ -83,9 +79,10 @@ class Traits:
     predicts: str = "the client's network"
     trains_network: bool = True
 
-    def __post_init__(self) -> None:
-        if self.scored == "trained" and self.keeps != "model":
-            raise ConfigError('Traits(scored="trained") also needs keeps="model", so that clients keep the network')
+    @property
+    def scored(self) -> Literal["received", "trained"]:
+        """The network that is evaluated for results: the one that clients `trained`, if they keep it, or `received`."""
+        return "trained" if self.keeps == "model" else "received"
 
     @property
     def kinds(self) -> frozenset[str]:

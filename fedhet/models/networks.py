@@ -190,8 +190,6 @@ class ResNet8(Classifier):
         super().__init__([*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1)], 64, classes)
 
 
-# ---- texts
-
 VOCABULARY = 10_000
 """Number of words that `WordLSTM` embeds; texts have indices below it."""
 

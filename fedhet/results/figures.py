@@ -109,9 +109,6 @@ def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
     return figure if label_axes(axes, "round", next(iter(runs.values())).metric) else None
 
 
-# ---- style and files
-
-
 class PlainFigure(Figure):
     """A figure for notebooks and pages, whose text is drawn literally: a `$` in a name does not start a formula."""
 

@@ -103,8 +103,6 @@ class Hooks(Generic[P, S]):
     def state(self, state: S) -> None:
         self.run.state, self.fresh = state, True
 
-    # ---- the handshake
-
     def public_dataset(self) -> PublicDataset | None:
         """Return the public dataset to send in the handshake; None if clients have one already or need none."""
         return self.run.public
@@ -130,8 +128,6 @@ class Hooks(Generic[P, S]):
     def number_of_rounds(self) -> int:
         """Return the number of rounds; called after clients are admitted, also in a resumed run."""
         return self.config.rounds
-
-    # ---- a round
 
     def participants(self, round: int) -> Sequence[str]:
         """Return the clients that take part in a round, by default a seeded sample of all clients admitted so far."""
@@ -176,8 +172,6 @@ class Hooks(Generic[P, S]):
             self.state.model = self.state.model | self.aggregator.average(models, self.aggregator.weights(replies))
         return {}
 
-    # ---- results
-
     def size_of(self, client: str) -> str:
         """Return the size of a client's network in words, such as "width 0.5", for the history; by default empty."""
         return ""
@@ -205,8 +199,6 @@ class Hooks(Generic[P, S]):
             return None
         load_into(model.state_dict(), self.state.model)
         return model
-
-    # ---- steps of a round
 
     def _prepare(self) -> None:
         self._initialise()

@@ -96,11 +96,7 @@ class Prediction:
 
 
 def evaluate(
-    predict: Transform,
-    examples: Examples,
-    task: Task,
-    prepare: Transform,
-    network: nn.Module | None = None,
+    predict: Transform, examples: Examples, task: Task, prepare: Transform, network: nn.Module | None = None
 ) -> Score | None:
     """Return the metric and the loss of predictions for all examples, or None if there are no examples.
 

@@ -278,11 +278,7 @@ def forget_gradients(parameters: Sequence[Tensor]) -> None:
 
 
 def mini_batches(
-    model: nn.Module,
-    phase: Phase,
-    examples: Examples,
-    order: torch.Generator | SecretStream,
-    privacy: Privacy | None,
+    model: nn.Module, phase: Phase, examples: Examples, order: torch.Generator | SecretStream, privacy: Privacy | None
 ) -> tuple[Iterator[Tensor], int]:
     """Return an iterator over the index tensors of a phase's mini-batches, and the number of mini-batches.
 
@@ -307,12 +303,7 @@ def mini_batches(
 
 
 def batches(
-    count: int,
-    size: int,
-    source: torch.Generator | SecretStream,
-    device: torch.device | None = None,
-    *,
-    least: int = 1,
+    count: int, size: int, source: torch.Generator | SecretStream, device: torch.device | None = None, *, least: int = 1
 ) -> Iterator[Tensor]:
     """Yield 0 to `count` - 1, shuffled, in batches of `size`; a rest of fewer than `least` joins the last batch."""
     order = permutation(count, source)

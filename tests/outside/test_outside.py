@@ -24,5 +24,5 @@ class TestByReference(Contract):
 
 @pytest.mark.slow
 class TestGiven(MethodContract):
-    method = Method("heads", traits=Traits(shares=HEAD, keeps="model", scored="trained", common_init=True))
+    method = Method("heads", traits=Traits(shares=HEAD, keeps="model", common_init=True))
     architectures = "mlp"

@@ -103,9 +103,6 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
     return 2 - 2 * nuclear
 
 
-# ---- parts of these measures
-
-
 def centred(x: Tensor) -> Tensor:
     """Return features `(L, d)` minus the mean of each column."""
     return x - x.mean(0)
@@ -194,8 +191,6 @@ def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) ->
         y_self = torch.maximum(y.square().sum(), _LEAST_DEBIASED * y_self)
     return ratio((x * y).sum(), x_self, y_self)
 
-
-# ---- the distance to a target
 
 Kernel = Literal["linear", "rbf", "procrustes"]
 

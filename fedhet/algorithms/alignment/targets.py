@@ -128,8 +128,6 @@ def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torc
     return max(min(max(agreed, classes), rank // 2), 1)
 
 
-# ---- FedHARM: descriptors of images
-
 BATCH = 64  # number of images in a forward pass of `describe`
 
 
@@ -247,8 +245,6 @@ def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence
     if kind == "spectral":
         check_posteriors(parts[0])
 
-
-# ---- targets in messages
 
 DTYPES = {"values": "float16", "exponent": "int16"}
 """Keys of the arrays that `pack` returns, and their dtypes."""

@@ -225,8 +225,6 @@ def dims_of(node: Node, rank: int) -> list[int]:
     return [dim % rank for dim in dims]
 
 
-# ---- layers
-
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """Number of gates, whose rows are stacked in the weights, by ATen name of a recurrent layer."""
 

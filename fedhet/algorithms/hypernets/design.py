@@ -119,8 +119,6 @@ def std_of(type: str, shape: Shape) -> float:
     return 0.02 if type.startswith("parameter") else float((2 / prod(shape[1:])) ** 0.5)
 
 
-# ---- initial values
-
 BASE = 4.0
 """Factor of the learned weights in a `BaseLowRank` head. As latent vectors have the length BASE, a gradient step then
 changes generated weights as much as in a `Dense` head."""

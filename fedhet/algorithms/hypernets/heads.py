@@ -122,9 +122,6 @@ def head(layer: LayerType, slot: Slot, kind: Head) -> nn.Module:
     return BaseLowRank(slot.shape, RANK * layer.occurrences)
 
 
-# ---- one head for all types
-
-
 @dataclass(frozen=True)
 class Tiled:
     """Tiles of weights that are decoded together (see `Tiles`), and the arrays that they form.

@@ -92,11 +92,7 @@ def match_layer(
 
 
 def estimate_variances(
-    weights: Sequence[npt.ArrayLike],
-    *,
-    gamma: float = 1.0,
-    prior_mean: npt.ArrayLike = 0.0,
-    **options: Any,
+    weights: Sequence[npt.ArrayLike], *, gamma: float = 1.0, prior_mean: npt.ArrayLike = 0.0, **options: Any
 ) -> dict[str, float]:
     """Return estimates, by name, of the variances `sigma2` and `sigma0_2`; arguments are those of `match_layer`.
 

@@ -236,9 +236,6 @@ def _present(
     return np.concatenate(parts)
 
 
-# ---- the arrays of a group, and groups as text
-
-
 def due(groups: graphs.PermutationGroups, step: int, *, statistics: bool) -> tuple[str, ...]:
     """Return the names of the arrays that a client sends in a step of FedMA.
 

@@ -32,13 +32,13 @@ class FedRepOptions(Options):
 
 fedrep = Method(
     "fedrep",
-    Traits(networks="equal", shares=sharing.BODY, keeps="rest", scored="received", common_init=True),
+    Traits(networks="equal", shares=sharing.BODY, keeps="rest", common_init=True),
     FedRepOptions,
     common={"local-epochs": 11, "closing-epochs": 10},
     own={"fedrep.body-epochs": 2},
 )
 
-lg_fedavg = Method("lg-fedavg", Traits(shares=sharing.HEAD, keeps="model", scored="trained", common_init=True))
+lg_fedavg = Method("lg-fedavg", Traits(shares=sharing.HEAD, keeps="model", common_init=True))
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,7 @@ class EnsembleOptions(Options):
 
 ensemble = Method(
     "ensemble",
-    Traits(
-        shares=sharing.Sharing("everything", averaged=False),
-        keeps="model",
-        scored="trained",
-        common_init=True,
-        serves_clients=False,
-    ),
+    Traits(shares=sharing.Sharing("everything", averaged=False), keeps="model", common_init=True, serves_clients=False),
     EnsembleOptions,
     common={
         "clients": 16,
@@ -105,7 +99,7 @@ class LocalOptions(Options):
 
 def _local(options: LocalOptions) -> Traits:
     public = options.public == "mixed"
-    return Traits(keeps="model", scored="trained", public="labelled" if public else "none", communicates=False)
+    return Traits(keeps="model", public="labelled" if public else "none", communicates=False)
 
 
 local = Method("local", _local, LocalOptions)
@@ -119,21 +113,10 @@ class ClassicalOptions(Options):
     )
 
 
-_classical = Traits(
-    keeps="model", scored="trained", communicates=False, predicts="a classifier of scikit-learn", trains_network=False
-)
+_classical = Traits(keeps="model", communicates=False, predicts="a classifier of scikit-learn", trains_network=False)
 
-nearest_neighbour = Method(
-    "nearest-neighbour",
-    _classical,
-    ClassicalOptions,
-    common={"rounds": 1},
-    own={"rounds": 1},
-)
+nearest_neighbour = Method("nearest-neighbour", _classical, ClassicalOptions, common={"rounds": 1}, own={"rounds": 1})
 logistic_regression = replace(nearest_neighbour, name="logistic-regression", family="logistic-regression")
 label_spreading = replace(
-    nearest_neighbour,
-    name="label-spreading",
-    family="label-spreading",
-    traits=replace(_classical, public="inputs"),
+    nearest_neighbour, name="label-spreading", family="label-spreading", traits=replace(_classical, public="inputs")
 )

@@ -7,8 +7,6 @@ from typing import ClassVar
 from fedhet.methods.method import METRICS, Method, Traits
 from fedhet.methods.options import Options, option
 
-# ---- an auxiliary network on each client
-
 
 @dataclass(frozen=True)
 class AuxiliaryOptions(Options):
@@ -22,7 +20,7 @@ class FMLOptions(AuxiliaryOptions):
     beta: float = option(0.5, "weight of labels in the shared network's loss; 1 - beta: scores", at_least=0, at_most=1)
 
 
-_auxiliary = Traits(keeps="model", scored="trained", common_init=True, sends={"model": "weights"})
+_auxiliary = Traits(keeps="model", common_init=True, sends={"model": "weights"})
 
 fml = Method("fml", _auxiliary, FMLOptions)
 
@@ -69,9 +67,6 @@ flha_distillation = Method(
 )
 
 
-# ---- class scores of public examples
-
-
 class ScoresOptions(Options):
     """Keys of methods that train on scores of public examples: at most `subset` a round, `public_batch` in a batch."""
 
@@ -96,7 +91,6 @@ class FedMDOptions(ScoresOptions):
 def _fedmd(options: FedMDOptions) -> Traits:
     return Traits(
         keeps="model",
-        scored="trained",
         public="labelled" if options.public_epochs else "inputs",
         other_arrays="mean",
         sends={"scores": "posteriors", "distance": METRICS},
@@ -124,7 +118,6 @@ class FedDFOptions(ScoresOptions):
 def _feddf(options: FedDFOptions) -> Traits:
     return Traits(
         keeps="model",
-        scored="trained",
         public="inputs",
         public_at_server=True,
         serves_clients=options.teach,  # without it, clients do not use the server's network

@@ -62,7 +62,7 @@ def traits(options: FedHARMOptions) -> Traits:
         sends["sent"] = "posteriors" if options.align == "spectral" else "descriptors"
     public: Literal["labelled", "inputs"] = "labelled" if options.alpha else "inputs"
     other_arrays: Literal["mean", ""] = "mean" if sends.get("sent") == "descriptors" else ""
-    return Traits(keeps="model", scored="trained", public=public, other_arrays=other_arrays, sends=sends)
+    return Traits(keeps="model", public=public, other_arrays=other_arrays, sends=sends)
 
 
 fedharm = Method(

@@ -87,7 +87,6 @@ def traits(options: FedHeNNOptions) -> Traits:
         networks="equal" if options.homogeneous else "any",
         shares=EVERYTHING if options.homogeneous else NOTHING,
         keeps="model",
-        scored="trained",
         common_init=options.homogeneous,
         public="inputs" if options.eta0 else "none",
         other_arrays="whole" if options.sent == "features" else "",  # posteriors have a given norm

@@ -39,7 +39,7 @@ class FLHAGHNOptions(Options):
 
 flha_ghn = Method(
     "flha-ghn",
-    Traits(keeps="rest", scored="received", sends={"model": "hypernetwork"}),
+    Traits(keeps="rest", sends={"model": "hypernetwork"}),
     FLHAGHNOptions,
     common={
         "rounds": 1000,

@@ -45,15 +45,10 @@ NEAREST = "the nearest prototype"
 def _fedproto(options: FedProtoOptions) -> Traits:
     by = Traits.predicts if options.predict == "head" else NEAREST
     sends = {"prototypes": "prototypes", "width": STRUCTURE}
-    return Traits(keeps="model", scored="trained", other_arrays="entries", sends=sends, predicts=by, noisy_sums=True)
+    return Traits(keeps="model", other_arrays="entries", sends=sends, predicts=by, noisy_sums=True)
 
 
-fedproto = Method(
-    "fedproto",
-    _fedproto,
-    FedProtoOptions,
-    own={"fedproto.width": 32},
-)
+fedproto = Method("fedproto", _fedproto, FedProtoOptions, own={"fedproto.width": 32})
 
 
 @dataclass(frozen=True)
@@ -62,14 +57,7 @@ class FDOptions(Options):
 
 
 fd = Method(
-    "fd",
-    Traits(
-        keeps="model",
-        scored="trained",
-        other_arrays="mean",
-        sends={"prototypes": "posteriors", "width": STRUCTURE},
-    ),
-    FDOptions,
+    "fd", Traits(keeps="model", other_arrays="mean", sends={"prototypes": "posteriors", "width": STRUCTURE}), FDOptions
 )
 
 
@@ -84,11 +72,7 @@ class LearnerOptions(WidthOptions):
 
 
 _learner = Traits(
-    keeps="model",
-    scored="trained",
-    other_arrays="whole",
-    sends={"prototypes": "prototypes", "width": STRUCTURE},
-    noisy_sums=True,
+    keeps="model", other_arrays="whole", sends={"prototypes": "prototypes", "width": STRUCTURE}, noisy_sums=True
 )
 
 fedgh = Method("fedgh", _learner, LearnerOptions, own={"fedgh.width": 32, "fedgh.server-learning-rate": 0.1})
@@ -114,7 +98,7 @@ class FedGenOptions(WidthOptions):
 
 fedgen = Method(
     "fedgen",
-    Traits(shares=HEAD, keeps="model", scored="trained", common_init=True, sends={"classes": "statistics"}),
+    Traits(shares=HEAD, keeps="model", common_init=True, sends={"classes": "statistics"}),
     FedGenOptions,
     own={"fedgen.width": 32},
 )

@@ -76,9 +76,6 @@ class SubmodelOptions(Options):
             )
 
 
-# ---- units of each hidden layer
-
-
 @dataclass(frozen=True)
 class SizedOptions(SubmodelOptions):
     widths: str = option(
@@ -113,9 +110,6 @@ fedrolex = Method(
 )
 
 fjord = Method("fjord", _traits, FjORDOptions, common={"batch-norm": "re-estimate"}, own={"fjord.widths": "1,0.5,0.25"})
-
-
-# ---- sizes that are whole numbers
 
 
 @dataclass(frozen=True)
