@@ -267,7 +267,8 @@ def _sent(name: str) -> str:
     }
     summed = next(reason for reason, holds in reasons.items() if holds)
     groups = ", ".join(f"`{group}`" for group in sends) or "nothing"
-    return f"| `{name}` | {groups} | `{','.join(sorted({*sends.values(), METRICS}))}` | {summed} |"
+    allowed = ",".join(sorted(traits.kinds - {STRUCTURE} | {METRICS}))
+    return f"| `{name}` | {groups} | `{allowed}` | {summed} |"
 
 
 if __name__ == "__main__":

@@ -55,7 +55,13 @@ class Scores(ClientSide[Q]):
         if "mean" not in arrays:
             return []
         rows = self._rows(arrays["rows"])
-        examples = Examples(rows, unpack(arrays["mean"]).to(rows.device))
+        scores = unpack(arrays["mean"]).to(rows.device)
+        numbers = self.client.task.outputs.meaning == "numbers"
+        labels = self.client.data.train.labels
+        self.client.check_size(
+            "scores", scores, lambda: labels if numbers else self.client.scores(rows[:256], "logits")
+        )
+        examples = Examples(rows, scores)
         terms = (Term(match, distance=self.distance),)
         how = self.client.optimisation()
         return [Phase(epochs, how, examples=examples, public=True, terms=terms, task_weight=0.0)]

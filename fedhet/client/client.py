@@ -1,5 +1,6 @@
 """A client, and `ClientSide`, the base class of a method's client side, whose methods subclasses override."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,7 @@ from fedhet.client.state import ClientStore
 from fedhet.data import ClientData, Examples, PublicDataset, resident
 from fedhet.data.examples import relabelled
 from fedhet.data.reading import LazyInputs, single
-from fedhet.errors import DataError
+from fedhet.errors import DataError, Refused
 from fedhet.messages import Payload, Request, load_into, to_arrays
 from fedhet.methods import registry
 from fedhet.methods.method import Traits
@@ -26,6 +27,9 @@ from fedhet.training import BATCH, Loss, Optimisation, Phase, Privacy, Trained, 
 from fedhet.utils.randomness import SecretStream, derive_seed, torch_generator
 
 P = TypeVar("P", bound=Options)
+
+LARGEST_RATIO = 100
+"""Largest accepted magnitude of received values, as a multiple of the order of magnitude of the client's own values."""
 
 
 @dataclass
@@ -98,6 +102,11 @@ class Client:
     def head(self) -> str:
         """Name of the module whose input is the representation."""
         return self.representation.head
+
+    @property
+    def sample(self) -> Tensor:
+        """Some raw inputs of training examples, at least `least`, for the size of the client's own values."""
+        return self.data.train.inputs[: max(self.least, 64)]
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the network's device, with floating-point values in the network's dtype."""
@@ -203,6 +212,23 @@ class Client:
             raise DataError(
                 f"client {self.name}: {self.config.method_name} needs one vector of class scores for each example, "
                 f"{reason}, but the outputs of a {self.task.name} are {got}: choose another method"
+            )
+
+    def check_size(self, name: str, received: Tensor, own: Callable[[], Tensor], *, least: float = 10.0) -> None:
+        """Raise `Refused` if `received` values are far beyond the client's `own`, at a node with `allow`.
+
+        `name` is for the message. The limit is `LARGEST_RATIO` times the next power of ten of the root mean square of
+        `own`, or of `least`: a server that tries it out learns an order of magnitude of many examples, and nothing of
+        one. Under `dp-noise`, nothing is compared, because even a refusal would depend on examples without noise.
+        """
+        if self.secret is None or self.privacy is not None or not len(received):
+            return
+        size = max(float(own().double().square().mean().sqrt()), least)
+        limit = LARGEST_RATIO * 10 ** math.ceil(math.log10(size))
+        if (largest := float(received.abs().max())) > limit:
+            raise Refused(
+                f"the server sent {name} up to {largest:.3g}, but this node (allow) accepts at most {limit:g}, by the "
+                f"size of its own: scale all clients' {name} alike, or, if training diverged, reduce learning-rate"
             )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:

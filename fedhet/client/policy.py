@@ -16,15 +16,16 @@ from typing import Any
 from torch import Tensor
 
 from fedhet.client.client import AnySide
+from fedhet.client.state import ClientStore
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError, Refused, in_words, nearest
 from fedhet.flower import ConfigRecord, Context, Message
 from fedhet.flower.messages import read_request
 from fedhet.messages import LostState, Payload, Reply, Request, WireError
-from fedhet.messages.protocol import MOST_PARTITIONS, WHOLE, Measured
+from fedhet.messages.protocol import HANDSHAKE, MOST_PARTITIONS, WHOLE, Measured
 from fedhet.methods import registry
-from fedhet.methods.method import KINDS, METRICS, STRUCTURE, Traits
+from fedhet.methods.method import KINDS, METRICS, STRUCTURE, TEACHING, Traits
 from fedhet.methods.options import Config, keys_about, keys_that, listed
 from fedhet.tasks import Task
 from fedhet.utils.files import plain_name, state_folder
@@ -196,6 +197,11 @@ class Policy:
         if refused := sorted({*kinds} - {METRICS, STRUCTURE, *allowed}):
             remedy = (refused == ["statistics"] and remedy) or "choose another method"
             out, sent = ", ".join(sorted(allowed)), ", ".join(refused)
+            if refused == [TEACHING]:
+                raise Refused(
+                    f"this node does not allow {TEACHING} (allow in its node config), but {method} trains on labelled "
+                    f"public examples, which a server can choose: let the node's owner add {TEACHING}, or {remedy}"
+                )
             raise Refused(
                 f"this node allows only {out} to be sent (allow in its node config), but {method} sends "
                 f"{sent}: {remedy}"
@@ -301,6 +307,8 @@ def opened(
     policy.check_method(config.method_name, registry.traits(config))
     if policy.deployed:
         _pin(context, {key: value for key, value in config.flat().items() if key in (*keys_about("data"), "seed")})
+    if policy.allowed is not None and request.question != HANDSHAKE:  # the server completes settings after handshakes
+        _fix(ClientStore(config.state_dir, request.run, request.called or name), configuration.parse(text), request)
     return info, request, policy
 
 
@@ -320,6 +328,23 @@ def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
     if len({*places}) > 1:
         raise ConfigError("the node config has different folders for data and data-path: set only one of them")
     return {**node_config, **{name: path for path in places for name in ("data", "data-path")}}
+
+
+def _fix(store: ClientStore, config: Config, request: Request) -> None:
+    """Raise `Refused` if the server's settings or public dataset are not those of the run's first message.
+
+    A server that changes what the network learns from round to round reads more than one that cannot.
+    """
+    free = {*keys_that("resumable"), *keys_about("output", "place")}
+    now = {key: value for key, value in config.flat().items() if key not in free}
+    now |= {"method": config.method_name} | ({"public dataset": request.public} if request.public else {})
+    kept = store.first_settings(now)
+    if changed := [key for key, value in now.items() if kept.get(key) != value]:
+        schedule = ", or set lr-schedule for a rate that changes" if changed[0] == "learning-rate" else ""
+        raise Refused(
+            "this node limits what is sent (allow), so a run's settings are fixed by its first message, but "
+            f"{changed[0]} has changed from {kept[changed[0]]!r} to {now[changed[0]]!r}: start another run{schedule}"
+        )
 
 
 def _pin(context: Context, now: dict[str, Any]) -> None:

@@ -1,9 +1,12 @@
 """Protection of a node's training examples from the server, by a secret random seed and fixed groups of examples.
 
+Against an honest server that is curious, groups help; against one that steers, only noise (`dp-noise`) does.
+
 A server chooses the seed of a run. If a node drew its batches from that seed, the server would know which examples are
 in which step, and could compute single examples from differences between rounds. A node whose config limits what is
 sent (`allow`) therefore draws from a secret seed, trains on fixed groups of at least `min-examples` examples, and uses
-the same examples in all runs. Any linear combination of updates is then a sum over whole groups.
+the same examples in all runs. Any linear combination of updates is then a sum over whole groups. But a server that
+chooses what the network learns decides which examples of a group have a gradient, so this sum can be one example.
 """
 
 import json

@@ -104,6 +104,15 @@ class ClientStore:
             return {}
         return from_json(self._beginning.read_text(encoding="utf-8"), str(self._beginning))
 
+    def first_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that were passed to this function first, by key; keys without a value get one."""
+        path = self._base / self._run / BEGINNING / "settings" / f"{file_name(self._client)}.json"
+        kept = from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
+        if not settings.keys() <= kept.keys():
+            kept = {**settings, **kept}
+            write_text(path, json.dumps(kept))
+        return kept
+
     def write_model(self, tensors: dict[str, Tensor], round: int = 0) -> None:
         """Save the tensors of the client's personal model after `round`; 0 stands for the end of the run."""
         path = self._base / self._run / "models" / round_folder(round) / f"{file_name(self._client)}.safetensors"

@@ -11,8 +11,12 @@ from fedhet.methods.sharing import BODY, HEAD, NOTHING, Sharing
 METRICS, STRUCTURE = "metrics", "structure"
 """Kinds of values that any method can make clients send: metrics, and facts about a network, such as widths."""
 
-KINDS = ("weights", "statistics", "features", "posteriors", "prototypes", "descriptors", "hypernetwork", METRICS)
-"""Kinds of values that a node can send.
+TEACHING = "public-training"
+"""Kind of a method whose clients train on labelled public examples, which the server can choose."""
+
+_ARRAYS = ("weights", "statistics", "features", "posteriors", "prototypes", "descriptors", "hypernetwork")
+KINDS = (*_ARRAYS, TEACHING, METRICS)
+"""Kinds of values that a node can send, and of training that it can do.
 
 - `weights`: arrays of a network, or their changes.
 - `statistics`: classes of the examples, numbers of examples by class, and BatchNorm's statistics.
@@ -21,6 +25,7 @@ KINDS = ("weights", "statistics", "features", "posteriors", "prototypes", "descr
 - `prototypes`: mean representations and numbers of examples by class.
 - `descriptors`: the most important activations of a network's blocks for public images (FedHARM).
 - `hypernetwork`: parameters of a hypernetwork.
+- `public-training`: nothing is sent, but the client trains on labelled public examples, which the server can choose.
 - `metrics`: metrics and losses.
 
 Numbers of examples and facts about a network (`STRUCTURE`), such as the width of its representation, are always sent.
@@ -86,9 +91,10 @@ class Traits:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Kinds of the arrays and values that clients send, such as `weights` (see `KINDS`)."""
+        """Kinds of what clients send, such as `weights`, and `public-training` if they train so (see `KINDS`)."""
         weights = {"weights"} if self.shares.keys != "nothing" and "model" not in self.sends else set()
-        return frozenset({*self.sends.values()} | weights)
+        teaching = {TEACHING} if self.public == "labelled" else set()
+        return frozenset({*self.sends.values()} | weights | teaching)
 
     @property
     def exchanges_weights(self) -> bool:

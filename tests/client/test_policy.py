@@ -5,6 +5,7 @@ import math
 import re
 from itertools import cycle
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Message
@@ -13,15 +14,17 @@ from torch import nn
 
 import fedhet
 from fedhet import data as datasets
+from fedhet.algorithms.alignment.targets import pack
 from fedhet.client.app import make_client_app
 from fedhet.client.policy import KINDS, Policy
 from fedhet.config import configuration
+from fedhet.data import PublicDataset
 from fedhet.data.files import cache_folder
 from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.messages import Encoder, read_reply, write_request
 from fedhet.messages import Payload, Request
-from fedhet.messages.protocol import FIRST
+from fedhet.messages.protocol import FIRST, with_public_dataset
 from fedhet.methods import registry
 from fedhet.methods.method import METRICS, STRUCTURE
 from fedhet.tasks import Task
@@ -60,10 +63,11 @@ def forty(client, few=0):
     return (inputs[:40], labels[:40]), (inputs[40:], labels[40:])
 
 
-def asked(grid, type, settings, question="", arrays=None):
+def asked(grid, type, settings, question="", arrays=None, **request):
     """The answer of node 1 to a message by hand."""
     record = Encoder()(Payload(arrays or {}))
-    write_request(record, Request(question=question, evaluate=True), json.dumps({"method": "fedavg", **settings}))
+    request = Request(**{"question": question, "evaluate": True, **request})
+    write_request(record, request, json.dumps({"method": "fedavg", **settings}))
     (reply,) = grid.send_and_receive([Message(record, FIRST_NODE + 1, type, group_id="1")])
     return reply
 
@@ -177,6 +181,107 @@ def test_node_names_the_head():
     assert asked(grid, "query", settings, "handshake").content["values"]["width"] == 4
     grid._contexts[FIRST_NODE + 1].node_config["head"] = "2"
     assert asked(grid, "query", settings, "handshake").content["values"]["width"] == 6
+
+
+# ---- what a server may choose
+
+
+@pytest.fixture
+def node():
+    """Node 1 of two, with `allow`, in a grid."""
+    grid = LocalGrid(make_client_app(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), forty), 2)
+    grid._contexts[FIRST_NODE + 1].node_config["allow"] = "weights,prototypes,posteriors"
+    return grid
+
+
+def refusal(reply):
+    return str(reply.content["report"].get("refusal", ""))
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"method": "fedprox"}, "method has changed from 'fedavg' to 'fedprox': start another run"),
+        ({"head": "0"}, "head has changed from '' to '0': start another run"),
+        ({"representation": "1"}, "representation has changed from '' to '1': start another run"),
+        ({"optimizer": "adam"}, "optimizer has changed from 'sgd' to 'adam': start another run"),
+        ({"local-epochs": 0}, "local-epochs has changed from 1 to 0: start another run"),
+        (
+            {"learning-rate": 5.0},
+            "learning-rate has changed from 0.1 to 5.0: start another run, or set lr-schedule for a rate that changes",
+        ),
+    ],
+)
+def test_settings_are_fixed_within_a_run(changed, told, node):
+    first = {"learning-rate": 0.1, "lr-schedule": "cosine"}
+    assert refusal(asked(node, "train", first, run="a")) == ""
+    node._contexts[FIRST_NODE + 1].state.clear()  # another run of Flower's
+    assert refusal(asked(node, "train", first | {"rounds": 9}, run="a", round=2)) == "", "a resumed run"
+    assert refusal(asked(node, "train", first | changed, run="a")) == (
+        f"this node limits what is sent (allow), so a run's settings are fixed by its first message, but {told}"
+    )
+    assert refusal(asked(node, "train", first | changed, run="b")) == "", "another run, as the message says"
+    node._contexts[FIRST_NODE + 1].node_config.pop("allow")
+    assert refusal(asked(node, "train", first | changed, run="a")) == ""
+
+
+def test_handshakes_fix_no_settings(node):
+    """The server completes its settings by what clients report."""
+    for settings in ({"test-on": "both"}, {"learning-rate": 0.2}):
+        assert refusal(asked(node, "query", settings, "handshake", run="a")) == ""
+    assert refusal(asked(node, "train", {}, run="a")) == ""
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("size", [10.0, 1e4])
+def test_received_prototypes_are_bounded(size, node):
+    means = {"classes": np.arange(3), "means": np.full((3, 6), size, np.float32)}
+    told = refusal(asked(node, "train", {"method": "fedproto"}, arrays={"prototypes": means}, run="a"))
+    assert (told == "") == (size < 1000)
+    assert told in ("", LIMITED.format("prototypes", "1e+04", 1000))
+    node._contexts[FIRST_NODE + 1].node_config.pop("allow")
+    assert refusal(asked(node, "train", {"method": "fedproto"}, arrays={"prototypes": means}, run="b")) == ""
+
+
+LIMITED = (
+    "the server sent {0} up to {1}, but this node (allow) accepts at most {2}, by the size of its own: "
+    "scale all clients' {0} alike, or, if training diverged, reduce learning-rate"
+)
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_received_public_inputs_and_scores_are_bounded(noise, node):
+    if noise:
+        pytest.importorskip("dp_accounting")
+        node._contexts[FIRST_NODE + 1].node_config.update({"dp-noise": 1.0, "dp-clip": 1.0})
+    settings = {"method": "feddf"}
+    told = []
+    for size in (1.0, 2e3):
+        public = PublicDataset(torch.full((2, 4), size))
+        arrays = with_public_dataset(public).arrays
+        told.append(refusal(asked(node, "query", settings, "handshake", arrays, run="a")))
+    assert told == ["", "" if noise else LIMITED.format("public inputs", "2e+03", 1000)]
+    public = PublicDataset(torch.full((2, 4), 1.0))
+    for size in () if noise else (1.0, 2e3):
+        arrays = {"mean": pack(torch.full((2, 3), size)), "rows": {"rows": np.arange(2)}}
+        told = refusal(asked(node, "train", settings, "", arrays, run="a", public=public.digest))
+        assert told == ("" if size == 1.0 else LIMITED.format("scores", "2e+03", 1000))
+
+
+@pytest.mark.parametrize("settings", [{"method": "fedmd"}, {"method": "fedharm"}, {"local.public": "mixed"}])
+def test_public_training_must_be_allowed(settings, node):
+    settings = {"method": "local"} | settings
+    node._contexts[FIRST_NODE + 1].node_config["allow"] = "posteriors,descriptors,metrics"
+    told = refusal(asked(node, "query", settings, "handshake"))
+    assert told == (
+        "this node does not allow public-training (allow in its node config), but "
+        f"{settings['method']} trains on labelled public examples, which a server can choose: let the node's owner add "
+        "public-training, or choose another method"
+    )
+    node._contexts[FIRST_NODE + 1].node_config["allow"] += ",public-training"
+    assert "allow" not in refusal(asked(node, "query", settings, "handshake"))
+    node._contexts[FIRST_NODE + 1].node_config["allow"] = "posteriors"
+    assert "allow" not in refusal(asked(node, "query", {"method": "fedmd", "fedmd.public-epochs": 0}, "handshake"))
 
 
 # ---- how many examples are behind a number

@@ -118,8 +118,8 @@ def leaving(content: RecordDict, sends: Mapping[str, str], without: set[str]) ->
 
 
 def sent_kinds(case: Case) -> set[str]:
-    """Return the kinds that a method sends, except metrics."""
-    return {*case.traits.sends.values()} - {STRUCTURE, METRICS} | {"weights", "statistics"}
+    """Return the kinds that a method needs, except metrics."""
+    return case.traits.kinds - {STRUCTURE, METRICS} | {"weights", "statistics"}
 
 
 class Privacy:
@@ -142,7 +142,7 @@ class Privacy:
         messages = [(type, from_elsewhere(sent, request=request, **changes)) for type, sent in first.values()]
         if case.traits.starts_unseen_clients:
             trains, unseen = dict(messages)["train"], {"unseen-clients": 1, "unseen-epochs": 0}
-            messages.append(("query", from_elsewhere(trains, unseen, {"question": JOIN})))
+            messages.append(("query", from_elsewhere(trains, unseen, {"question": JOIN, "run": "another"})))
         return messages
 
     @pytest.mark.parametrize(
