@@ -102,8 +102,7 @@ class Pair(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.small(inputs)
-        outputs: Tensor = self.own(inputs)
-        return outputs
+        return self.own(inputs)
 
 
 class Mutual(AuxiliaryModel[B]):

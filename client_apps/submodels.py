@@ -174,8 +174,7 @@ class Cut:
             for axis, at in self._entries.get(name, ()):
                 tensor = tensor.index_select(axis, at.to(tensor.device))
             narrow[name] = tensor
-        outputs: Tensor = torch.func.functional_call(self._skeleton, narrow, (inputs,))
-        return outputs
+        return torch.func.functional_call(self._skeleton, narrow, (inputs,))
 
 
 D = TypeVar("D", bound=declared.DepthOptions)
@@ -245,8 +244,7 @@ class LastExit(Exits):
                 super().forward(inputs)
             return last()
         self.network.training = self.training
-        scores: Tensor = self.network(inputs)
-        return scores
+        return self.network(inputs)
 
 
 class InclusiveFL(ByDepth[declared.InclusiveFLOptions]):

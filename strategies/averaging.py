@@ -48,7 +48,6 @@ class Ensemble(FederatedStrategy[Options, EnsembleState]):
     """Ensemble: the server collects locally trained networks of any architecture and averages their predictions."""
 
     method = ensemble
-    state_class = EnsembleState
 
     def admit(self, reply: Reply) -> None:
         if self.config.test_on != "local" and (self.run.model or not reply.report.own_data):

@@ -102,7 +102,6 @@ class FedMD(Scores[declared.FedMDOptions, ScoresState]):
     """FedMD: clients learn the mean of their class scores of public examples (Li and Wang, 2019, algorithm 1)."""
 
     method = declared.fedmd
-    state_class = ScoresState
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         if self._sent_in(round):
@@ -126,7 +125,6 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
     """FedDF: the global model learns the mean of clients' logits; if `teach = true`, clients then learn its logits."""
 
     method = declared.feddf
-    state_class = FedDFState
 
     @property
     def public(self) -> Tensor:
@@ -197,7 +195,6 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
     """FedKD: the average of the changes of a small shared network; the clients' own networks are not sent."""
 
     method = declared.fedkd
-    state_class = FedKDState
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         change = Payload({"model": self.state.update}, {"change": True})
@@ -237,7 +234,6 @@ class FLHADistillation(FederatedStrategy[declared.FLHADistillationOptions, FLHAD
     """FLHA-distillation: clients train a teacher by FedAvg in the first rounds, and distil it in the others."""
 
     method = declared.flha_distillation
-    state_class = FLHADistillationState
 
     @property
     def teaching(self) -> bool:

@@ -30,7 +30,6 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
     """FedHARM: the average of the clients' descriptors (most important activations) of public images."""
 
     method = fedharm
-    state_class = FedHARMState
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         common = Payload()

@@ -38,7 +38,6 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
     """FedHeNN: clients align their representations to a common target; homogeneous clients also average weights."""
 
     method = fedhenn
-    state_class = FedHeNNState
 
     def __init__(self, *args: Any, public: PublicDataset | Tensor | None = None, **settings: Any) -> None:
         super().__init__(*args, public=public, **settings)

@@ -65,7 +65,6 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
     """pFedHN: a hypernetwork at the server, which generates each client's weights and learns from their changes."""
 
     method = pfedhn
-    state_class = PFedHNState
     copies = 8  # weights, their gradients, and pieces of both
 
     def admit(self, reply: Reply) -> None:

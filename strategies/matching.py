@@ -62,8 +62,6 @@ T = TypeVar("T", bound=MatchedState)
 class MatchedStrategy(FederatedStrategy[M, T]):
     """Base class of PFNM and FedMA, whose global model has matched units and is wider than the clients' networks."""
 
-    state_class = MatchedState
-
     def common(self, reply: Reply) -> Mapping[str, Common]:
         groups = described(reply.values.text("groups", longest=2**20), reply.report.spec, complete=True)
         if not groups.fixed:
@@ -198,7 +196,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
     """FedMA: matches and averages hidden units, one layer per round, in passes over all layers."""
 
     method = fedma
-    state_class = FedMAState
 
     def number_of_rounds(self) -> int:
         rounds, groups = self.config.rounds, len(self.groups)

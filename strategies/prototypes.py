@@ -59,8 +59,6 @@ C = TypeVar("C", bound=ClassState)
 class ByClass(FederatedStrategy[P, C]):
     """Base class of strategies that average the vectors which clients send for each class."""
 
-    state_class = ClassState
-
     def payload_for(self, client: str) -> Payload:
         return Payload({"prototypes": self.state.prototypes} if self.state.prototypes else {})
 
@@ -134,7 +132,6 @@ class FD(ByClass[declared.FDOptions, FDState]):
     """FD: sends each client the unweighted mean logits of each class over the other clients that have the class."""
 
     method = declared.fd
-    state_class = FDState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
         return {"prediction width": Common(_width(reply), "all clients need the same classes")}
@@ -166,8 +163,6 @@ L = TypeVar("L", bound=declared.LearnerOptions)
 
 class Learner(ByClass[L, LearnerState]):
     """Base class of strategies that train a network on the clients' mean representations; each mean is an example."""
-
-    state_class = LearnerState
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -228,8 +223,7 @@ class Prototypes(nn.Module):
 
     def prototypes(self) -> Tensor:
         """Return the prototype of each class, (classes, width)."""
-        outputs: Tensor = self.output(F.relu(self.hidden(self.embedding.weight)))
-        return outputs
+        return self.output(F.relu(self.hidden(self.embedding.weight)))
 
     def forward(self, vectors: Tensor) -> Tensor:
         return -torch.cdist(vectors, self.prototypes(), compute_mode="donot_use_mm_for_euclid_dist")
@@ -274,7 +268,6 @@ class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
     """FedGen: the average of the clients' heads, and a generator of representations trained on the mean head."""
 
     method = declared.fedgen
-    state_class = FedGenState
 
     def admit(self, reply: Reply) -> None:
         shape, _ = reply.report.spec.get("head.weight", ((), ""))

@@ -127,7 +127,6 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
     """InclusiveFL: averages last blocks over clients of equal depth, and earlier blocks over clients that have them."""
 
     method = declared.inclusivefl
-    state_class = InclusiveFLState
 
     def admit(self, reply: Reply) -> None:
         if not self.state.network:
@@ -242,7 +241,6 @@ class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
     """LoRA: aggregates low-rank adapters, whose ranks can differ among clients, and averages trained heads."""
 
     method = declared.lora
-    state_class = LoRAState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
         remedy = "all clients need the same frozen layers and weights, for example a trained network that model() loads"

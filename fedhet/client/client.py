@@ -288,8 +288,7 @@ class ClientSide(Generic[P]):
     @property
     def options(self) -> P:
         """The values of the method's own options."""
-        options: P = self.client.config.options
-        return options
+        return self.client.config.options
 
     @cached_property
     def traits(self) -> Traits:

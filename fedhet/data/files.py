@@ -107,8 +107,7 @@ def _opened(file: Path, **options: str) -> Iterator[Any]:
 def read(file: Path) -> bytes:
     """Return the content of a file or of its compressed copy, decompressed."""
     with _opened(file, mode="rb") as opened:
-        content: bytes = opened.read()
-        return content
+        return opened.read()
 
 
 def rows_of(file: Path) -> Iterator[str]:

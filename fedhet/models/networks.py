@@ -285,8 +285,7 @@ class Generator(nn.Module):
     def forward(self, drawn: Tensor) -> Tensor:
         """Return representations (n, width) for inputs (n, NOISE + 1) of noise and, in the last column, classes."""
         classes = F.one_hot(drawn[:, -1].long(), self.classes).to(drawn.dtype)
-        outputs: Tensor = self.output(F.relu(self.norm(self.hidden(torch.cat([drawn[:, :-1], classes], 1)))))
-        return outputs
+        return self.output(F.relu(self.norm(self.hidden(torch.cat([drawn[:, :-1], classes], 1)))))
 
 
 def draw(counts: Tensor, rows: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:

@@ -22,8 +22,7 @@ _WITH_AUXILIARY_OUTPUTS = ("googlenet", "inception_v3")
 def names_of(library: str) -> list[str]:
     """Return the model names of `torchvision` or `timm`; raise a `ModelError` if the library cannot be imported."""
     module = _import(library)
-    names: list[str] = module.list_models(module=module) if library == "torchvision" else module.list_models()
-    return names
+    return module.list_models(module=module) if library == "torchvision" else module.list_models()
 
 
 def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast, get_args
 
 from torch import nn
 
@@ -41,7 +41,7 @@ class Hooks(Generic[P, S]):
     Attributes:
         role: "server", which distinguishes strategies from client classes.
         method: the declaration of the method: its name, its configuration keys, and what it needs and exchanges.
-        state_class: class of `state`.
+        state_class: class of `state`; by default the one in brackets, as in `FederatedStrategy[MyOptions, MyState]`.
         copies: number of copies of each client's network that the server has in memory.
         fresh: whether no run has used `state` yet, so that the next run starts from it.
         run: the configuration, the state and the current `Round`, in which failures and bytes are counted.
@@ -58,6 +58,14 @@ class Hooks(Generic[P, S]):
     aggregator: Aggregator
     reporter: Reporter
     _admit_clients: Callable[..., None]  # `Handshake.admit`
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        named = vars(cls).get("__orig_bases__", ()) if "state_class" not in vars(cls) else ()
+        for argument in (argument for base in named for argument in get_args(base)):
+            kind = getattr(argument, "__bound__", argument)  # of a type variable
+            if isinstance(kind, type) and issubclass(kind, State):
+                cls.state_class = kind
 
     def run_round(self, round: int) -> MetricRecord:
         """Run round `round` (from 1) or, after the last, the closing round (key `closing-epochs`); return metrics."""

@@ -42,8 +42,6 @@ T = TypeVar("T", bound=SubmodelState)
 class SubmodelStrategy(FederatedStrategy[P, T]):
     """A strategy that sends each client its part of a network, and averages each entry over clients that have it."""
 
-    state_class = SubmodelState
-
     def common(self, reply: Reply) -> Mapping[str, Common]:
         described(reply.report.groups, reply.report.spec)
         size = self.options.size_name

@@ -156,8 +156,7 @@ class GraphHypernetwork(nn.Module):
 
     def embeddings(self, reading: Reading) -> Tensor:
         """Return the embeddings (nodes, width) of all layers of a network that `read` has prepared."""
-        h: Tensor = self.embedding(reading.nodes, reading.tensors["features"], reading.tensors["edges"])
-        return h
+        return self.embedding(reading.nodes, reading.tensors["features"], reading.tensors["edges"])
 
     def write(self, reading: Reading) -> dict[str, Tensor]:
         """Return generated arrays (differentiable) by ``state_dict`` name, for a network that `read` has prepared."""
@@ -204,5 +203,4 @@ class Written(nn.Module):
             written = self.write()
         written |= {name: written[first] for name, first in self._tied.items() if first in written}
         # Looking for tied tensors in each call takes a twentieth of a small network's step.
-        outputs: Tensor = functional_call(self.network, written, (inputs,), tie_weights=False)
-        return outputs
+        return functional_call(self.network, written, (inputs,), tie_weights=False)
