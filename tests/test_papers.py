@@ -11,10 +11,10 @@ from fedhet.config.configuration import resolve, run_configs
 from fedhet.config.toml import parse_settings
 from fedhet.methods.options import Config
 from fedhet.methods.registry import module_of
-from fedhet.utils.files import read_csv
 from tests.test_presets import one_round, parts
 
 page: ModuleType = module_of(str(run_configs() / "studies" / "papers.py"))
+read_csv = page.comparisons.read_csv
 NUMBERS = read_csv(page.FOLDER / "numbers.csv")
 RUNS: dict[str, dict[str, Any]] = {
     row["run"]: {"preset": row["preset"], **parse_settings(row["keys"].split())}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -230,7 +230,7 @@ class Clients:
             self._named[info.name] = f"{type(model).__name__}-{parameters}"  # unlike networks may be of one class
             started = bool(info.config.start_from)
             model = start(model, info, owner) if started else side.adapt(model, info.config)
-            return part.whole.cut(model) if part else model
+            return replace(part, width=1.0).cut(model) if part else model
 
     def _redraw(self, info: ClientInfo, client: Client, owner: str) -> None:
         built, model, part = self._build(info, owner, client.part), client.model, client.part

@@ -1,6 +1,5 @@
 """Run a user's own ClientApp under fedhet's strategies, with its train and evaluate functions unchanged."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,17 +96,6 @@ def _limits(context: Context) -> list[str]:
     return [key for key in ("allow", "min-examples", "dp-noise") if key in context.node_config]
 
 
-def _way_out(returned: Collection[str], names: Collection[str]) -> str:
-    """Return advice for a train function that returned other arrays than those called `names`; empty for equal ones."""
-    if set(returned) == set(names):
-        return ""
-    return (
-        ". Return the whole state dict of the model that fedhet.wrap got. To share only some arrays, such as "
-        "adapters, pass fedhet.wrap a module that has only these; to keep BatchNorm's statistics at the clients, set "
-        "batch-norm = local"
-    )
-
-
 def _check_settings(config: Config) -> None:
     what = "validation" if config.validation else "unseen-clients" if config.unseen_clients else ""
     remedy = f"leave {what} unset"
@@ -163,7 +151,13 @@ class _Loop:
         try:
             check(arrays, spec_of(client.tensors), "the arrays that the app's train function returned")
         except WireError as error:  # which a node with a policy would tell the server
-            raise ModelError(f"{error}{_way_out(arrays.keys(), client.tensors.keys())}") from error
+            if arrays.keys() == client.tensors.keys():
+                raise ModelError(str(error)) from error
+            raise ModelError(
+                f"{error}. Return the whole state dict of the model that fedhet.wrap got. To share only some arrays, "
+                "such as adapters, pass fedhet.wrap a module that has only these; to keep BatchNorm's statistics at "
+                "the clients, set batch-norm = local"
+            ) from error
         load_into(client.tensors, arrays)
         if self.train_loss in metrics:
             client.trained = Trained(loss=metrics[self.train_loss], epochs=1)

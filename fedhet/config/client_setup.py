@@ -124,18 +124,6 @@ def public_dataset(config: Config) -> PublicDataset | None:
     return _split(_data_keys(config), config.clients, config.seed).public if config.public_samples else None
 
 
-def public_dataset_for(method: str, need: str, public: PublicDataset | None) -> PublicDataset | None:
-    """Return the public dataset as the method named `method` needs it: with labels, without labels, or None.
-
-    `need` is the method's `Traits.public`: `labelled`, `inputs` or `none`. Raises a ConfigError if labels are missing.
-    """
-    if public is None or need == "none":
-        return None
-    if need == "labelled" and public.labels is None:
-        raise ConfigError(f"{method} needs labels of the public dataset, which has only inputs: add labels")
-    return public if need == "labelled" else public.unlabelled
-
-
 def common_validation(config: Config) -> Examples | None:
     """Return the server's validation examples for the global model, or None without `validation-on = common`."""
     if not config.validation or (config.test_on, config.validation_on) != ("global", "common"):

@@ -47,15 +47,6 @@ def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Map
     return prefixed | {f"{NAMES}{key}": value for key, value in names.items()}
 
 
-def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config for `action` (train or evaluate), and Flower's options, in a dict that `sent_along` made."""
-    names = {key.removeprefix(NAMES): value for key, value in record.items() if key.startswith(NAMES)}
-    if action == "evaluate":
-        return {key.removeprefix(EVALUATE): v for key, v in record.items() if key.startswith(EVALUATE)}, names
-    kept = {key: v for key, v in record.items() if key not in OURS and not key.startswith((EVALUATE, NAMES))}
-    return {key.removeprefix(TRAIN): value for key, value in kept.items()}, names
-
-
 def write_request(record: RecordDict, request: Request, settings: str, entries: Mapping[str, Any] = {}) -> None:
     """Write a request, the run's settings as JSON, and the user's own config (`entries`) to a message's content."""
     ours = {"settings": settings, "request": json.dumps(vars(request))}
@@ -146,7 +137,11 @@ def ask_app(
     ConfigRecords. Raises a FedhetError if the reply is an error or lacks the records that Flower's strategies need.
     """
     content, kind = message.content, message.metadata.message_type
-    entries, names = _came_along(content.config_records["request"], action)
+    along: dict[str, Any] = {k: v for k, v in content.config_records["request"].items() if k not in OURS}
+    names = {key.removeprefix(NAMES): value for key, value in along.items() if key.startswith(NAMES)}
+    evaluation = {key.removeprefix(EVALUATE): value for key, value in along.items() if key.startswith(EVALUATE)}
+    training = {k.removeprefix(TRAIN): v for k, v in along.items() if not k.startswith((EVALUATE, NAMES))}
+    entries = evaluation if action == "evaluate" else training
     record = RecordDict({names.get("arrayrecord_key", "arrays"): encode_arrays(model, flower=True)})
     round = settings["server-round"]
     record[names.get("configrecord_key", "config")] = ConfigRecord({**settings, **entries, "server-round": round})

@@ -38,20 +38,14 @@ class Options:
 
     Of the keys that all methods have, those in `without` have no effect with this method. Those in `uses` have one
     even if the user passes models or data in their place, or if they need a property that the method does not have.
+    With `changes_heads`, heads are replaced, so that shared arrays are known only after the handshake. With
+    `makes_public_dataset`, the method creates a public dataset itself, so that `public-samples` is not needed.
     """
 
     uses: ClassVar[Collection[str]] = ()
     without: ClassVar[Collection[str]] = ()
-
-    @property
-    def changes_heads(self) -> bool:
-        """Whether the method replaces heads of networks, so that shared arrays are known only after the handshake."""
-        return False
-
-    @property
-    def makes_public_dataset(self) -> bool:
-        """Whether the method creates a public dataset itself, so that `public-samples` is not needed."""
-        return False
+    changes_heads: ClassVar[bool] = False
+    makes_public_dataset: ClassVar[bool] = False
 
     def suited(self) -> dict[str, tuple[Value, str]]:
         """Return defaults for a user's own models as {key: (value, reason)}; users see the reason, a phrase."""

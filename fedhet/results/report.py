@@ -15,7 +15,7 @@ from urllib.parse import quote
 from fedhet.config import configuration
 from fedhet.errors import FedhetError
 from fedhet.results.history import RunFiles, last_round, read_run, showing
-from fedhet.results.terminal import absence, by_architecture, format_bytes, format_seconds, format_value, stage
+from fedhet.results.terminal import by_architecture, format_bytes, format_seconds, format_value, stage
 from fedhet.utils.files import write_text
 from fedhet.utils.statistics import STATISTICS, client_order, grouped
 from fedhet.utils.text import printable
@@ -255,11 +255,13 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
         if privacy["epsilon"] is not None:
             value, note = f"epsilon {privacy['epsilon']:.4g}", f"delta {privacy['delta']:g}; {note}"
         facts.append(("privacy", value, note))
-    failures = [*absence(run), f"failures: {summary['failures']}" if summary.get("failures") else ""]
+    problems = [line.partition(":")[0] for line in run.absences]
+    if summary.get("failures"):
+        problems.append(f"failures: {summary['failures']}")
     return [
         *facts,
         ("time", format_seconds(summary.get("seconds")), ""),
-        ("clients", str(summary.get("clients", "?")), "; ".join(filter(None, failures))),
+        ("clients", str(summary.get("clients", "?")), "; ".join(problems)),
     ]
 
 

@@ -85,17 +85,12 @@ def headline(run: RunFiles) -> str:
             f"unseen clients {format_value(received[0])} as received, {format_value(received[-1])} after "
             f"{len(received) - 1} epochs alone (from scratch {format_value(scratch[-1])})"
         )
-    parts += absence(run)
+    parts += [line.partition(":")[0] for line in run.absences]  # without names and reasons
     if summary.get("failures"):
         parts.append(f"failures: {summary['failures']}")
     if summary.get("status") != "completed":
         parts.append(str(summary.get("status")).upper())
     return f"{summary.get('method', method)}: " + "; ".join(parts)
-
-
-def absence(run: RunFiles) -> list[str]:
-    """Return the numbers of clients without a final score, in words, without their names and the reasons."""
-    return [line.partition(":")[0] for line in run.absences]
 
 
 def stage(run: RunFiles, which: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedhet.config import client_setup, configuration, user_functions
+from fedhet.config import configuration, user_functions
 from fedhet.config.flower_names import FlowerOptions, settings_of, to_send
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
@@ -76,9 +76,12 @@ class FederatedStrategy(FlowerLoop[P, S]):
             given, options = settings_of(type(self), settings)
             config = configuration.resolve(given)
         self.method = registry.method(config.method_name)
-        dataset = client_setup.public_dataset_for(
-            config.method_name, registry.traits(config).public, as_public_dataset(public)
-        )
+        dataset, need = as_public_dataset(public), registry.traits(config).public
+        if dataset and need == "labelled" and dataset.labels is None:
+            name = config.method_name
+            raise ConfigError(f"{name} needs labels of the public dataset, which has only inputs: add labels")
+        if dataset and need != "labelled":
+            dataset = dataset.unlabelled if need == "inputs" else None
         function = user_functions.model_function(model)
         self._new_run = partial(Run, self.method, config, public=dataset, model=function, flower_options=options)
         self._renew(observers)

@@ -142,12 +142,6 @@ def write_text(path: Path, text: str) -> None:
     write_whole(path, lambda temporary: temporary.write_bytes(text.encode()))
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file as dictionaries by column name; raises an OSError if the file is missing."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def csv_lines(rows: Iterable[Iterable[object]]) -> str:
     """Return rows as text in CSV format; None becomes an empty cell, and text that looks like a formula is escaped."""
     lines = io.StringIO()

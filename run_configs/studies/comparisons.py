@@ -9,6 +9,7 @@ files of `fedhet compare` in the folder of `--runs`; its `comparison.csv` and `t
 """
 
 import argparse
+import csv
 import itertools
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from fedhet.comparing.settings import variants_of
 from fedhet.config.configuration import read, resolve, run_configs
 from fedhet.methods.registry import module_of
 from fedhet.results.terminal import format_bytes
-from fedhet.utils.files import read_csv, write_text
+from fedhet.utils.files import write_text
 
 HERE = Path(__file__).resolve().parent
 PAGES = ("fedma", "fedharm", "htfl", "fedhenn", "papers", "grid")
@@ -33,6 +34,12 @@ COLUMNS = {"steps": "gradient steps", "bytes_up": "up", "bytes_down": "down"}
 
 Values = Mapping[tuple[str, str], Mapping[str, str]]
 """The rows of a `comparison.csv` by method and seed (or statistic over seeds)."""
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file as dictionaries by column name; raises an OSError if the file is missing."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 @dataclass(frozen=True)

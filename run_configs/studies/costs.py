@@ -32,7 +32,7 @@ from fedhet.flower.messages import read_request
 from fedhet.methods.options import Config
 from fedhet.methods.registry import module_of
 from fedhet.results.observers import Observer, RoundReport, RunInfo
-from fedhet.utils.files import csv_lines, read_csv, write_text
+from fedhet.utils.files import csv_lines, write_text
 
 comparisons = module_of(str(Path(__file__).resolve().parent / "comparisons.py"))
 
@@ -156,7 +156,7 @@ def main() -> None:
     torch.set_num_threads(1)
     page = comparisons.Page("grid").file
     file = page.parent / "costs.csv"
-    rows: list[Mapping[str, Any]] = list(read_csv(file))
+    rows: list[Mapping[str, Any]] = list(comparisons.read_csv(file))
     for method in given.methods:
         rows = [row for row in rows if row["method"] != method] + list(rows_of(method))
     write_text(file, csv_lines([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)]))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedhet.config.configuration import run_configs
 from fedhet.methods.registry import module_of
-from fedhet.utils.files import read_csv, write_text
+from fedhet.utils.files import write_text
 
 comparisons = module_of(str(Path(__file__).resolve().parent / "comparisons.py"))
 
@@ -22,7 +22,7 @@ NUMBER = ("paper", "table", "dataset", "setting", "method", "metric")  # the col
 def presets() -> Iterator[list[str]]:
     """Yield the rows of the table of presets: the numbers that their runs give, and what a run costs."""
     yield ["preset", "runs", "numbers", "core hours of a run"]
-    runs, numbers = read_csv(FOLDER / "runs.csv"), read_csv(FOLDER / "numbers.csv")
+    runs, numbers = comparisons.read_csv(FOLDER / "runs.csv"), comparisons.read_csv(FOLDER / "numbers.csv")
     for preset in dict.fromkeys(run["preset"] for run in runs):
         mine = [run for run in runs if run["preset"] == preset]
         names = {run["run"] for run in mine}
@@ -36,8 +36,8 @@ def presets() -> Iterator[list[str]]:
 def measured() -> Iterator[list[str]]:
     """Yield the rows of the table of results at the papers' own scale."""
     yield ["number", "run", "paper", "here", "difference", "seeds, with their curves"]
-    numbers = {tuple(row[name] for name in NUMBER): row for row in read_csv(FOLDER / "numbers.csv")}
-    for row in read_csv(FOLDER / "measured.csv"):
+    numbers = {tuple(row[name] for name in NUMBER): row for row in comparisons.read_csv(FOLDER / "numbers.csv")}
+    for row in comparisons.read_csv(FOLDER / "measured.csv"):
         number = numbers[tuple(row[name] for name in NUMBER)]
         title = f"{row['paper']}, {row['table']}: {row['method']}, {row['dataset']}, {row['setting']}"
         curves = " ".join(f"[{seed}](papers/{row['curve'].format(seed)})" for seed in row["seeds"].split())

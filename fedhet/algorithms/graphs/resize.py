@@ -3,9 +3,8 @@
 import math
 from collections.abc import Hashable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -258,11 +257,6 @@ class Submodel:
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
         """Return the groups of hidden units that a submodel makes smaller; `inputs` is a batch of two examples."""
         return resizable_groups(model, inputs, partly=True)
-
-    @property
-    def whole(self) -> Self:
-        """The submodel with all units (`width` = 1), which is the whole network."""
-        return replace(self, width=1.0)
 
     @cached_property
     def units(self) -> dict[int, NDArray[np.int64]]:

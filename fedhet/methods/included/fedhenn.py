@@ -76,7 +76,7 @@ class FedHeNNOptions(Options):
         return "posteriors" if self.target == "spectral" else "features"
 
     @property
-    def makes_public_dataset(self) -> bool:
+    def makes_public_dataset(self) -> bool:  # type: ignore[override]
         """Whether the alignment examples are drawn from the union of the clients' training examples."""
         return self.rad_source == "train-union"
 

@@ -26,7 +26,7 @@ class WidthOptions(Options):
         return {"width": (self.width, why)} if self.width else {}
 
     @property
-    def changes_heads(self) -> bool:
+    def changes_heads(self) -> bool:  # type: ignore[override]
         """Whether heads are replaced: by a linear layer with `width` outputs, followed by a new head."""
         return self.width > 0
 
