@@ -253,18 +253,9 @@ def _split(keys: Config, clients: int, seed: int) -> _Split:
         rng, size = numpy_generator(keys.seed, "common validation"), max(1, round(keys.validation * kept))
         chosen = available[data.proportional_sample(dataset.train.labels[available], size, rng)]
         common, available = dataset.train.subset(chosen), np.setdiff1d(available, chosen)
-    parts = data.partition(
-        dataset,
-        keys.partition,
-        clients=clients,
-        seed=seed,
-        classes_per_client=keys.classes_per_client,
-        alpha=keys.alpha,
-        samples_per_client=keys.samples_per_client,
-        halved_clients=keys.halved_clients,
-        test_share=keys.test_share,
-        available=available,
-    )
+    names = ("classes_per_client", "alpha", "samples_per_client", "halved_clients", "test_share")
+    options = {name: getattr(keys, name) for name in names}
+    parts = data.partition(dataset, keys.partition, clients=clients, seed=seed, available=available, **options)
     return _Split(dataset, parts, public, common)
 
 

@@ -25,20 +25,7 @@ from fedhet.results.history import read_clients, read_history, showing, summaris
 from fedhet.results.observers import Observer, RoundReport, RunInfo, loggers
 from fedhet.results.report import write_report
 from fedhet.results.state import State
-from fedhet.utils.files import (
-    check_links,
-    check_place,
-    csv_lines,
-    expanded,
-    locked,
-    read_arrays,
-    round_folder,
-    state_folder,
-    write_arrays,
-    write_text,
-    write_whole,
-    writing,
-)
+from fedhet.utils import files
 from fedhet.utils.machine import cores
 from fedhet.utils.statistics import ClientRow
 from fedhet.utils.text import __version__, log
@@ -72,7 +59,7 @@ class RunDirectory(Observer):
         self.started_at = time.perf_counter()
         self.earlier_seconds = 0.0
         self._supplied, self._resume, self._unchanged = supplied, resume, True
-        self._texts = {"history.jsonl": b"", "clients.csv": csv_lines([COLUMNS]).encode()}
+        self._texts = {"history.jsonl": b"", "clients.csv": files.csv_lines([COLUMNS]).encode()}
         self._digests = dict[str, "hashlib.blake2b"]()
         with showing(folder):
             self._last = self._checkpoint() if resume else None
@@ -91,7 +78,7 @@ class RunDirectory(Observer):
                 if path != self._last:
                     path.unlink()
         for name, text in self._texts.items():
-            write_text(self.folder / name, text.decode())
+            files.write_text(self.folder / name, text.decode())
             self._digests[name] = _digest(text)
         if self._resume:
             for name in ("summary.json", "report.html"):
@@ -111,7 +98,7 @@ class RunDirectory(Observer):
         noted = {f"own.{name}": words for name, words in self._supplied.items()}
         noted["ran.host"] = f"{platform.system()} {platform.machine()}, {cores()} cores"
         noted |= {"ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
-        write_text(self.folder / "config.toml", to_toml({**flat, **noted, **versions}))
+        files.write_text(self.folder / "config.toml", to_toml({**flat, **noted, **versions}))
 
     def reconfigure(self, config: Config) -> None:
         """Write `config`, which replaces the configuration during the run, into `config.toml`."""
@@ -143,7 +130,7 @@ class RunDirectory(Observer):
         earlier = [] if final else [old for old in self._checkpoints() if old != path]
         sizes = {name: (self.folder / name).stat().st_size for name in self._texts}
         try:
-            self._append("clients.csv", csv_lines(vars(row).values() for row in report.clients))
+            self._append("clients.csv", files.csv_lines(vars(row).values() for row in report.clients))
             self._append("history.jsonl", json.dumps(report.row) + "\n")
             if every and number and number % every == 0 and not final:
                 self._collect_models(run, number)
@@ -183,7 +170,7 @@ class RunDirectory(Observer):
         summary = summarised(read_history(self.folder), run, self.config)
         seconds = round(self.earlier_seconds + time.perf_counter() - self.started_at, 3)
         summary |= {"engine": self.engine, "seconds": seconds, "status": status, **further}
-        write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        files.write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _show(self) -> None:
         if not self.config.report:
@@ -200,19 +187,19 @@ class RunDirectory(Observer):
 
         `round` is the round after which they were saved (`save-every`), or 0 at the end of the run.
         """
-        name = Path("models", round_folder(round))
+        name = Path("models", files.round_folder(round))
         places = [
-            expanded(self.config.state_dir or self.folder / "state"),
-            *([state_folder("", "")] if run.state.run else []),
+            files.expanded(self.config.state_dir or self.folder / "state"),
+            *([files.state_folder("", "")] if run.state.run else []),
         ]
         for place in places:
             for path in sorted((place / run.state.run / name).glob("*.safetensors")):
-                write_whole(self.folder / name / path.name, partial(shutil.move, path))
+                files.write_whole(self.folder / name / path.name, partial(shutil.move, path))
         if (run.traits.whole or run.state.serves) and run.state.model:
-            write_arrays(self.folder / name / "global.safetensors", run.state.model)
+            files.write_arrays(self.folder / name / "global.safetensors", run.state.model)
 
     def _remove_models(self, round: int) -> None:
-        kept = {round_folder(number) for number in range(1, round + 1)}
+        kept = {files.round_folder(number) for number in range(1, round + 1)}
         for path in (self.folder / "models").glob("*"):
             if path.is_file():
                 path.unlink()
@@ -249,7 +236,7 @@ class RunDirectory(Observer):
             raise ConfigError(f"rounds = {rounds}: {self.folder} has {done} rounds already; set rounds >= {done}")
         if last is None:
             return None
-        digests = json.loads(read_arrays(last)[1].get("digests", "{}"))
+        digests = json.loads(files.read_arrays(last)[1].get("digests", "{}"))
         rows = [row for row in read_history(self.folder) if row["round"] <= complete and not row.get("final")]
         clients = [row for row in read_clients(self.folder) if row.round <= complete]
         self.earlier_seconds = sum(row["timing"]["seconds"] for row in rows)
@@ -266,7 +253,7 @@ class RunDirectory(Observer):
 
     def _append(self, name: str, text: str) -> None:
         path = self.folder / name
-        with writing(path), path.open("a", encoding="utf-8", newline="") as file:
+        with files.writing(path), path.open("a", encoding="utf-8", newline="") as file:
             file.write(text)
         self._digests[name].update(text.encode())
 
@@ -283,7 +270,7 @@ def recorded(
     check_folder(folder, resume=resume)
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(folder))
+            stack.enter_context(files.locked(folder))
             # First, so that a logger that is not installed leaves no run directory.
             logging_to = loggers(listed(config.log), folder, config.flat())
             directory = RunDirectory(folder, config, engine, resume=resume, **arguments)
@@ -307,11 +294,11 @@ def resuming(folder: Path, supplied: Collection[str]) -> str:
 
 def check_folder(folder: Path, *, resume: bool = False) -> None:
     """Check that `folder` is usable for a new run or, with `resume`, has a run; raise a `ConfigError` otherwise."""
-    check_place(folder)
+    files.check_place(folder)
     if resume and not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} contains no run to resume: give the directory of a run, with its config.toml")
     if resume:
-        check_links(folder)
+        files.check_links(folder)
     history = folder / "history.jsonl"
     begun = bool(history.read_bytes()) if history.is_file() else (folder / "config.toml").exists()
     if not resume and begun:  # a run that failed before its first round has nothing to lose

@@ -43,10 +43,8 @@ class FlowerLoop(Hooks[P, S], Strategy):
     """Base class of `FederatedStrategy` with the methods that Flower's `Strategy.start` calls in each round.
 
     Attributes:
-        evaluate_last: function that evaluates all clients after the last round, and returns mean metrics.
         private_wrapper: the Flower strategy for differential privacy that wraps this strategy, if any.
-        _restart, _running: functions that prepare a run, and return its context manager for a grid and initial arrays.
-        _check_that_rounds_counted: function that raises a FedhetError if the last rounds had too few valid replies.
+        evaluate_last, _restart, _running, _check_that_rounds_counted: methods of `FederatedStrategy`.
         _flowers_loop: the context managers of the current run in Flower's loop; None outside of such a run.
         _trained: the current round's valid replies by client, and its metrics; None before `aggregate_train`.
         _arrays: the global arrays at the beginning of the run and, as second element from round 1 on, the newest ones.

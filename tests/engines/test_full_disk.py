@@ -10,7 +10,6 @@ import pytest
 import fedhet
 from fedhet.engines.workers import WorkerGrid
 from fedhet.errors import FedhetError
-from fedhet.results import recorder
 from fedhet.results.history import read_history
 from fedhet.utils import files
 
@@ -45,7 +44,6 @@ class Disk:
     def __init__(self, monkeypatch):
         self.full, self.written = 0, []
         monkeypatch.setattr(files, "writing", self.writing)
-        monkeypatch.setattr(recorder, "writing", self.writing)
 
     @contextmanager
     def writing(self, path):
