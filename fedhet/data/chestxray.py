@@ -49,16 +49,11 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
     labels = torch.tensor([_labels(row, table) for row in rows], dtype=torch.uint8)
     examples = Examples(_images([files[row["Image Index"]] for row in rows], size), labels)
     train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
-    return DataSet(
-        name="chestxray14",
-        train=examples.subset(train),
-        test=examples.subset(test),
-        classes=len(FINDINGS),
-        task=Task("multi-label"),
-        input_shape=tuple(examples.inputs[:1].shape[1:]),
-        transform=Normalise(255.0, mean=(0.52,), std=(0.25,)),
-        together=Owners(owners[train], owners[test]),
-    )
+    parts = examples.subset(train), examples.subset(test)
+    shape = tuple(examples.inputs[:1].shape[1:])
+    patients = Owners(owners[train], owners[test])
+    normalise = Normalise(255.0, mean=(0.52,), std=(0.25,))
+    return DataSet("chestxray14", *parts, len(FINDINGS), Task("multi-label"), shape, normalise, together=patients)
 
 
 def _rows(table: Path, images: Container[str]) -> list[Row]:

@@ -102,16 +102,9 @@ def shakespeare(folder: Path | None, *, min_characters: int = 10_000) -> DataSet
     texts = {role: text for role, text in texts.items() if len(text) >= max(min_characters, WINDOW + 1)}
     train, train_owners = _windows([text[: int(0.8 * len(text))] for text in texts.values()])
     test, test_owners = _windows([text[int(0.8 * len(text)) :] for text in texts.values()])
-    return DataSet(
-        name="shakespeare",
-        train=train,
-        test=test,
-        classes=len(CHARACTERS),
-        task=Task("next-character"),
-        input_shape=(WINDOW,),
-        transform=torch.Tensor.long,  # which embeddings take
-        groups=Owners(train_owners, test_owners),
-    )
+    task = Task("next-character")
+    owners = Owners(train_owners, test_owners)
+    return DataSet("shakespeare", train, test, len(CHARACTERS), task, (WINDOW,), Tensor.long, groups=owners)
 
 
 WORDS = 25  # number of words at the start of a tweet that a network reads, as in LEAF
@@ -211,17 +204,10 @@ def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
     examples = Examples(torch.from_numpy(indices), torch.tensor(labels))
     natural = np.where(np.bincount(owners)[owners] >= min_tweets, owners, -1)
     train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
-    dataset = DataSet(
-        name="sentiment140",
-        train=examples.subset(train),
-        test=examples.subset(test),
-        classes=len(POLARITIES),
-        task=Task("classification"),
-        input_shape=(WORDS,),
-        transform=Tensor.long,  # which embeddings take
-        groups=Owners(natural[train], natural[test]),
-    )
-    return dataset, vocabulary
+    parts = examples.subset(train), examples.subset(test)
+    task = Task("classification")
+    people = Owners(natural[train], natural[test])
+    return DataSet("sentiment140", *parts, len(POLARITIES), task, (WORDS,), Tensor.long, groups=people), vocabulary
 
 
 def _rows(path: Path) -> Iterable[tuple[str, str, str]]:
