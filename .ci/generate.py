@@ -70,6 +70,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from torch import Tensor
 
 from fedhet.client.app import make_client_app as make_client_app
+from fedhet.client.guard import guard as guard
 from fedhet.client.own_app import wrap as wrap
 from fedhet.client.state import load_model as load_model
 from fedhet.comparing import compare as compare

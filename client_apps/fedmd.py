@@ -14,7 +14,7 @@ from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.messages import Arrays, Payload
 from fedhet.methods.included.distillation import FedDFOptions, FedMDOptions, ScoresOptions
-from fedhet.training import Phase, Step, Term, soft_divergence
+from fedhet.training import BATCH, Phase, Step, Term, soft_divergence
 
 from .fedhenn import public_rows
 
@@ -56,14 +56,12 @@ class Scores(ClientSide[Q]):
             return []
         rows = self._rows(arrays["rows"])
         scores = unpack(arrays["mean"]).to(rows.device)
-        numbers = self.client.task.outputs.meaning == "numbers"
-        labels = self.client.data.train.labels
-        self.client.check_size(
-            "scores", scores, lambda: labels if numbers else self.client.scores(rows[:256], "logits")
-        )
+        client = self.client
+        numbers, labels = client.task.outputs.meaning == "numbers", client.data.train.labels
+        client.check_size("scores", scores, lambda: labels if numbers else client.scores(rows[:BATCH], "logits"))
         examples = Examples(rows, scores)
         terms = (Term(match, distance=self.distance),)
-        how = self.client.optimisation()
+        how = client.optimisation()
         return [Phase(epochs, how, examples=examples, public=True, terms=terms, task_weight=0.0)]
 
     def _rows(self, arrays: Arrays) -> Tensor:

@@ -57,7 +57,9 @@ class ByClass(ClientSide[P]):
         if sent := payload.arrays.get("prototypes"):
             self.classes = to_tensor(sent["classes"]).to(self.client.device)
             self.prototypes = to_tensor(sent["means"]).to(self.client.device)
-            self.client.check_size("prototypes", self.prototypes, lambda: self._vectors_of(self.client.sample))
+            self.client.check_size(
+                "prototypes", self.prototypes, lambda: self._vectors_of(self.client.data.train.inputs[:BATCH])
+            )
 
     def rows(self) -> Tensor:
         """Return the row in `prototypes` of each class, (classes,) int64; -1 for classes without a global vector."""

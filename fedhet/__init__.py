@@ -12,6 +12,7 @@ if (_ROOT / "strategies").is_dir() and (_ROOT / "client_apps").is_dir():
     __path__.append(str(_ROOT))
 
 _LAZY = {
+    "guard": "fedhet.client.guard",
     "load_model": "fedhet.client.state",
     "make_client_app": "fedhet.client.app",
     "make_server_app": "fedhet.server.app",

@@ -10,7 +10,7 @@ import torch
 from fedhet.algorithms.matching import groups_to_json
 from fedhet.client import work
 from fedhet.client.clients import Clients
-from fedhet.client.model_check import PARTS, check_public_dataset, check_public_size, check_unchanged
+from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
 from fedhet.client.policy import Policy, memory_limited, name_of, opened
 from fedhet.client.work import ClientWork, Job, Loop, T
 from fedhet.config.client_setup import ClientInfo
@@ -30,7 +30,7 @@ from fedhet.methods.method import Method
 from fedhet.methods.options import Config
 from fedhet.models.copies import kinds_of
 from fedhet.tasks import Task, as_task
-from fedhet.training import compute_in_batches
+from fedhet.training import BATCH, compute_in_batches
 from fedhet.utils.machine import cluster_machine, in_ray
 from fedhet.utils.machine import describe as describe_device
 from fedhet.utils.process import standard_settings
@@ -196,7 +196,7 @@ class Answers:
         check_unchanged(job)
         sent = public_dataset_in(job.payload)
         if sent is not None:
-            check_public_size(client, sent)
+            client.check_size("public inputs", sent.inputs, lambda: client.data.train.inputs[:BATCH], least=1.0)
             client.store.keep(sent)  # in a file of the node; `client.public` reads it in every round
         public = sent if sent is not None else _own_public_dataset(job)
         if public is not None:

@@ -24,6 +24,7 @@ from fedhet.models.copies import Kind, Start, kinds_of, storage_place
 from fedhet.models.representation import ROWS_AT_ONCE, Representation, in_precision
 from fedhet.tasks import Task
 from fedhet.training import BATCH, Loss, Optimisation, Phase, Privacy, Trained, learning_rate, read, reestimate
+from fedhet.utils.inputs import parts_of
 from fedhet.utils.randomness import SecretStream, derive_seed, torch_generator
 
 P = TypeVar("P", bound=Options)
@@ -102,11 +103,6 @@ class Client:
     def head(self) -> str:
         """Name of the module whose input is the representation."""
         return self.representation.head
-
-    @property
-    def sample(self) -> Tensor:
-        """Some raw inputs of training examples, at least `least`, for the size of the client's own values."""
-        return self.data.train.inputs[: max(self.least, 64)]
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the network's device, with floating-point values in the network's dtype."""
@@ -221,15 +217,19 @@ class Client:
         `own`, or of `least`: a server that tries it out learns an order of magnitude of many examples, and nothing of
         one. Under `dp-noise`, nothing is compared, because even a refusal would depend on examples without noise.
         """
-        if self.secret is None or self.privacy is not None or not len(received):
+        if self.secret is None or self.privacy is not None:
             return
-        size = max(float(own().double().square().mean().sqrt()), least)
-        limit = LARGEST_RATIO * 10 ** math.ceil(math.log10(size))
-        if (largest := float(received.abs().max())) > limit:
-            raise Refused(
-                f"the server sent {name} up to {largest:.3g}, but this node (allow) accepts at most {limit:g}, by the "
-                f"size of its own: scale all clients' {name} alike, or, if training diverged, reduce learning-rate"
-            )
+        ours = parts_of(own())
+        for part, values in parts_of(received).items():
+            if part not in ours or not values.numel() or not values.is_floating_point():
+                continue
+            size = max(float(ours[part].double().square().mean().sqrt()), least)
+            limit = LARGEST_RATIO * 10 ** math.ceil(math.log10(size))
+            if (largest := float(values.abs().max())) > limit:
+                raise Refused(
+                    f"the server sent {name} up to {largest:.3g}, but this node accepts at most {limit:g}, by the size "
+                    f"of its own: scale all clients' {name} alike, or, if training diverged, reduce learning-rate"
+                )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
         """Re-estimate running statistics on training examples in layers whose running mean's name is `chosen`."""

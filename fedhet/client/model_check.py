@@ -13,7 +13,7 @@ from fedhet.client.client import Client
 from fedhet.client.work import Job
 from fedhet.config import user_functions
 from fedhet.config.client_setup import ModelFunction
-from fedhet.data import ClientData, Examples, PublicDataset
+from fedhet.data import ClientData, Examples
 from fedhet.data.examples import digest
 from fedhet.data.own import check_scale
 from fedhet.errors import DataError, FedhetError, ModelError, Refused
@@ -243,17 +243,6 @@ def check_public_dataset(client: Client, *, labelled: bool) -> None:
     labels = public.labels if labelled else None
     if labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), labels)):
         raise DataError(f"the client cannot learn from the public dataset: {problem}")
-
-
-def check_public_size(client: Client, public: PublicDataset) -> None:
-    """Raise `Refused` if inputs of a `public` dataset are far larger than the client's own, at a node with `allow`."""
-    for name, part in parts_of(public.inputs).items():
-        if part.is_floating_point() and name in parts_of(client.sample):
-            client.check_size("public inputs", part, partial(_part, client.sample, name), least=1.0)
-
-
-def _part(inputs: Tensor, name: str) -> Tensor:
-    return parts_of(inputs)[name]
 
 
 def _shapes(inputs: Tensor) -> str:

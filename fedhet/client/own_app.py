@@ -7,7 +7,8 @@ import torch
 
 from fedhet.client.app import Answers
 from fedhet.client.clients import Clients
-from fedhet.client.policy import Policy
+from fedhet.client.guard import COUNT, Guarded
+from fedhet.client.policy import POLICY_KEYS, Policy
 from fedhet.client.work import Job, enough
 from fedhet.config import user_functions
 from fedhet.config.client_setup import ClientInfo
@@ -28,8 +29,6 @@ from fedhet.utils.randomness import derive_seed, splitting_alike
 from fedhet.utils.statistics import Metric
 from fedhet.utils.text import traceback_in_file
 
-COUNT = "num-examples"  # name of the metric with the number of examples, as for Flower's strategies
-
 
 def wrap(
     app: ClientApp, model: Any, *, accuracy: str = "eval_acc", loss: str = "eval_loss", train_loss: str = "train_loss"
@@ -43,7 +42,7 @@ def wrap(
     `NAME.0`, `NAME.1`); a name that fedhet or both functions use gets the prefix `train_` or `evaluate_`. Arrays that
     the method does not share stay on the client. Methods that need fedhet's training loop are refused. Messages that
     are not from a strategy of fedhet go to your ClientApp, unless the node config limits what is sent (by the keys
-    `allow`, `min-examples` or `dp-noise`); then they are refused.
+    `allow`, `min-examples` or `dp-noise`); then they are refused, except with `fedhet.wrap(fedhet.guard(app), model)`.
 
     Before each call of `train`, torch's global random generator is seeded for the client and the round, and before each
     call of `evaluate` for the client. Until a `DataLoader` shuffles or an optimiser takes its first step, what is drawn
@@ -65,13 +64,14 @@ def wrap(
         raise ConfigError(
             f"app must be a flwr.clientapp.ClientApp with @app.train() and @app.evaluate(), not {type(app).__name__}"
         )
-    check_mods(mods := mods_of(app))
+    inner = app.own if isinstance(app, Guarded) else app  # fedhet's messages are under the policy without the guard
+    check_mods(mods := mods_of(inner))
     if (function := user_functions.model_function(model)) is None:
         raise ModelError("fedhet.wrap needs the model that the app's functions train: call fedhet.wrap(app, Net)")
 
     def loop(config: Config, message: Message, context: Context) -> _Loop:
         _check_settings(config)
-        return _Loop(app, message, context, accuracy, loss, train_loss)
+        return _Loop(inner, message, context, accuracy, loss, train_loss)
 
     clients = Clients(function, _placeholders, as_task(None))
     answers = Answers(clients, noise=noise_multiplier(mods), loop=loop).app()
@@ -86,14 +86,15 @@ class _Both(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         if is_request(message):
             return self._answers(message, context)
-        if limits := _limits(context):
-            return failure(message, f"this node sets {limits[0]}, so it only answers fedhet's strategies: use one")
+        if (limits := _limits(context)) and not isinstance(self._own, Guarded):
+            way_out = "use one, or create the app with fedhet.wrap(fedhet.guard(app), ...)"
+            return failure(message, f"this node sets {limits[0]}, so it only answers fedhet's strategies: {way_out}")
         return self._own(message, context)
 
 
 def _limits(context: Context) -> list[str]:
     """Return the keys of a node config that limit what the node sends."""
-    return [key for key in ("allow", "min-examples", "dp-noise") if key in context.node_config]
+    return [key for key in POLICY_KEYS if key in context.node_config]
 
 
 def _check_settings(config: Config) -> None:

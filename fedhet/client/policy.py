@@ -20,12 +20,13 @@ from fedhet.client.state import ClientStore
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError, Refused, in_words, nearest
-from fedhet.flower import ConfigRecord, Context, Message
+from fedhet.flower import Context, Message
+from fedhet.flower.insides import hash_of_app
 from fedhet.flower.messages import read_request
 from fedhet.messages import LostState, Payload, Reply, Request, WireError
 from fedhet.messages.protocol import HANDSHAKE, MOST_PARTITIONS, WHOLE, Measured
 from fedhet.methods import registry
-from fedhet.methods.method import KINDS, METRICS, STRUCTURE, TEACHING, Traits
+from fedhet.methods.method import KINDS, METRICS, STRUCTURE
 from fedhet.methods.options import Config, keys_about, keys_that, listed
 from fedhet.tasks import Task
 from fedhet.utils.files import plain_name, state_folder
@@ -39,7 +40,8 @@ NOISY = frozenset({*KINDS} - {"statistics", "prototypes"} | {STRUCTURE})
 LEAST = 10
 """Default of `min-examples`, the minimum number of examples behind every number sent, if `Policy.deployed` is set."""
 
-PINNED = "fedhet.split"  # record in a node's Flower context with the settings by which the node's data are split
+POLICY_KEYS = ("allow", "allow-apps", "min-examples", "dp-noise", "dp-clip", "dp-epsilon", "dp-delta")
+"""The keys of a node config that limit what the node sends."""
 
 DIGITS = 4  # significant digits of metrics that a node sends if `Policy.deployed` is set
 
@@ -97,20 +99,26 @@ class Policy:
         """Whether the node draws its mini-batches with a secret seed instead of the run's seed."""
         return self.noise > 0 or (self.deployed and self.allowed is not None)
 
-    def check_method(self, method: str, traits: Traits) -> None:
-        """Raise `Refused` if a method's `traits` declare a kind of values, other than metrics, that is not allowed."""
+    def admit(self, node_config: Mapping[str, Any]) -> None:
+        """Raise `Refused` if the node allows nothing to be sent, or does not run this app (`allow-apps`)."""
         if self.allowed is not None and not self.allowed:
             raise Refused(
                 "this node allows nothing to be sent (allow = '' in its node config), so it cannot take part in a run: "
                 "set allow to the kinds of values that may be sent, such as allow = 'weights,metrics'"
             )
-        self._check(method, traits.kinds, noisy_sums=traits.noisy_sums)
+        app = hash_of_app() if "allow-apps" in node_config else ""
+        if app and app not in listed(str(node_config["allow-apps"])):
+            raise Refused(
+                f"this node runs only the apps that its owner has listed (allow-apps), and not {app}: let the owner "
+                "read the app's files, and add this hash"
+            )
 
     def check_shared(self, side: AnySide) -> None:
         """Raise `Refused` if the client shares arrays of a kind that the key `allow` of its node config lacks."""
         if self.allowed is not None:
             kinds = {_kind_of("model", name, side) for name in side.shared()}
-            self._check(side.client.config.method_name, kinds, remedy="set batch-norm = local")
+            remedy = "choose another method" if "weights" in kinds - self.allowed else "set batch-norm = local"
+            self.check_kinds(side.client.config.method_name, kinds, remedy=remedy)
 
     def check_examples(self, count: int, batch_size: int) -> None:
         """Raise `Refused` if `count` training examples or a batch of `batch_size` are fewer than `min-examples`."""
@@ -134,7 +142,7 @@ class Policy:
         if self.allowed is not None or self.noise:
             kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
             kinds |= {side.traits.sends.get(name, f"an undeclared kind ({name})") for name in payload.values}
-            self._check(side.client.config.method_name, kinds, noisy_sums=side.traits.noisy_sums)
+            self.check_kinds(side.client.config.method_name, kinds, noisy_sums=side.traits.noisy_sums)
         values = {}
         for name, value in payload.values.items():
             if side.traits.sends.get(name) != METRICS:
@@ -192,19 +200,18 @@ class Policy:
         log.error("client %s failed", client, exc_info=error)
         return "the client failed; the reason is in its node's log, since it could disclose data"
 
-    def _check(self, method: str, kinds: Collection[str], *, noisy_sums: bool = False, remedy: str = "") -> None:
+    def check_kinds(
+        self, method: str, kinds: Collection[str], *, noisy_sums: bool = False, remedy: str = "choose another method"
+    ) -> None:
+        """Raise `Refused` with a `remedy` if a `method` or an app sends `kinds`, except metrics, that are not allowed.
+
+        `noisy_sums` says whether its sums over examples have noise.
+        """
         allowed = kinds if self.allowed is None else self.allowed
         if refused := sorted({*kinds} - {METRICS, STRUCTURE, *allowed}):
-            remedy = (refused == ["statistics"] and remedy) or "choose another method"
             out, sent = ", ".join(sorted(allowed)), ", ".join(refused)
-            if refused == [TEACHING]:
-                raise Refused(
-                    f"this node does not allow {TEACHING} (allow in its node config), but {method} trains on labelled "
-                    f"public examples, which a server can choose: let the node's owner add {TEACHING}, or {remedy}"
-                )
             raise Refused(
-                f"this node allows only {out} to be sent (allow in its node config), but {method} sends "
-                f"{sent}: {remedy}"
+                f"this node allows only {out} (allow in its node config), but {method} needs {sent}: {remedy}"
             )
         if self.noise and {*kinds} - NOISY - ({"prototypes"} if noisy_sums else set()):
             raise Refused(
@@ -304,11 +311,11 @@ def opened(
             f"the folder {folder} for the clients' state does not exist on this machine: a simulation on several "
             "machines needs a run directory (--out) that all of them share"
         )
-    policy.check_method(config.method_name, registry.traits(config))
+    policy.admit(node)
+    traits = registry.traits(config)
+    policy.check_kinds(config.method_name, traits.kinds, noisy_sums=traits.noisy_sums)
     if policy.deployed:
-        _pin(context, {key: value for key, value in config.flat().items() if key in (*keys_about("data"), "seed")})
-    if policy.allowed is not None and request.question != HANDSHAKE:  # the server completes settings after handshakes
-        _fix(ClientStore(config.state_dir, request.run, request.called or name), configuration.parse(text), request)
+        _fix(info, request, policy)
     return info, request, policy
 
 
@@ -330,29 +337,19 @@ def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
     return {**node_config, **{name: path for path in places for name in ("data", "data-path")}}
 
 
-def _fix(store: ClientStore, config: Config, request: Request) -> None:
-    """Raise `Refused` if the server's settings or public dataset are not those of the run's first message.
+def _fix(info: ClientInfo, request: Request, policy: Policy) -> None:
+    """Raise `Refused` if settings or public dataset are not those of the first message of the run.
 
-    A server that changes what the network learns from round to round reads more than one that cannot.
+    Without `allow`, and in handshakes, after which the server completes its settings, only the split is fixed.
     """
-    free = {*keys_that("resumable"), *keys_about("output", "place")}
-    now = {key: value for key, value in config.flat().items() if key not in free}
-    now |= {"method": config.method_name} | ({"public dataset": request.public} if request.public else {})
-    kept = store.first_settings(now)
-    if changed := [key for key, value in now.items() if kept.get(key) != value]:
-        schedule = ", or set lr-schedule for a rate that changes" if changed[0] == "learning-rate" else ""
-        raise Refused(
-            "this node limits what is sent (allow), so a run's settings are fixed by its first message, but "
-            f"{changed[0]} has changed from {kept[changed[0]]!r} to {now[changed[0]]!r}: start another run{schedule}"
-        )
-
-
-def _pin(context: Context, now: dict[str, Any]) -> None:
-    if PINNED not in context.state:
-        context.state[PINNED] = ConfigRecord(now)
-    kept = context.state.config_records[PINNED]
+    fixed = {*keys_about("data"), "seed"}
+    if policy.allowed is not None and request.question != HANDSHAKE:
+        fixed = {*info.config.flat()} - {*keys_about("output", "place", "node")}
+    now = {key: value for key, value in info.config.flat().items() if key in fixed - {*keys_that("resumable")}}
+    now |= {"public dataset": request.public} if "method" in fixed and request.public else {}
+    kept = ClientStore(info.config.state_dir, request.run, request.called or info.name).first_settings(now)
     if changed := [key for key, value in now.items() if kept[key] != value]:
         raise Refused(
-            f"the split of the node's data is fixed within a run, but the request has another {', '.join(changed)}: "
-            "start another run"
+            f"the first message of a run fixes its settings at this node, but {changed[0]} has changed from "
+            f"{kept[changed[0]]!r} to {now[changed[0]]!r}: start another run"
         )

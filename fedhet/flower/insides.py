@@ -6,6 +6,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -87,6 +89,19 @@ def be_server() -> None:
 def failure(message: Message, reason: str) -> Message:
     """Return an error reply with `reason`, as Flower's runtime sends it if a ClientApp raises an exception."""
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def hash_of_app() -> str:
+    """Return a hash (SHA-256) of the files of the app that Flower has loaded in this process, or `installed`.
+
+    Flower adds the folder of an app, in FLWR_HOME/apps, to the search path. A ClientApp cannot see the bundle's hash.
+    """
+    app = next((path for path in map(Path, sys.path) if path.parent.name == "apps"), None)
+    if app is None:
+        return "installed"
+    files = [path for path in sorted(app.rglob("*")) if path.is_file() and path.parent.name != "__pycache__"]
+    parts = [f"{path.relative_to(app).as_posix()}:{sha256(path.read_bytes()).hexdigest()}" for path in files]
+    return sha256("\n".join(parts).encode()).hexdigest()
 
 
 def no_handler(reason: str) -> bool:

@@ -226,11 +226,11 @@ def test_client_beyond_memory_limit(federate, tiny):
         (
             "FedAvg",
             "features, prototypes",
-            "only features, prototypes to be sent (allow in its node config), but fedavg sends weights",
+            "only features, prototypes (allow in its node config), but fedavg needs weights",
         ),
         ("FedProto", "", "allows nothing to be sent"),
         ("FedProto", "prototype", "did you mean 'prototypes'"),
-        ("PFNM", "weights", "pfnm sends statistics"),
+        ("PFNM", "weights", "pfnm needs statistics"),
     ],
 )
 def test_disallowed_kinds_are_refused(method, allow, reason, federate):

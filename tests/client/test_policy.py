@@ -167,11 +167,10 @@ def test_split_seed(tiny):
 def test_split_is_pinned_within_a_run(changed):
     grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty), 2)
     first = {"validation": 0.3}
-    assert "refusal" not in asked(grid, "query", first, "handshake").content["report"]
-    assert "refusal" not in asked(grid, "query", first | {"rounds": 9}, "handshake").content["report"]
+    assert refusal(asked(grid, "query", first, "handshake", run="a")) == ""
+    assert refusal(asked(grid, "query", first | {"rounds": 9}, "handshake", run="a")) == ""
     (key,) = changed
-    refusal = str(asked(grid, "query", first | changed, "handshake").content["report"]["refusal"])
-    assert f"the request has another {key}: start another run" in refusal
+    assert f"but {key} has changed from 0 to" in refusal(asked(grid, "query", first | changed, "handshake", run="a"))
 
 
 def test_node_names_the_head():
@@ -206,10 +205,8 @@ def refusal(reply):
         ({"representation": "1"}, "representation has changed from '' to '1': start another run"),
         ({"optimizer": "adam"}, "optimizer has changed from 'sgd' to 'adam': start another run"),
         ({"local-epochs": 0}, "local-epochs has changed from 1 to 0: start another run"),
-        (
-            {"learning-rate": 5.0},
-            "learning-rate has changed from 0.1 to 5.0: start another run, or set lr-schedule for a rate that changes",
-        ),
+        ({"learning-rate": 5.0}, "learning-rate has changed from 0.1 to 5.0: start another run"),
+        ({"samples-per-client": 12}, "samples-per-client has changed from 0 to 12: start another run"),
     ],
 )
 def test_settings_are_fixed_within_a_run(changed, told, node):
@@ -218,11 +215,11 @@ def test_settings_are_fixed_within_a_run(changed, told, node):
     node._contexts[FIRST_NODE + 1].state.clear()  # another run of Flower's
     assert refusal(asked(node, "train", first | {"rounds": 9}, run="a", round=2)) == "", "a resumed run"
     assert refusal(asked(node, "train", first | changed, run="a")) == (
-        f"this node limits what is sent (allow), so a run's settings are fixed by its first message, but {told}"
+        f"the first message of a run fixes its settings at this node, but {told}"
     )
     assert refusal(asked(node, "train", first | changed, run="b")) == "", "another run, as the message says"
     node._contexts[FIRST_NODE + 1].node_config.pop("allow")
-    assert refusal(asked(node, "train", first | changed, run="a")) == ""
+    assert (refusal(asked(node, "train", first | changed, run="a")) == "") == ("samples-per-client" not in changed)
 
 
 def test_handshakes_fix_no_settings(node):
@@ -244,7 +241,7 @@ def test_received_prototypes_are_bounded(size, node):
 
 
 LIMITED = (
-    "the server sent {0} up to {1}, but this node (allow) accepts at most {2}, by the size of its own: "
+    "the server sent {0} up to {1}, but this node accepts at most {2}, by the size of its own: "
     "scale all clients' {0} alike, or, if training diverged, reduce learning-rate"
 )
 
@@ -274,9 +271,8 @@ def test_public_training_must_be_allowed(settings, node):
     node._contexts[FIRST_NODE + 1].node_config["allow"] = "posteriors,descriptors,metrics"
     told = refusal(asked(node, "query", settings, "handshake"))
     assert told == (
-        "this node does not allow public-training (allow in its node config), but "
-        f"{settings['method']} trains on labelled public examples, which a server can choose: let the node's owner add "
-        "public-training, or choose another method"
+        "this node allows only descriptors, metrics, posteriors (allow in its node config), but "
+        f"{settings['method']} needs public-training: choose another method"
     )
     node._contexts[FIRST_NODE + 1].node_config["allow"] += ",public-training"
     assert "allow" not in refusal(asked(node, "query", settings, "handshake"))

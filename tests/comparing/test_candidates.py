@@ -65,11 +65,10 @@ def test_what_may_leave_the_clients_decides():
     found = asked("fedmd", "fedproto", "layer-average", "local", allow="posteriors")
     assert set(found.choices) == {"fedmd", "local"}
     assert (
-        "only posteriors to be sent (allow in its node config), but layer-average sends weights"
-        in found.refused["layer-average"]
+        "only posteriors (allow in its node config), but layer-average needs weights" in found.refused["layer-average"]
     )
     found = asked("fedavg", base=DIGITS | {"architectures": "torchvision/resnet18"}, allow="weights")
-    assert "fedavg sends statistics" in found.refused["fedavg"]
+    assert "fedavg needs statistics" in found.refused["fedavg"]
     with pytest.raises(ConfigError, match="unknown kind in the node's allow 'everything'"):
         asked("local", allow="everything")
 

@@ -1,0 +1,101 @@
+"""A node's policy for Flower apps that are not fedhet's (`fedhet.guard`)."""
+
+from collections.abc import Mapping
+
+from fedhet.client.policy import POLICY_KEYS, Policy, memory_limited, name_of
+from fedhet.errors import ConfigError, FedhetError, Refused, UserCodeError, nearest
+from fedhet.flower import ArrayRecord, ClientApp, Context, Message, MetricRecord, RecordDict
+from fedhet.flower.insides import failure, hash_of_app, to_bytes
+from fedhet.flower.messages import is_request
+from fedhet.methods.method import KINDS, METRICS, TEACHING
+from fedhet.utils.text import log
+
+COUNT = "num-examples"
+"""Name of the metric with the number of examples behind a reply, as for Flower's strategies."""
+
+
+def guard(app: ClientApp, kinds: Mapping[str, str] | None = None) -> ClientApp:
+    """Return a ClientApp that calls your own one, and sends only what the node config allows.
+
+        app = fedhet.guard(ClientApp())  # or your own app, below its functions with @app.train() and @app.evaluate()
+
+    At a node without `allow`, `allow-apps` and `min-examples`, messages pass unchanged. At others, replies need the
+    metric `num-examples`, of at least `min-examples`. A reply with a kind that is not in `allow` is refused; metrics
+    are left out instead, and have four digits. Reasons of failures stay in the node's log, which has a line for each
+    message. What your functions put into an allowed record is not checked. For fedhet's strategies, too, pass the
+    result to `fedhet.wrap`.
+
+    Args:
+        app: your ClientApp.
+        kinds: the kind (`fedhet.client.policy.KINDS`) of each `ArrayRecord` and `ConfigRecord` in replies, by name. By
+            default, an `ArrayRecord` has `weights`, and nodes with `allow` refuse a `ConfigRecord`.
+
+    Raises:
+        ConfigError: `app` is not a ClientApp, or a kind does not exist.
+    """
+    if not isinstance(app, ClientApp):
+        raise ConfigError(f"app must be a flwr.clientapp.ClientApp, not {type(app).__name__}")
+    arrays = [kind for kind in KINDS if kind not in (METRICS, TEACHING)]
+    if unknown := {*(kinds or {}).values()} - {*arrays}:
+        raise ConfigError(nearest("kind of a record", min(unknown), arrays))
+    return Guarded(app, kinds or {})
+
+
+class Guarded(ClientApp):
+    """A ClientApp that calls the user's own app (`own`) under the node's policy; `kinds` are as for `guard`."""
+
+    def __init__(self, own: ClientApp, kinds: Mapping[str, str]) -> None:
+        super().__init__()
+        self.own = own
+        self._kinds = kinds
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Return the app's reply, or an error without private details if the policy refuses message or reply."""
+        if context.node_config.keys().isdisjoint(POLICY_KEYS):
+            return self.own(message, context)
+        name, asked = name_of(context), message.metadata.message_type
+        policy = Policy(deployed=True)
+        try:
+            policy = Policy.of(context.node_config, deployed=True)
+            policy.admit(context.node_config)
+            if policy.noise:
+                raise Refused("this node trains with dp-noise: create the app with fedhet.make_client_app")
+            if is_request(message):
+                raise Refused("fedhet's strategies need fedhet.wrap(fedhet.guard(app), model)")
+            with memory_limited(context):
+                content, outcome = self._allowed(self.own(message, context), policy)
+            reply = Message(content, reply_to=message)
+        except Exception as raised:
+            reason = policy.reason(name, UserCodeError.within(raised))
+            reply = failure(message, reason)
+            outcome = f"refused: {reason}"
+        log.info("client %s: %s: %s (app %s)", name, asked, outcome, hash_of_app())
+        return reply
+
+    def _allowed(self, reply: Message, policy: Policy) -> tuple[RecordDict, str]:
+        """Return what may be sent of a reply, and a text for the log; raise `Refused` if it may not be sent."""
+        if reply.has_error():
+            raise FedhetError(f"the app failed: {reply.error.reason}")
+        counts = [record.get(COUNT) for record in reply.content.metric_records.values()]
+        least = min((count if isinstance(count, int | float) else 0 for count in counts), default=0)
+        if not least >= policy.least:
+            raise Refused(
+                f"the app's reply is of {least} examples, but its node requires at least {policy.least} "
+                f"(min-examples): return the metric {COUNT}, and add examples if they are fewer"
+            )
+        content, kinds = RecordDict(), []
+        for name, record in reply.content.items():
+            default = "weights" if isinstance(record, ArrayRecord) else f"an undeclared kind ({name})"
+            kind = METRICS if isinstance(record, MetricRecord) else self._kinds.get(name, default)
+            policy.check_kinds("the app", (kind,), remedy=f"leave out {name}, or let the node's owner allow its kind")
+            content[name] = _metrics(record, policy) if isinstance(record, MetricRecord) else record
+            kinds.append(f"{kind} ({len(to_bytes(RecordDict({name: record})))} bytes)")
+        return content, f"sent {', '.join(kinds)} of {least} examples"
+
+
+def _metrics(record: MetricRecord, policy: Policy) -> MetricRecord:
+    told = MetricRecord({COUNT: record[COUNT]})
+    for name, value in record.items():
+        if name != COUNT and policy.tells_metrics:
+            told[name] = [*map(policy.rounded, value)] if isinstance(value, list) else policy.rounded(value)
+    return told

@@ -1,0 +1,173 @@
+"""The policy of a node for a user's own Flower app (`fedhet.guard`)."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+
+import fedhet
+from fedhet.errors import ConfigError
+from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.flower.messages import write_request
+from fedhet.messages import Request
+
+pytestmark = pytest.mark.usefixtures("home", "no_report")
+
+
+def records(examples=40):
+    metrics = MetricRecord({"loss": 0.123456, "each": [0.55554, 1.0], "num-examples": examples})
+    return {"arrays": ArrayRecord({"w": Array(torch.ones(3).numpy())}), "metrics": metrics}
+
+
+def answering(content):
+    """An app that answers every message with the records that `content` returns."""
+    app = ClientApp()
+
+    def answer(message, context):
+        return Message(RecordDict(content()), reply_to=message)
+
+    for category in (app.train, app.evaluate, app.query):
+        category()(answer)
+    return app
+
+
+def asked(app, type="train", content=None, **node):
+    """The reply of a node to a message."""
+    grid = LocalGrid(app, 1)
+    grid._contexts[FIRST_NODE].node_config.update({key.replace("_", "-"): value for key, value in node.items()})
+    (reply,) = grid.send_and_receive([Message(content or RecordDict(), FIRST_NODE, type, group_id="1")])
+    return reply
+
+
+def reason(reply):
+    return reply.error.reason if reply.has_error() else ""
+
+
+def test_without_a_policy_messages_pass():
+    app = fedhet.guard(answering(lambda: records(examples=1)))
+    assert dict(asked(app).content) == records(examples=1)
+
+
+@pytest.mark.parametrize("type", ["train", "evaluate", "query"])
+def test_allowed_kinds_pass(type, caplog):
+    caplog.set_level("INFO")
+    reply = asked(fedhet.guard(answering(records)), type, allow="weights,metrics")
+    assert reply.content["arrays"] == records()["arrays"]
+    assert dict(reply.content["metrics"]) == {"num-examples": 40, "loss": 0.1235, "each": [0.5555, 1.0]}
+    (line,) = [line for line in caplog.messages if line.startswith("client 0: ")]
+    assert line.startswith(f"client 0: {type}: sent weights (")
+    assert line.endswith("of 40 examples (app installed)")
+
+
+def test_metrics_are_left_out_unless_they_are_allowed():
+    reply = asked(fedhet.guard(answering(records)), allow="weights")
+    assert dict(reply.content["metrics"]) == {"num-examples": 40}
+
+
+def test_other_kinds_are_refused():
+    content = {**records(), "notes": ConfigRecord({"text": "patient 4711"})}
+    app = fedhet.guard(answering(lambda: content))
+    told = "this node allows only metrics (allow in its node config), but the app needs weights: leave out arrays, or "
+    assert reason(asked(app, allow="metrics")) == told + "let the node's owner allow its kind"
+    assert "but the app needs an undeclared kind (notes): leave out notes, or" in reason(asked(app, allow="weights"))
+    declared = fedhet.guard(answering(lambda: content), {"arrays": "prototypes", "notes": "statistics"})
+    assert "needs prototypes" in reason(asked(declared, allow="weights,statistics"))
+    assert asked(declared, allow="prototypes,statistics").content["notes"] == content["notes"]
+    assert "this node allows nothing to be sent" in reason(asked(app, allow=""))
+
+
+@pytest.mark.parametrize("examples", [9, 0, float("nan")])
+def test_few_examples(examples):
+    told = reason(asked(fedhet.guard(answering(lambda: records(examples))), allow="weights"))
+    assert told == (
+        f"the app's reply is of {examples} examples, but its node requires at least 10 (min-examples): return the "
+        "metric num-examples, and add examples if they are fewer"
+    )
+    assert reason(asked(fedhet.guard(answering(lambda: records(10))), allow="weights")) == ""
+    assert "is of 0 examples" in reason(asked(fedhet.guard(answering(dict)), min_examples=1))
+
+
+def test_private_errors_stay_in_the_log(caplog):
+    def fail():
+        raise ValueError("patient 4711")
+
+    told = reason(asked(fedhet.guard(answering(fail)), allow="weights"))
+    assert told == "the client failed; the reason is in its node's log, since it could disclose data"
+    assert "patient 4711" in caplog.text
+
+
+def test_private_training_is_not_the_apps():
+    told = reason(asked(fedhet.guard(answering(records)), dp_noise=1.0, dp_clip=1.0))
+    assert told == "this node trains with dp-noise: create the app with fedhet.make_client_app"
+
+
+def test_listed_apps(tmp_path, monkeypatch, caplog):
+    bundle = tmp_path / "apps" / "me.hospital.1.0.0.12345678"
+    (bundle / "__pycache__").mkdir(parents=True)
+    (bundle / "client.py").write_text("x = 1")
+    (bundle / "__pycache__" / "client.pyc").write_text("written by Python")
+    listed = hashlib.sha256(f"client.py:{hashlib.sha256(b'x = 1').hexdigest()}".encode()).hexdigest()
+    monkeypatch.syspath_prepend(bundle)
+    caplog.set_level("INFO")
+    own = fedhet.make_client_app(lambda: nn.Linear(4, 3), lambda: None)
+    request = RecordDict()
+    write_request(request, Request(), json.dumps({"method": "fedavg"}))
+    refusals = [
+        reason(asked(fedhet.guard(answering(records)), allow_apps="1234")),
+        str(asked(own, content=request, allow_apps="1234").content["report"]["refusal"]),
+    ]
+    for refusal in refusals:
+        assert refusal == (
+            f"this node runs only the apps that its owner has listed (allow-apps), and not {listed}: let the owner "
+            "read the app's files, and add this hash"
+        )
+    assert reason(asked(fedhet.guard(answering(records)), allow_apps=f"1234,{listed}")) == ""
+    assert f"(app {listed})" in caplog.text
+    (bundle / "client.py").write_text("x = 2")
+    assert "runs only the apps" in reason(asked(fedhet.guard(answering(records)), allow_apps=listed))
+
+
+def test_under_strategies_of_flower_and_fedhet():
+    app = ClientApp()
+
+    @app.train()
+    @app.evaluate()
+    def answer(message, context):
+        arrays = ArrayRecord({name: Array(array.numpy()) for name, array in message.content["arrays"].items()})
+        metrics = MetricRecord({"eval_acc": 0.5, "eval_loss": 1.0, "num-examples": 40})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    def started(app, strategy):
+        grid = LocalGrid(app, 2)
+        for context in grid._contexts.values():
+            context.node_config["allow"] = "weights,metrics"
+        return strategy.start(grid, ArrayRecord(nn.Linear(4, 3).state_dict()), num_rounds=1)
+
+    both = fedhet.wrap(fedhet.guard(app), lambda: nn.Linear(4, 3))
+    for strategy in (FedAvg(), fedhet.FedAvg(rounds=1)):
+        assert started(both, strategy).arrays
+    assert started(fedhet.guard(app), FedAvg()).arrays
+    alone = fedhet.wrap(app, lambda: nn.Linear(4, 3))
+    assert reason(asked(alone, allow="weights")) == (
+        "this node sets allow, so it only answers fedhet's strategies: use one, or create the app with "
+        "fedhet.wrap(fedhet.guard(app), ...)"
+    )
+
+
+def test_the_advice_about_fedhets_strategies():
+    request = RecordDict()
+    write_request(request, Request(), json.dumps({"method": "fedavg"}))
+    told = reason(asked(fedhet.guard(answering(records)), content=request, allow="weights"))
+    assert told == "fedhet's strategies need fedhet.wrap(fedhet.guard(app), model)"
+
+
+def test_mistakes_of_users():
+    with pytest.raises(ConfigError, match=r"app must be a flwr.clientapp.ClientApp, not str"):
+        fedhet.guard("app")
+    with pytest.raises(ConfigError, match="kind of a record"):
+        fedhet.guard(ClientApp(), {"arrays": "metrics"})
