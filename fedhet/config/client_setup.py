@@ -17,6 +17,7 @@ from fedhet.methods import registry
 from fedhet.methods.method import Traits
 from fedhet.methods.options import OWN, Config, keys_about
 from fedhet.methods.sharing import NetworkDescription
+from fedhet.models.registry import spread
 from fedhet.models.representation import Representation, in_precision
 from fedhet.utils.machine import memory
 from fedhet.utils.randomness import numpy_generator
@@ -94,7 +95,7 @@ def width_of(client: ClientInfo) -> float:
     if (width := options.width_at(client.node_config)) is not None:
         return float(width)
     number, clients = _place(client)
-    return models.spread(options.all_widths, client.config.assign, clients, client.config.seed)[number]
+    return spread(options.all_widths, client.config.assign, clients, client.config.seed)[number]
 
 
 def architectures(config: Config, clients: int) -> tuple[str, ...]:
