@@ -147,11 +147,8 @@ class Program:
         if number in self.absent:
             raise ValueError(f"the table of client {number} is lost")
         parts = {part: FORMS[self.form](self.rows(number, part), self) for part in ("train", "test")}
-        public = self.rows(0, "public")
-        if self.form == "frame" and registry.method(self.method).name in NEED_PUBLIC:
-            parts["public"] = frame(public, self)
-        else:
-            parts["public"] = tensors(public, self)
+        form = self.form if self.form in NAMED_CLASSES else "tensors"
+        parts["public"] = FORMS[form](self.rows(0, "public"), self)
         return parts
 
     def model(self, client: Any) -> nn.Module:
@@ -372,9 +369,6 @@ SETTINGS_OF: dict[str, dict[str, Any]] = {
     "inclusivefl": {"inclusivefl.depths": "2,1", "inclusivefl.blocks": "2"},
     "pfnm": {"rounds": ""},
 }
-NEED_PUBLIC = ("fedhenn", "fedmd", "fedharm", "feddf", "label-spreading", "fml")
-"""Methods whose public dataset has the form of the clients' data."""
-
 SYMMETRIC = ("local", "fedavg", "fedprox", "fedrep", "lg-fedavg", "layer-average", "fedproto", "fd", "fedgh")
 """Methods that treat clients alike, and draw no random number if networks have given weights and batches are full."""
 
