@@ -34,7 +34,7 @@ from fedhet.methods.sharing import BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_AR
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = ROOT / "run_configs" / "README.md"
 QUESTIONS = ROOT / "fedhet" / "methods" / "README.md"
-DEPLOYMENT = ROOT / "run_configs" / "deployment" / "README.md"
+DEPLOYMENT = ROOT / "run_configs" / "deployment" / "privacy.md"
 HEADINGS = {
     METHODS: "| method | what clients share | architectures | source |",
     QUESTIONS: "| method | public dataset? | networks | heads | the server learns of a client |",

@@ -18,6 +18,7 @@ ELSEWHERE = {
     "--engine ray": "tests/engines/test_ray.py",
     "recommend --budget": "is README.md's with other clients",
     "--engine hospitals": "tests/engines/test_deployment.py",
+    "fedhet node ": "needs a node: tests/client/test_node_check.py, tests/engines/test_deployment.py",
 }
 """Parts of commands that are not run here, and why not or where."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from re import findall
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import Annotated, Any, NoReturn
@@ -210,6 +211,24 @@ def accept_data(
         NodeSecret.accept(state_folder(state_dir or "", ""), name)
         typer.echo(printable(f"the next run of {name} stores its examples and split"))
         typer.echo("without dp-noise, differences to runs before it can disclose the examples that changed")
+
+
+@node.command("check")
+def node_check(
+    node_config: Annotated[str, typer.Option(metavar="CONFIG", help="The node config, as for flower-supernode.")],
+    settings: arguments.Settings = None,
+    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")] = None,
+    root_certificates: Annotated[Path | None, arguments.place("Certificate of the SuperLink's CA.", "FILE")] = None,
+) -> None:
+    """Check a node before a run with the settings --set KEY=VALUE; faults end in exit code 1."""
+    with _errors():
+        node = parse_settings(findall(r"(?:'[^']*'|\"[^\"]*\"|\S)+", node_config))
+        config = configuration.resolve({"method": "local", **_settings_of(settings)}, strict=False)
+        results = list(_quietly("fedhet.client.node").check_node(node, config, superlink, root_certificates))
+        for passed, sentence in results:
+            typer.echo(printable(f"{'ok' if passed else 'FAULT':6}{sentence}"))
+        if not all(passed for passed, _ in results):
+            _stop("correct the faults before the node takes part in a run", FAILED)
 
 
 @app.command("list")

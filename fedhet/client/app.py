@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError, UserCodeError, WriteError
 from fedhet.flower import ClientApp, Context, Message, MessageType
 from fedhet.flower.grid import ANSWER_ALL
-from fedhet.flower.insides import failure, filled, from_bytes, to_bytes
+from fedhet.flower.insides import failure, filled, from_bytes, hash_of_app, to_bytes
 from fedhet.flower.messages import decode, identity, write_refusal, write_reply
 from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import LostState, Payload, Reply, Report, WireError, spec_of
@@ -31,6 +32,7 @@ from fedhet.methods.options import Config
 from fedhet.models.copies import kinds_of
 from fedhet.tasks import Task, as_task
 from fedhet.training import BATCH, compute_in_batches
+from fedhet.utils.files import private_files
 from fedhet.utils.machine import cluster_machine, in_ray
 from fedhet.utils.machine import describe as describe_device
 from fedhet.utils.process import standard_settings
@@ -138,6 +140,7 @@ class Answers:
             asked = f"{asked} ({info.config.method_name}, {run}round {request.round})"
             loop, payload = self._loop(info.config, message, context) if self._loop else None, decode(message.content)
             with (
+                private_files(policy.deployed),
                 memory_limited(context),
                 nothing_downloaded(policy.deployed or bool(machine)),
                 self._clients.job(info, request, policy, payload, loop) as job,
@@ -179,7 +182,7 @@ class Answers:
             record = write_refusal(name, reason, again=again, **flags)
             outcome, refused = f"refused: {reason}", True
         if policy.deployed or refused:
-            log.info("client %s: %s: %s", name, asked, outcome)
+            log.info("client %s: %s: %s%s", name, asked, outcome, _origin(message) if policy.deployed else "")
         return Message(record, reply_to=message)
 
     def question(self, job: Job) -> ClientWork[Payload]:
@@ -244,7 +247,7 @@ class Answers:
             report.normalised = "statistic" in {*kinds_of(client.model).values(), *job.side.kinds.values()}
         report.labels = client.task.outputs.numbers(client.data.train.labels, client.outputs)
         report.architecture = client.architecture if client.config.disclose_architecture else ""
-        if info.partition_id is not None and info.num_partitions is not None:
+        if info.partition_id is not None and info.num_partitions is not None and "num-partitions" in info.node_config:
             report.partition_id, report.partitions = info.partition_id, info.num_partitions
         report.device = describe_device(client.device)
         report.outputs = client.outputs
@@ -258,6 +261,12 @@ class Answers:
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
             report.public, report.public_size = public.digest, len(public)
+
+
+def _origin(message: Message) -> str:
+    """Return the time, Flower's run and the app that this process has loaded, for the node's log."""
+    time = datetime.now().astimezone().isoformat(timespec="seconds")
+    return f" [{time}, Flower's run {message.metadata.run_id}, app {hash_of_app()}]"
 
 
 def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:

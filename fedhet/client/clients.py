@@ -94,8 +94,12 @@ class Clients:
             transform = client_setup.transform_of(data.dataset, network.representation.precision)
             checked = self._checked.get(info.name) or self._check(info, data, network.representation, loop)
             data = data.relabelled(checked.task.outputs.labels)
+            whole = len(data.dataset.train) if data.dataset else len(data.train)
             if secret and not policy.noise:
                 data = secret.grouped(data, policy.least, checked.task.outputs)
+            if policy.deployed and request.question == HANDSHAKE:
+                used = f"{len(data.train)} of {whole} examples in {len(data.train.groups or ())} groups"
+                log.info("client %s: %s; trains on %s", info.name, policy, used)
             data = data.aligned(names_in(request.names))  # after groups and splits, which the server must not change
             network.representation.places = checked.task.outputs.places
             client = Client(

@@ -8,7 +8,7 @@ import torch
 from fedhet.client.app import Answers
 from fedhet.client.clients import Clients
 from fedhet.client.guard import COUNT, Guarded
-from fedhet.client.policy import POLICY_KEYS, Policy
+from fedhet.client.policy import POLICY_KEYS, Policy, misspelt
 from fedhet.client.work import Job, enough
 from fedhet.config import user_functions
 from fedhet.config.client_setup import ClientInfo
@@ -94,7 +94,7 @@ class _Both(ClientApp):
 
 def _limits(context: Context) -> list[str]:
     """Return the keys of a node config that limit what the node sends."""
-    return [key for key in POLICY_KEYS if key in context.node_config]
+    return [key for key in context.node_config if key in POLICY_KEYS or misspelt(key)]
 
 
 def _check_settings(config: Config) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from torch import Tensor
@@ -29,7 +30,7 @@ from fedhet.methods import registry
 from fedhet.methods.method import KINDS, METRICS, STRUCTURE
 from fedhet.methods.options import Config, keys_about, keys_that, listed
 from fedhet.tasks import Task
-from fedhet.utils.files import plain_name, state_folder
+from fedhet.utils.files import plain_name, private_files, state_folder
 from fedhet.utils.machine import out_of_memory, proof
 from fedhet.utils.statistics import Metric
 from fedhet.utils.text import log
@@ -42,6 +43,12 @@ LEAST = 10
 
 POLICY_KEYS = ("allow", "allow-apps", "min-examples", "dp-noise", "dp-clip", "dp-epsilon", "dp-delta")
 """The keys of a node config that limit what the node sends."""
+
+NODE_KEYS = frozenset(
+    {*POLICY_KEYS, *keys_that("at_node"), "memory-limit"}
+    | {"name", "partition-id", "num-partitions", "split-seed", "data-path", "architecture", "width", "depth", "rank"}
+)
+"""The keys of a node config."""
 
 DIGITS = 4  # significant digits of metrics that a node sends if `Policy.deployed` is set
 
@@ -72,7 +79,10 @@ class Policy:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], *, deployed: bool) -> "Policy":
-        """Return the policy that a node config sets; raise a ConfigError if a setting is invalid."""
+        """Return the policy that a node config sets; raise a ConfigError if a key is misspelt or a value invalid."""
+        for key in node_config:
+            if close := misspelt(key):
+                raise ConfigError(f"the node config has the unknown key {key!r}; did you mean {close!r}? Rename it")
         allowed = None
         if "allow" in node_config:
             allowed = frozenset(listed(str(node_config["allow"])))
@@ -88,6 +98,12 @@ class Policy:
                 "dp-clip, or remove dp-noise, dp-clip, dp-epsilon and dp-delta"
             )
         return cls(allowed, least, deployed, noise, clip, budget, delta)
+
+    def __str__(self) -> str:
+        """Return the effective policy in words, for the node's log."""
+        kinds = "all kinds of values" if self.allowed is None else ", ".join(sorted(self.allowed)) or "nothing"
+        noise = f"dp-noise {self.noise:g}, epsilon at most {self.budget:g}" if self.noise else "without dp-noise"
+        return f"may send {kinds}, from at least {self.least} examples, {noise}"
 
     @property
     def tells_metrics(self) -> bool:
@@ -225,6 +241,13 @@ def _kind_of(group: str, name: str, side: AnySide) -> str:
     return "statistics" if kind == "weights" and side.kinds.get(name) == "statistic" else kind
 
 
+def misspelt(key: str) -> str:
+    """Return the key of a node config that `key` resembles; "" if it is one, or is for the user's own functions."""
+    plain = key.lower().replace("_", "-")
+    close = get_close_matches(plain, NODE_KEYS, n=1, cutoff=0.0 if plain.startswith(("allow", "dp-", "min-")) else 0.86)
+    return close[0] if close and key not in NODE_KEYS else ""
+
+
 def number_in(
     node: Mapping[str, Any],
     key: str,
@@ -293,16 +316,18 @@ def opened(
     policy = Policy.of(context.node_config, deployed=not here or "allow" in context.node_config)
     if not here and not request.run:  # a server elsewhere that relies on a folder of its own choice
         request = replace(request, run=hashlib.sha256(text.encode()).hexdigest()[:12])
-    node, name = _with_data(context.node_config), name_of(context)
+    node, name = with_data(context.node_config), name_of(context)
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} is not a valid file name: set another name in the node config")
     limits = {"partition-id": MOST_PARTITIONS, "num-partitions": MOST_PARTITIONS, "split-seed": 2**63}
     read = {key: int(number_in(node, key, 0, at_most=most, whole=True)) for key, most in limits.items() if key in node}
     place, partitions = read.get("partition-id"), read.get("num-partitions")
-    info = ClientInfo(name, place, partitions, _configured(text, node, here=here), node)
+    if not here and partitions is None:  # the node shares its folder with no other, and has all examples
+        partitions, node["partition"] = 1, node.get("partition", "iid")
+    info = ClientInfo(name, place, partitions, settings_at_node(text, node, here=here), node)
     if settings is not None:
         node |= settings(info)
-        info = replace(info, config=_configured(text, node, here=here))
+        info = replace(info, config=settings_at_node(text, node, here=here))
     config = info.config
     if request.epochs and not request.closing and config.local_epochs != configuration.parse(text).local_epochs:
         request = replace(request, epochs=config.local_epochs)
@@ -315,11 +340,13 @@ def opened(
     traits = registry.traits(config)
     policy.check_kinds(config.method_name, traits.kinds, noisy_sums=traits.noisy_sums)
     if policy.deployed:
-        _fix(info, request, policy)
+        with private_files():
+            _fix(info, request, policy)
     return info, request, policy
 
 
-def _configured(text: str, node: Mapping[str, Any], *, here: bool) -> Config:
+def settings_at_node(text: str, node: Mapping[str, Any], *, here: bool) -> Config:
+    """Return a run's configuration (`text`) with a node's own settings; see `configuration.at_node`."""
     chosen = tuple((key, node[key]) for key in keys_that("at_node") if key in node)
     config, server = configuration.at_node(text, chosen, here=here), configuration.parse(text)
     if config.local_epochs > (most := max(server.local_epochs, server.max_local_epochs)):
@@ -330,7 +357,8 @@ def _configured(text: str, node: Mapping[str, Any], *, here: bool) -> Config:
     return config
 
 
-def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
+def with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node config with `data` and `data-path`, two names of one key; raise a ConfigError if they differ."""
     places = [node_config[name] for name in ("data", "data-path") if name in node_config]
     if len({*places}) > 1:
         raise ConfigError("the node config has different folders for data and data-path: set only one of them")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedhet import data, models
 from fedhet.data import ClientData, DataSet, Examples, Part, PublicDataset
+from fedhet.data.names import CLASSES
 from fedhet.data.own import as_input
 from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.methods import registry
@@ -30,7 +31,7 @@ class ClientInfo:
     Attributes:
         name: `name` or `partition-id` of the node config or, without them, Flower's node id.
         partition_id: the number of the client's partition, from 0; None if the node config has none.
-        num_partitions: the number of partitions; None if the node config has none.
+        num_partitions: the number of partitions; without one in the node config, 1 for a server elsewhere, or None.
         config: the run's configuration, with this node's own settings.
         node_config: Flower's node config.
     """
@@ -81,7 +82,7 @@ def architecture_of(client: ClientInfo) -> str:
     """Return a client's architecture: the node config's or, by default, one that the key `assign` gives it."""
     if chosen := client.node_config.get("architecture"):
         return models.expand(str(chosen))[0]
-    number, clients = _place(client)
+    number, clients = _place(client, turn=True)
     return architectures(client.config, clients)[number]
 
 
@@ -94,7 +95,7 @@ def width_of(client: ClientInfo) -> float:
     options = client.config.options
     if (width := options.width_at(client.node_config)) is not None:
         return float(width)
-    number, clients = _place(client)
+    number, clients = _place(client, turn=True)
     return spread(options.all_widths, client.config.assign, clients, client.config.seed)[number]
 
 
@@ -223,8 +224,10 @@ def _arrays(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, 
     return {key: (tensor.ndim, tensor.nbytes) for key, tensor in tensors.items()}
 
 
-def _place(client: ClientInfo) -> tuple[int, int]:
+def _place(client: ClientInfo, *, turn: bool = False) -> tuple[int, int]:
     clients = client.num_partitions or client.config.clients
+    if turn and clients == 1:  # the client does not share its examples, but is one of several
+        clients = client.config.clients
     return (client.partition_id or 0) % clients, clients
 
 
@@ -264,8 +267,10 @@ def _split(keys: Config, clients: int, seed: int) -> _Split:
 def _client(keys: Config, clients: int, number: int, seed: int) -> ClientData:
     split = _split(keys, clients, seed)
     part = split.parts[number]
-    train, test = split.dataset.train.subset(part.train), split.dataset.test.subset(part.test)
-    client_data = ClientData(train, test, validation=split.validation, dataset=split.dataset)
-    together = split.dataset.together
+    dataset = split.dataset
+    train, test = dataset.train.subset(part.train), dataset.test.subset(part.test)
+    names = {CLASSES: dataset.class_names} if dataset.class_names else {}
+    client_data = ClientData(train, test, validation=split.validation, dataset=dataset, names=names)
+    together = dataset.together
     owners = together.train[part.train] if together else None
     return data.with_validation(client_data, keys.validation, seed, str(number), owners=owners)

@@ -3,22 +3,17 @@
 import csv
 import io
 from collections.abc import Container, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fedhet.data.examples import DataSet, Examples, Indices, Normalise, Owners, digest
-from fedhet.data.files import cache_folder, locate_one, read, variant
+from fedhet.data.examples import DataSet, Examples, Indices, Normalise, Owners
+from fedhet.data.files import images_of, locate_one, read, variant
 from fedhet.data.registry import register_dataset
-from fedhet.errors import DataError, FedhetError
+from fedhet.errors import DataError
 from fedhet.tasks import Task
-from fedhet.utils.files import read_tensors, write_tensors
-from fedhet.utils.machine import cores
 
 FINDINGS = (  # the labels, in the order of Wang et al. (CVPR 2017)
     *("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax"),
@@ -38,8 +33,8 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
 
     `folder`, which is required, contains the table of labels (`Data_Entry_2017.csv`), directly or in its subfolder
     `chestxray`, and PNG images in any subfolder. Rows without an image are left out. Images are shrunk to `size` x
-    `size` pixels and stored in the user's cache folder (5.6 GB). The test examples are the images in `test_list.txt`
-    or, without this file, those of every fifth patient. Raises a `DataError` for missing or damaged files.
+    `size` pixels and cached (5.6 GB). The test examples are the images in `test_list.txt` or, without this file, those
+    of every fifth patient. Raises a `DataError` for missing or damaged files.
     """
     table = locate_one(folder, "chestxray", LABELS, "chestxray14")
     files = {path.name: path for path in sorted(table.parent.rglob("*.png"), reverse=True)}
@@ -47,7 +42,8 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
     owners = np.unique([int(row["Patient ID"]) for row in rows], return_inverse=True)[1]
     tested = _tested(table.parent / TEST_LIST, rows, owners)
     labels = torch.tensor([_labels(row, table) for row in rows], dtype=torch.uint8)
-    examples = Examples(_images([files[row["Image Index"]] for row in rows], size), labels)
+    images = [files[row["Image Index"]] for row in rows]
+    examples = Examples(images_of(images, size, mode="L", dataset="chestxray14"), labels)
     train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
     parts = examples.subset(train), examples.subset(test)
     shape = tuple(examples.inputs[:1].shape[1:])
@@ -86,37 +82,3 @@ def _labels(row: Row, table: Path) -> list[int]:
         finding, image = min(unknown), row["Image Index"]
         raise DataError(f"the table {table} has the unknown finding {finding!r} of image {image}: download it again")
     return [int(finding in named) for finding in FINDINGS]
-
-
-def _images(files: Sequence[Path], size: int) -> Tensor:
-    """Return PNG files as square images (n, 1, side, side) uint8, side <= `size`; the decoded images are cached."""
-    content = digest(size, *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
-    cache = cache_folder() / "chestxray14" / f"{content}.safetensors"
-    with suppress(FedhetError):  # a damaged file is replaced
-        if (kept := read_tensors(cache)) is not None:
-            return kept["images"]
-    images = _decoded(files, size)
-    with suppress(OSError):  # images that cannot be kept are decoded again
-        write_tensors(cache, {"images": images})
-    return images
-
-
-def _decoded(files: Sequence[Path], size: int) -> Tensor:
-    from PIL import Image  # imported late because only this data set needs it
-
-    def decoded(file: Path, side: int = 0) -> Tensor:
-        try:
-            with Image.open(file) as image:
-                grey = image.convert("L")
-                if side and grey.size != (side, side):
-                    grey = grey.resize((side, side), Image.Resampling.BILINEAR)
-                return torch.from_numpy(np.array(grey))
-        except OSError as error:
-            raise DataError(f"{file} cannot be read as an image ({error}): download it again") from error
-
-    side = min(size, *decoded(files[0]).shape)
-    images = torch.empty(len(files), 1, side, side, dtype=torch.uint8)
-    with ThreadPoolExecutor(cores()) as pool:
-        for place, image in enumerate(pool.map(lambda file: decoded(file, side), files)):
-            images[place, 0] = image
-    return images

@@ -207,6 +207,7 @@ class DataSet:
         augment: returns random variants of raw images, of the same shape and dtype, given a generator.
         groups: owners of the examples, for the partition `natural`.
         together: owners whose examples the partition `iid` keeps together, such as patients.
+        class_names: names of the classes by number, if known.
     """
 
     name: str
@@ -219,6 +220,7 @@ class DataSet:
     augment: Augment | None = None
     groups: Owners | None = None
     together: Owners | None = None
+    class_names: tuple[str, ...] = ()
 
 
 class Normalise:

@@ -1,4 +1,4 @@
-"""Functions to find, unpack and check published data files; they raise a `DataError` for a missing or damaged file."""
+"""Functions to find, unpack, decode and check data files; they raise a `DataError` for a missing or damaged file."""
 
 import gzip
 import io
@@ -7,7 +7,8 @@ import os
 import pickle
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from math import prod
 from pathlib import Path
@@ -17,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.errors import DataError, damage
-from fedhet.utils.files import expanded
+from fedhet.data.examples import digest
+from fedhet.errors import DataError, FedhetError, damage
+from fedhet.utils.files import expanded, read_tensors, write_tensors
+from fedhet.utils.machine import cores
 
 _OPENERS: dict[str, Callable[..., Any]] = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 
@@ -162,3 +165,39 @@ def check_labels(file: Path, labels: Tensor, classes: int) -> None:
     """Check that the labels from a file are not empty and lie between 0 and classes - 1; else raise a `DataError`."""
     if labels.numel() == 0 or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(f"{file} must have labels from 0 to {classes - 1}: download it again")
+
+
+def images_of(files: Sequence[Path], side: int, *, mode: str, dataset: str, enlarge: bool = False) -> Tensor:
+    """Return image files as tensor (n, channels, side, side) uint8 in Pillow's `mode`, L or RGB; cached by `dataset`.
+
+    Unless `enlarge`, images are smaller if the first one is. Raises a DataError if a file is no image of 8 bits.
+    """
+    content = digest(side, *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+    cache = cache_folder() / dataset / f"{content}.safetensors"
+    with suppress(FedhetError):  # a damaged file is replaced
+        if (kept := read_tensors(cache)) is not None:
+            return kept["images"]
+    side = side if enlarge else min(side, *_decoded(files[0], mode).shape[1:])
+    images = torch.empty(len(files), len(mode), side, side, dtype=torch.uint8)
+    with ThreadPoolExecutor(cores()) as pool:
+        for place, image in enumerate(pool.map(lambda file: _decoded(file, mode, side), files)):
+            images[place] = image
+    with suppress(OSError):  # images that cannot be kept are decoded again
+        write_tensors(cache, {"images": images})
+        cache.chmod(0o600)
+    return images
+
+
+def _decoded(file: Path, mode: str, side: int = 0) -> Tensor:
+    from PIL import Image  # imported late because few data sets need it
+
+    try:
+        with Image.open(file) as image:
+            if image.mode[0] in "IF":  # Pillow would cut all values beyond 255
+                raise DataError(f"{file} has more than 8 bits a pixel: convert it to 8 bits")
+            shown = image.convert(mode)
+            if side and shown.size != (side, side):
+                shown = shown.resize((side, side), Image.Resampling.BILINEAR)
+            return torch.from_numpy(np.atleast_3d(np.array(shown))).permute(2, 0, 1)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read as an image ({error}): replace or remove it") from error

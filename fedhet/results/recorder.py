@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -34,6 +35,9 @@ S = TypeVar("S", bound=State)
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
 EARLIER = "earlier"  # in `checkpoint/`: folder of the checkpoint before the last round, to resume from for more rounds
+SECRET = re.compile(
+    r"([\w-]*(?:token|passw|secret|credential|api.?key|private.?key)[\w-]*[= ])('.*?'|\S+)", re.IGNORECASE
+)
 PACKAGES = ("flwr", "torch", "numpy", "scipy")
 
 
@@ -97,7 +101,8 @@ class RunDirectory(Observer):
         versions |= {"versions.fedhet": __version__, "versions.python": platform.python_version()}
         noted = {f"own.{name}": words for name, words in self._supplied.items()}
         noted["ran.host"] = f"{platform.system()} {platform.machine()}, {cores()} cores"
-        noted |= {"ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
+        command = shlex.join(sys.argv) if sys.argv[0] else "Python"
+        noted |= {"ran.command": SECRET.sub(r"\1...", command)}
         files.write_text(self.folder / "config.toml", to_toml({**flat, **noted, **versions}))
 
     def reconfigure(self, config: Config) -> None:

@@ -31,7 +31,7 @@ from fedhet.server.reporter import VALIDATION
 from fedhet.server.run import run_folder
 from fedhet.tasks import as_task
 from fedhet.utils import text
-from fedhet.utils.files import expanded
+from fedhet.utils.files import expanded, private_files
 from fedhet.utils.machine import device_of
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
@@ -115,17 +115,18 @@ def make_server_app(
         elif registry.traits(config).public != "none":
             dataset = client_setup.public_dataset(config)
         folder = out.resolve() if (out := expanded(config.out)).is_absolute() else run_folder(config, grid)
-        serve(
-            config,
-            grid,
-            folder,
-            engine=engine,
-            resume=config.resume,
-            public=dataset,
-            model=model,
-            evaluate_fn=evaluate_fn,
-            observers=[ProgressLine(text.console(force_terminal=False), folder)],
-        )
+        with private_files(not simulated(grid)):
+            serve(
+                config,
+                grid,
+                folder,
+                engine=engine,
+                resume=config.resume,
+                public=dataset,
+                model=model,
+                evaluate_fn=evaluate_fn,
+                observers=[ProgressLine(text.console(force_terminal=False), folder)],
+            )
 
     return app
 

@@ -28,7 +28,7 @@ LONGEST_NAME = 200  # largest number of bytes of a client's name; names of files
 # Device names that Windows reserves, with any ending.
 DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(\.|$)", re.IGNORECASE)
 # Names that fedhet uses itself in folders of states and models.
-TAKEN_NAMES = frozenset({"beginning", "clients", "models", "nodes", "public", "global"})
+TAKEN_NAMES = frozenset({"beginning", "cache", "clients", "models", "nodes", "public", "global"})
 
 
 def plain_name(text: str) -> bool:
@@ -79,6 +79,17 @@ def check_place(folder: Path) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{folder} cannot be written to ({reason}): choose another folder") from error
+
+
+@contextlib.contextmanager
+def private_files(really: bool = True) -> Iterator[None]:
+    """Context manager in which this process creates files and folders that only its user can read, if `really`."""
+    before = os.umask(0o077) if really else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.umask(before)
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

@@ -44,9 +44,9 @@ def federate(tiny, new_watch):
 def test_data_path_is_data():
     config = {"partition-id": 0, "num-partitions": 2}
     both = config | {"data": "/data/chest", "data-path": "/data/chest"}  # a user's data function may read either
-    assert policy._with_data(config | {"data-path": "/data/chest"}) == both
-    assert policy._with_data(config | {"data": "/data/chest"}) == policy._with_data(both) == both
-    assert policy._with_data(config) == config
+    assert policy.with_data(config | {"data-path": "/data/chest"}) == both
+    assert policy.with_data(config | {"data": "/data/chest"}) == policy.with_data(both) == both
+    assert policy.with_data(config) == config
 
 
 def test_contradicting_data_folders(federate):
@@ -67,7 +67,7 @@ def test_paths_of_a_remote_server_are_ignored(federate, tmp_path, home, monkeypa
     monkeypatch.setattr("fedhet.server.federation.proof", lambda text: "guessed")
     federate("Local", state_dir=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
-    (run,) = (home / ".fedhet" / "state").iterdir()
+    (run,) = (path for path in (home / ".fedhet" / "state").iterdir() if path.is_dir())
     assert {path.name for path in run.iterdir()} == {"beginning", "clients", "models"}
     assert {path.stem for path in (run / "models").iterdir()} == {"0", "1", "2"}
 

@@ -113,11 +113,19 @@ def test_noise_needs_one_shared_model(type, question, caplog):
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_audit_log(federate, caplog):
+def test_audit_log(federate, caplog, tmp_path):
     caplog.set_level("INFO")
-    federate("FedAvg", {"allow": "weights,metrics", "min-examples": 5})
-    lines = [re.sub(r"run \w+", "run R", line) for line in caplog.messages if line.startswith("client 1: ")]
+    node = tmp_path / "north"
+    federate("FedAvg", {"allow": "weights,metrics", "min-examples": 5, "state-dir": str(node)})
+    lines = [line for line in caplog.messages if line.startswith("client 1: ")]
+    origin = re.compile(r" \[20\S+:\d\d, Flower's run \d+, app installed\]")
+    assert all(origin.search(line) for line in lines[2:])
+    lines = [re.sub(r"run [0-9a-f]+,", "run R,", origin.sub("", line)) for line in lines]
     assert lines.pop(0).startswith("client 1: its new secret seed is stored in ")
+    assert lines.pop(0) == (
+        "client 1: may send metrics, weights, from at least 5 examples, without dp-noise; trains on 40 of 40 examples "
+        "in 7 groups"
+    )
     assert lines == [
         "client 1: query handshake (fedavg, run R, round 0): sent numbers of examples",
         "client 1: query first (fedavg, run R, round 0): sent weights (204 bytes), numbers of examples",
@@ -126,8 +134,32 @@ def test_audit_log(federate, caplog):
         "client 1: evaluate (fedavg, run R, round 3): sent metrics, numbers of examples",
     ]
     caplog.clear()
-    federate("FedProto", {"allow": "weights"})
+    federate("FedProto", {"allow": "weights", "state-dir": str(node)})
     assert any("client 1: query: refused: this node allows only weights" in line for line in caplog.messages)
+    modes = {path.stat().st_mode & 0o77 for path in node.rglob("*")}
+    assert modes == {0}, "only the node's user can read what it writes"
+
+
+@pytest.mark.parametrize("key", ["alow", "Allow", "min_examples", "dp-epsilonn", "dp_privacy", "statedir", "data_path"])
+def test_misspelt_keys_are_refused(key):
+    with pytest.raises(ConfigError, match=f"unknown key '{key}'; did you mean '"):
+        Policy.of({"allow": "metrics", key: "1"}, deployed=True)
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize(("partitions", "examples"), [({}, 1442), ({"num-partitions": 2}, 582)])
+def test_a_node_has_all_examples_by_default(partitions, examples, tmp_path):
+    grid = LocalGrid(make_client_app(), 1)
+    node = grid._contexts[FIRST_NODE].node_config
+    del node["num-partitions"]
+    node |= {"state-dir": str(tmp_path), **partitions}
+    strategy = fedhet.Local(rounds=1, partition="classes", classes_per_client=4, architectures="mlp")
+    strategy.start(grid)
+    assert strategy.state.clients["0"].examples == examples
+
+
+def test_users_functions_have_further_keys():
+    Policy.of({"ward": 7, "dataset-path": "x", "hospital": "north"}, deployed=True)
 
 
 # ---- the split of a node's data

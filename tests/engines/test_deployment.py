@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from PIL import Image
 
 import fedhet
 from fedhet.config import configuration
@@ -68,8 +69,8 @@ class Federation:
 
     def here(self, text: str, home: Path | None = None) -> str:
         """Something that the page prints, with this machine's port and folders, and nothing else."""
-        places = {"9093": self.port, "/etc/fedhet": self.work, "/srv/fedhet": self.work}
-        places |= {"/data/chest": home, "/var/lib/fedhet": home / "state"} if home else {}
+        places = {"9092": self.port, "9093": self.port, "/etc/fedhet": self.work, "/srv/fedhet": self.work}
+        places |= {"/data/chest": home / "chest", "/var/lib/fedhet": home / "state"} if home else {}
         for printed, place in places.items():
             text = text.replace(printed, str(place))
         return text
@@ -123,10 +124,10 @@ class Federation:
         home = self.work / HOSPITALS[number]
         line = self.here(self.printed(PAGE, "flower-supernode")[0], home)
         if not printed:
-            line = line.replace(" allow='prototypes,metrics'", "")
+            line = line.replace(" allow='prototypes,metrics'", f" partition-id={number} num-partitions=3")
         name = HOSPITALS[number] if printed else str(number)
         line += f" --port {_free_port()}"  # one for each node of a machine
-        self.start(f"node-{number}", "bash", "-c", f"exec {line}", home=home, id=str(number), name=name)
+        self.start(f"node-{number}", "bash", "-c", f"exec {line}", home=home, name=name)
 
     def kill(self, name: str, part: str = "") -> None:
         """Kill a process with all that it started, or those of them that have `part` in their command line."""
@@ -245,6 +246,21 @@ def test_a_run_survives_node_server_and_superlink(federation: Federation, tmp_pa
     assert os.listdir(out / "checkpoint")
 
 
+def test_the_check_of_a_node_passes(federation: Federation) -> None:
+    home = federation.work / "north"
+    for number in range(40):
+        path = home / "chest" / ("ill", "healthy")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), number).save(path)
+    (line,) = federation.printed(PAGE, "fedhet node check")
+    line = federation.here(line, home).replace("fedhet node", f"{sys.executable} -m fedhet node", 1)
+    check = federation.start("check", "bash", "-c", line, home=home)
+    assert check.wait(PATIENCE) == 0, federation.log("check").read_text()
+    text = federation.log("check").read_text()
+    for words in ("trains on 32 of 32 examples (healthy: 16, ill: 16)", "certificate: valid from", "clock: "):
+        assert words in text, text
+
+
 def test_the_page_ends_in_a_finished_run(federation: Federation) -> None:
     def models() -> set[Path]:
         return set(federation.work.glob("*/state/*/models/*.safetensors"))
@@ -265,5 +281,5 @@ def test_the_page_ends_in_a_finished_run(federation: Federation) -> None:
     history = read_history(federation.work / "first")
     assert [row["failures"] for row in history] == [[]] * len(history)
     assert sorted(path.stem for path in models() - before) == ["north", "south", "west"]
-    assert history[-1]["trained"]["accuracy"]["mean"] > 0.5, "five classes a client, all of which are trained"
+    assert history[-1]["trained"]["accuracy"]["mean"] > 0.5, "each node has all digits"
     assert "train (fedproto, run" in federation.log("node-0").read_text()

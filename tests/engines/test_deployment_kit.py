@@ -1,12 +1,15 @@
 """The files of run_configs/deployment: image, rehearsal and service units, without a container engine."""
 
+import http.client
 import os
 import re
 import shlex
 import shutil
+import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,95 @@ def test_compose_has_its_schema() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_each_party_sees_its_own_secrets_only() -> None:
+    mounted = {name: {each.split(":")[0] for each in service.get("volumes", ())} for name, service in COMPOSE.items()}
+    for party in ("superlink", "north", "south", "starter"):
+        users = {name for name, volumes in mounted.items() if f"{party}-secrets" in volumes} - {"secrets"}
+        assert users == ({"register", "run"} if party == "starter" else {party})
+    assert [name for name, volumes in mounted.items() if "authority" in volumes] == ["secrets"]
+
+
+@pytest.mark.long
+def test_the_proxy_stops_the_control_and_runtime_api(tmp_path: Path, printed: Callable[[str, str], list[str]]) -> None:
+    """Whoever has ca.crt, and is not listed, registers no keys and starts nothing; nodes and the listed go through."""
+    nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if nginx is None:
+        pytest.skip("no nginx here")
+    environment = environment_of_commands()
+    for line in printed("run_configs/deployment/README.md", "(openssl|echo)"):
+        line = line.replace("DNS:flower.example.org", "DNS:localhost").replace("/etc/fedhet", str(tmp_path))
+        subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True, capture_output=True)
+    inside, outside = str(_free_port()), str(_free_port())
+    text = (KIT / "nginx.conf").read_text()
+    for ours, here in {
+        "/etc/fedhet": tmp_path,
+        "/var/log/nginx": tmp_path,
+        "/run": tmp_path,
+        "flower.example.org": "localhost",
+    }.items():
+        text = text.replace(ours, str(here))
+    (tmp_path / "nginx.conf").write_text(text.replace("9092", inside).replace("9093", outside))
+    starters = tmp_path / "starters"
+    starters.write_text("allow 192.0.2.7;\n")
+    (line,) = printed("run_configs/deployment/README.md", "flower-superlink")
+    words = shlex.split(line.replace("9092", inside))
+    processes = [subprocess.Popen(words, cwd=tmp_path, env=environment, start_new_session=True)]
+    context = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+
+    def status(path: str, method: str = "POST") -> int:
+        connection = http.client.HTTPSConnection("localhost", int(outside), context=context, timeout=20)
+        connection.request(method, path, body=b"")
+        return connection.getresponse().status
+
+    def reachable() -> bool:
+        try:
+            return status("/health", "GET") == 200
+        except OSError:
+            return False
+
+    def nginx_starts() -> subprocess.Popen[bytes]:
+        words = [nginx, "-c", str(tmp_path / "nginx.conf"), "-g", "daemon off;"]
+        return subprocess.Popen(words, start_new_session=True)
+
+    try:
+        processes.append(nginx_starts())
+        patience = time.monotonic() + 120
+        while not reachable():
+            assert time.monotonic() < patience
+            time.sleep(1)
+        control = "/v1/control/list-runs"
+        tricks = ["//v1/control/list-runs", "/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs"]
+        tricks += ["/v1/fleet/..%2fcontrol/list-runs", "/V1/control/list-runs", "/v1/%63ontrol/list-runs", "/docs"]
+        for path in (control, "/v1/control/register-node", "/v1/runtime/get-nodes", *tricks):
+            assert status(path) == 403, path
+        assert status("/v1/fleet/pull-messages") not in (403, 404, 502)
+        starters.write_text("allow 127.0.0.1;\n")
+        end(processes.pop())
+        processes.append(nginx_starts())
+        while not reachable():
+            time.sleep(0.5)
+        (tmp_path / "flower").mkdir()
+        connection = (
+            f'[superlink.hospitals]\naddress = "localhost:{outside}"\nroot-certificates = "{tmp_path}/ca.crt"\n'
+        )
+        (tmp_path / "flower/config.toml").write_text(connection)
+        environment["FLWR_HOME"] = str(tmp_path / "flower")
+        subprocess.run(["ssh-keygen", "-t", "ecdsa", "-b", "384", "-N", "", "-f", "node_key"], cwd=tmp_path, check=True)
+        words = ["flwr", "supernode", "register", "node_key.pub", "hospitals"]
+        subprocess.run(words, cwd=tmp_path, env=environment, check=True)
+        words = ["flower-supernode", "--root-certificates", "ca.crt", "--superlink", f"localhost:{outside}"]
+        words += ["--auth-supernode-private-key", "node_key", "--port", str(_free_port())]
+        processes.append(subprocess.Popen(words, cwd=tmp_path, env=environment, start_new_session=True))
+        words = ["flwr", "supernode", "list", "hospitals", "--format", "json"]
+        patience = time.monotonic() + 120
+        while '"online"' not in subprocess.run(words, env=environment, capture_output=True, text=True).stdout:
+            assert time.monotonic() < patience
+            time.sleep(2)
+    finally:
+        for process in processes:
+            end(process)
+
+
 @pytest.mark.long
 def test_the_rehearsal_ends_in_a_finished_run(tmp_path: Path) -> None:
     """The commands of the Dockerfile in a new environment, then those of compose.yaml with its programs."""
@@ -55,7 +147,7 @@ def test_the_rehearsal_ends_in_a_finished_run(tmp_path: Path) -> None:
         subprocess.run(["bash", "-c", line], env=base | {"TORCH": torch}, check=True)
 
     port, processes = str(_free_port()), {}
-    folders = {name: tmp_path / name for name in ("secrets", "superlink", "results", "north", "south")}
+    folders = {name: tmp_path / name for name in yaml.safe_load((KIT / "compose.yaml").read_text())["volumes"]}
     for folder in folders.values():
         folder.mkdir()
 
@@ -73,7 +165,7 @@ def test_the_rehearsal_ends_in_a_finished_run(tmp_path: Path) -> None:
         words = [here(word) for word in (shlex.split(words) if isinstance(words, str) else words)]
         words += ["--port", ports[name]] if words[0] == "flower-supernode" else []
         environment = {key: here(value) for key, value in COMPOSE[name].get("environment", {}).items()}
-        home = folders.get(name, folders["secrets"])
+        home = folders.get(name, folders["authority"])
         return subprocess.Popen(words, cwd=home, env=base | {"HOME": str(home)} | environment, start_new_session=True)
 
     def healthy(name: str) -> bool:

@@ -87,6 +87,24 @@ def test_files_of_a_run(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        (["flwr-serverapp", "--token", "5ec4e7", "--parent-pid", "1"], "flwr-serverapp --token ... --parent-pid 1"),
+        (
+            ["x.py", "--token=5ec4e7", "--api-key", "5ec4e7", "WANDB_API_KEY=5ec4e7"],
+            "x.py --token=... --api-key ... WANDB_API_KEY=...",
+        ),
+        (["fedhet", "run", "--set", "seed=3"], "fedhet run --set seed=3"),
+    ],
+)
+def test_secrets_in_a_command_line_are_not_written(words, written, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", words)
+    directory = RunDirectory(tmp_path / "run", CONFIG, "local")
+    record(directory, 0)
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["ran"]["command"] == written
+
+
 def test_its_configuration_is_complete(tmp_path):
     RunDirectory(tmp_path, CONFIG.replace(state_dir=str(tmp_path / "state"), out="elsewhere"), "local")
     table = tomllib.loads((tmp_path / "config.toml").read_text())

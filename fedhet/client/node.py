@@ -1,0 +1,101 @@
+"""The check of a node before any run (`fedhet node check`)."""
+
+import importlib.util
+import shutil
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from functools import partial
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any
+
+from fedhet.client.policy import NODE_KEYS, Policy, settings_at_node, with_data
+from fedhet.config import client_setup
+from fedhet.config.client_setup import ClientInfo
+from fedhet.data.files import nothing_downloaded
+from fedhet.errors import FedhetError, in_words, nearest
+from fedhet.methods.options import Config
+from fedhet.utils.files import check_place, plain_name, private_files, state_folder
+from fedhet.utils.machine import describe, device_of
+from fedhet.utils.text import __version__
+
+AHEAD, BEHIND = 4, 300  # seconds; Flower ends a node whose clock is 5 s ahead of the SuperLink's, or 305 s behind
+DISK, DAYS = 2, 30  # free GB, and days of a certificate, below which a fault is reported
+Checks = Iterator[tuple[bool, str]]
+
+
+def check_node(node: Mapping[str, Any], config: Config, superlink: str | None, certificate: Path | None) -> Checks:
+    """Yield pairs (passed, sentence) for a node config and a run's configuration.
+
+    `superlink` is the SuperLink's address HOST:PORT, and `certificate` the file of its CA.
+    """
+    checks: list[Callable[[], Checks]] = [partial(_superlink, superlink, certificate)]
+    try:
+        policy, config = Policy.of(node, deployed=True), settings_at_node(config.text, with_data(node), here=False)
+        checks = [partial(_machine, node, config, policy), partial(_examples, node, config, policy), *checks]
+        yield True, f"fedhet {__version__}, as all others need; policy: the node {policy}"
+    except FedhetError as error:
+        yield False, str(error)
+    for check in checks:
+        try:
+            yield from check()
+        except (FedhetError, OSError) as error:
+            yield False, in_words(error) if isinstance(error, OSError) else str(error)
+
+
+def _machine(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks:
+    name = str(node.get("name", "node"))
+    yield plain_name(name), f"name: {name!r}, which must be a valid file name"
+    for key in sorted(node.keys() - NODE_KEYS):
+        yield (
+            False,
+            f"{nearest('key in the node config', key, NODE_KEYS)}; rename it, unless your own functions read it",
+        )
+    if policy.noise and importlib.util.find_spec("dp_accounting") is None:
+        yield False, "dp-noise needs the missing package dp-accounting: pip install 'fedhet[dp]'"
+    yield True, f"device: {describe(device_of(config.device))}"
+    state = state_folder(config.state_dir, "").resolve()
+    check_place(state)
+    free = shutil.disk_usage(next(path for path in (state, *state.parents) if path.is_dir())).free / 1e9
+    yield free >= DISK, f"disk: {free:.1f} GB are free for state-dir {state}; at least {DISK} are needed"
+
+
+def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks:
+    place, parts = node.get("partition-id", 0), node.get("num-partitions", 1)
+    with private_files(), nothing_downloaded():
+        data = client_setup.data_of(ClientInfo("", place, parts, config, dict(node)))
+    assert data.dataset is not None
+    labels, numbers = data.train.labels.unique(return_counts=True, dim=0)
+    counts = dict(zip(labels.tolist(), numbers.tolist(), strict=True)) if labels.ndim == 1 else {}
+    grouped = policy.keeps_secret and not policy.noise
+    few = {label: count for label, count in counts.items() if grouped and count < policy.least}
+    used, whole = len(data.train) - sum(few.values()), len(data.dataset.train)
+    named = data.dataset.class_names or [str(label) for label in range(data.dataset.classes)]
+    by_class = ", ".join(f"{named[label]}: {count}" for label, count in counts.items())
+    yield used >= policy.least, f"data: {config.dataset}; the node trains on {used} of {whole} examples ({by_class})"
+    for label, count in few.items():
+        examples = f"class {named[label]} has {count} training examples, fewer than min-examples = {policy.least}"
+        yield False, f"{examples}, and is not trained on: add examples, or reduce min-examples"
+
+
+def _superlink(address: str | None, certificate: Path | None) -> Checks:
+    if address is None:
+        yield True, "clock and certificate: not checked; add --superlink HOST:PORT --root-certificates ca.crt"
+        return
+    try:
+        connection = HTTPSConnection(address, timeout=10, context=ssl.create_default_context(cafile=certificate))
+        connection.connect()
+        presented: Any = connection.sock.getpeercert()
+        before = time.time()
+        connection.request("GET", "/health")
+        date, between = connection.getresponse().headers["Date"], (before + time.time()) / 2
+    except (OSError, ValueError, HTTPException) as error:
+        yield False, f"https://{address} is not reachable ({error}): correct the address, the firewall or ca.crt"
+        return
+    days = (ssl.cert_time_to_seconds(presented["notAfter"]) - time.time()) / 86400
+    yield days >= DAYS, f"certificate: valid from {presented['notBefore']} to {presented['notAfter']}, {days:.0f} days"
+    if date is not None:  # in whole seconds
+        ahead = between - (parsedate_to_datetime(date).timestamp() + 0.5)
+        yield -BEHIND < ahead < AHEAD, f"clock: {ahead:+.0f} s from the SuperLink's; Flower ends nodes beyond +5 s"

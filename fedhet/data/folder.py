@@ -1,0 +1,65 @@
+"""A folder of images of one's own: subfolders by class, or a table of labels beside the images."""
+
+import csv
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedhet.data.examples import DataSet, Examples, Normalise, Owners
+from fedhet.data.files import images_of
+from fedhet.data.registry import register_dataset
+from fedhet.errors import DataError
+from fedhet.tasks import Task
+
+TABLE, CLASSES = "labels.csv", "classes.txt"
+SIDE = 224  # height and width of images in memory; `input-size` changes them at the network's input
+
+
+@register_dataset("folder")
+def folder(place: Path | None) -> DataSet:
+    """Load images of one's own, in colour, 224 x 224 pixels, each of one class; `place` is their folder.
+
+    It has a subfolder of images for each class; or the table `labels.csv` with the columns `file` (path in the folder),
+    `label` and optionally `patient`, whose images stay together. Every fifth image of a class, or patient, is for
+    tests. Classes are sorted by name; `classes.txt` names them, one a line, if images of some class are missing.
+    """
+    if place is None or not place.is_dir():
+        raise DataError(f"dataset = folder: {place or 'no folder'} is not a folder of images: set data to one (--data)")
+    table = place / TABLE
+    files = [path for path in sorted(place.glob("*/**/*")) if path.is_file() and not path.name.startswith(".")]
+    rows = _rows_of(table) if table.is_file() else [(file, file.relative_to(place).parts[0], "") for file in files]
+    if not rows or not all(label for _, label, _ in rows) or len({bool(patient) for *_, patient in rows}) > 1:
+        raise DataError(f"{place} must have subfolders of images by class, or {TABLE} without empty cells: add them")
+    if {label for _, label, _ in rows} <= {"train", "test", "val"}:
+        raise DataError(f"{place} has the subfolders train and test: move their subfolders by class into {place}")
+    paths, labels, patients = zip(*rows, strict=True)
+    listed = (place / CLASSES).read_text("utf-8-sig").splitlines() if (place / CLASSES).is_file() else sorted({*labels})
+    classes = [line.strip() for line in listed if line.strip()]
+    if unknown := sorted({*labels} - {*classes}):
+        raise DataError(f"{place} has images of class {unknown[0]!r}, which {CLASSES} does not name: add it there")
+    owners, seen = np.unique(patients, return_inverse=True)[1], Counter[str]()
+    for row, label in enumerate(labels if not any(patients) else ()):
+        owners[row] = seen[label]
+        seen[label] += 1
+    tested = owners % 5 == 4
+    if tested.all() or not tested.any():
+        raise DataError(f"{place} has too few images for training and tests: add images, at least five of a class")
+    places = torch.tensor([classes.index(label) for label in labels])
+    examples = Examples(images_of(paths, SIDE, mode="RGB", dataset="folder", enlarge=True), places)
+    train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
+    parts = examples.subset(train), examples.subset(test)
+    normalise = Normalise(255.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    dataset = DataSet("folder", *parts, len(classes), Task("classification"), (3, SIDE, SIDE), normalise)
+    together = Owners(owners[train], owners[test]) if any(patients) else None
+    return replace(dataset, together=together, class_names=tuple(classes))
+
+
+def _rows_of(table: Path) -> list[tuple[Path, str, str]]:
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as lines:
+            return [(table.parent / row["file"], row["label"], row.get("patient", "")) for row in csv.DictReader(lines)]
+    except (UnicodeDecodeError, csv.Error, LookupError, TypeError) as error:
+        raise DataError(f"{table} must be CSV in UTF-8 with columns file and label ({error!r}): correct it") from error

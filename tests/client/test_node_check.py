@@ -1,0 +1,87 @@
+"""`fedhet node check`."""
+
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedhet.client.node import check_node
+from fedhet.config import configuration
+
+CONFIG = configuration.resolve({"method": "local", "dataset": "digits"})
+
+
+def checked(node: dict[str, Any], superlink: str | None = None, ca: Path | None = None) -> tuple[list[str], list[str]]:
+    """What passed, and faults."""
+    rows = list(check_node(node, CONFIG, superlink, ca))
+    return [sentence for passed, sentence in rows if passed], [sentence for passed, sentence in rows if not passed]
+
+
+def test_examples_of_a_node_without_partitions(tmp_path: Path) -> None:
+    passed, faults = checked({"name": "north", "state-dir": str(tmp_path), "allow": "metrics"})
+    assert faults == []
+    assert "policy: the node may send metrics, from at least 10 examples, without dp-noise" in passed[0]
+    assert any("the node trains on 1442 of 1442 examples (0: 143, 1: 146" in line for line in passed)
+
+
+def test_faults(tmp_path: Path) -> None:
+    base = {"name": "north", "state-dir": str(tmp_path), "allow": "metrics", "min-examples": 145}
+    faults = checked(base | {"partition-id": 0, "num-partitions": 2})[1]
+    assert "trains on 0 of 1442 examples" in faults[0]
+    assert "class 0 has 7" in faults[1]
+    assert "did you mean 'allow'" in checked(base | {"alow": "metrics"})[1][0]
+    assert "which must be a valid file name" in checked(base | {"name": "a/b"})[1][0]
+    assert "did you mean 'data'" in checked(base | {"dta": "x"})[1][0]
+    assert "does not exist" in checked(base | {"dataset": "mnist", "data": str(tmp_path / "no")})[1][0]
+
+
+@pytest.fixture
+def superlink(tmp_path: Path) -> Iterator[Any]:
+    """A function that starts a server with a certificate and a clock that is some seconds late."""
+    words = ["openssl", "req", "-nodes", "-newkey", "rsa:2048", "-x509", "-days", "90", "-subj", "/CN=localhost"]
+    words += ["-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "ca.crt"]
+    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    servers = []
+
+    def start(late: float) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return formatdate((datetime.now() - timedelta(seconds=late)).timestamp(), usegmt=True)
+
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / "ca.crt", tmp_path / "key.pem")
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"localhost:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+
+
+def test_clock_and_certificate(superlink: Any, tmp_path: Path) -> None:
+    node, ca = {"name": "north", "state-dir": str(tmp_path)}, tmp_path / "ca.crt"
+    passed, faults = checked(node, superlink(0), ca)
+    assert faults == []
+    assert any("certificate: valid from" in line for line in passed)
+    for late in (20, -400):
+        (fault,) = checked(node, superlink(late), ca)[1]
+        assert fault.startswith(f"clock: {late:+d} s from the SuperLink's")
+    (fault,) = checked(node, superlink(0))[1]
+    assert "certificate verify failed" in fault

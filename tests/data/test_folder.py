@@ -1,0 +1,100 @@
+"""The data set `folder`: one's own images, by subfolder or table."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedhet import data
+from fedhet.config import client_setup, configuration
+from fedhet.config.client_setup import ClientInfo
+from fedhet.errors import DataError
+
+
+def write(folder: Path, name: str, level: int = 7) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((4, 6), level, np.uint8)).save(path)
+
+
+def test_subfolders_are_classes_and_every_fifth_image_is_for_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "images"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for number in range(10):
+        write(place, f"ill/{number}.png", number)
+        write(place, f"healthy/more/{number}.png", 100 + number)
+    (place / "ill/.hidden").touch()
+    dataset = data.load("folder", place)
+    assert dataset.class_names == ("healthy", "ill")
+    assert dataset.train.labels.tolist() == [0] * 8 + [1] * 8
+    assert dataset.test.inputs[:, 0, 0, 0].tolist() == [104, 109, 4, 9]
+    assert tuple(dataset.transform(dataset.test.inputs[:]).shape) == (4, *dataset.input_shape)
+    (kept,) = (tmp_path / "cache").rglob("*.safetensors")
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_all_classes_are_listed(tmp_path: Path) -> None:
+    for number in range(5):
+        write(tmp_path, f"b/{number}.png", number)
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    dataset = data.load("folder", tmp_path)
+    assert (dataset.classes, dataset.train.labels.tolist(), dataset.test.labels.tolist()) == (3, [1] * 4, [1])
+
+
+def test_table_keeps_patients_together(tmp_path: Path) -> None:
+    rows = ["file,label,patient"]
+    for number in range(20):
+        write(tmp_path, f"{number}.png", number)
+        rows.append(f"{number}.png,{'ab'[number % 2]},{number // 2:02}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    dataset = data.load("folder", tmp_path)
+    assert dataset.test.inputs[:, 0, 0, 0].tolist() == [8, 9, 18, 19]
+    assert dataset.together is not None
+    assert torch.bincount(torch.from_numpy(dataset.together.train)).tolist() == [2, 2, 2, 2, 0, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("files", "text", "words"),
+    [
+        ([], "", "must have subfolders of images by class, or labels.csv"),
+        (["a/1.png"], "", "too few images for training and tests"),
+        (["train/a/1.png", "test/b/1.png"], "", "move their subfolders by class"),
+        (["1.png"], "file,class\n1.png,a", "with columns file and label"),
+        (["1.png"], "file,label\n1.png,", "without empty cells"),
+    ],
+)
+def test_faults_are_named(files: list[str], text: str, words: str, tmp_path: Path) -> None:
+    for name in files:
+        write(tmp_path, f"{name}.png")
+        (tmp_path / f"{name}.png").rename(tmp_path / name)
+    if text:
+        (tmp_path / "labels.csv").write_text(text)
+    with pytest.raises(DataError, match=words):
+        data.load("folder", tmp_path)
+
+
+def test_a_class_that_is_not_listed_and_deep_pixels_are_refused(tmp_path: Path) -> None:
+    for number in range(5):
+        write(tmp_path / "one", f"a/{number}.png")
+        write(tmp_path / "deep", f"a/{number}.png")
+    (tmp_path / "one/classes.txt").write_text("b")
+    with pytest.raises(DataError, match="images of class 'a', which .*classes.txt does not name"):
+        data.load("folder", tmp_path / "one")
+    Image.fromarray(np.full((4, 6), 3000, np.uint16)).save(tmp_path / "deep/a/4.png")
+    with pytest.raises(DataError, match="more than 8 bits"):
+        data.load("folder", tmp_path / "deep")
+
+
+def test_clients_report_names_of_classes(tmp_path: Path) -> None:
+    for number in range(5):
+        write(tmp_path, f"ill/{number}.png", number)
+        write(tmp_path, f"healthy/{number}.png", number)
+    config = configuration.resolve({"method": "local", "dataset": "folder", "data": str(tmp_path)})
+    info = ClientInfo("north", None, 1, config)
+    client = client_setup.data_of(info)
+    assert client.names == {"classes": ("healthy", "ill")}
+    assert client.aligned({"classes": ("ill", "healthy")}).train.labels.tolist() == [1] * 4 + [0] * 4
