@@ -22,10 +22,10 @@ from fedhet.errors import ModelError
 from fedhet.messages import Payload, load_into, to_arrays, to_tensor
 from fedhet.methods.included.prototypes import FDOptions, FedGenOptions, FedProtoOptions, LearnerOptions, WidthOptions
 from fedhet.methods.options import Config
-from fedhet.models import place_before
 from fedhet.models.networks import Generator, draw
+from fedhet.models.registry import place_before
 from fedhet.models.representation import Representation, head_name
-from fedhet.training import BATCH, Loss, Prediction, Step, Term
+from fedhet.training import BATCH, Loss, Step, Term
 from fedhet.utils.text import log
 
 from .matching import class_counts
@@ -148,26 +148,19 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
         return (term,)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        if not (beside := self.beside()):
-            return super().evaluate(when)
-        phi = self.client.representation
-        return Prediction(self.client.model, phi, ByPrototype(phi, **beside).scores)
-
-    def beside(self) -> dict[str, Tensor]:
-        """Return the arguments of `ByPrototype` if the client predicts by prototypes; else {}."""
         data, by = self.client.data, self.options.predict
         chosen = torch.full_like(self.classes, by != "head", dtype=torch.bool)
         if by == "prototype" and not self.client.privacy:  # which classes the client has is private
             chosen = torch.isin(self.classes, data.train.labels)
         if not chosen.any():
-            return {}
+            return super().evaluate(when)
         candidates = self.classes[chosen]
         evaluated = [part.labels for part in (data.test, data.validation, data.common) if part is not None]
         # At least two, since a single column would be one logit for two classes.
         classes = max(2, self.client.outputs, 1 + int(torch.cat([candidates, *evaluated]).max()))
         rows = torch.full((classes,), -1, device=candidates.device)
         rows[candidates] = torch.arange(len(candidates), device=candidates.device)
-        return {"prototypes": self.prototypes[chosen], "rows": rows}
+        return ByPrototype(self.client.representation, self.prototypes[chosen], rows)
 
     def loaded(self, beside: Mapping[str, Tensor]) -> nn.Module:
         return ByPrototype(self.client.representation, **beside)
@@ -185,19 +178,16 @@ class ByPrototype(nn.Module):
     def __init__(self, representation: Representation, prototypes: Tensor, rows: Tensor) -> None:
         super().__init__()
         self.network, self._representation = representation.model, representation
+        self.site = representation.site  # where a batch of networks has its representations
         self.register_buffer("prototypes", prototypes)
         self.register_buffer("rows", rows)
 
     def forward(self, inputs: Tensor) -> Tensor:
         with self._representation.capture() as phi:  # torch.export cannot trace a pass that ends before the head
             self.network(inputs)
-        return self.scores(phi())
-
-    def scores(self, phi: Tensor) -> Tensor:
-        """Return scores (n, classes) for representations (n, d)."""
         # In this mode, rounding does not depend on the number of examples in the batch.
         mode = "donot_use_mm_for_euclid_dist"
-        distances = torch.cdist(phi.float(), self.prototypes, compute_mode=mode).square()
+        distances = torch.cdist(phi().float(), self.prototypes, compute_mode=mode).square()
         # Other classes are far below all candidates, yet finite, so that the loss is a number.
         lowest = (-2 * distances.amax(1, keepdim=True)).clamp(max=-1e4)
         return torch.where(self.rows >= 0, -distances[:, self.rows], lowest)

@@ -11,9 +11,9 @@ from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Reply, WireError, check, load_into, to_arrays
 from fedhet.tasks import Task
-from fedhet.training import Phase, train
+from fedhet.training import Phase, Training
 from fedhet.utils.process import standard_settings
-from fedhet.utils.randomness import seeded, torch_generator
+from fedhet.utils.randomness import derive_seed, seeded, torch_generator
 from fedhet.utils.text import log
 
 N = TypeVar("N", bound=nn.Module)
@@ -82,9 +82,12 @@ def train_at_server(
     """
     load_into(network.state_dict(), weights)
     task, generator = Task("classification"), torch_generator(seed, "server", round)
+    purpose = "dropout", "server", round
     try:
-        with standard_settings(), seeded(seed, "dropout", "server", round):
-            trained = train(network, phase, examples, task, lambda batch, _: transform(batch), generator=generator)
+        with standard_settings(), seeded(seed, *purpose):
+            dropout = derive_seed(seed, *purpose)
+            training = Training(network, phase, examples, task, lambda batch, _: transform(batch), generator, dropout)
+            trained = training.result()
     except ModelError as error:
         log.warning("round %d: training failed, so the server's network is unchanged: %s", round, error)
         return weights, {}

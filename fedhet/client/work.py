@@ -243,7 +243,7 @@ def run_phases(job: Job, phases: Iterable[Phase], seed: int) -> ClientWork[None]
             or phase.augmented,
         )
         yield computation
-        client.trained = computation.result()  # calls `fedhet.training.train`, unless a batch of clients was trained
+        client.trained = computation.result()  # trains now, unless a batch of clients was trained
 
 
 def keep(job: Job) -> None:

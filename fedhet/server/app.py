@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from fedhet import training
 from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
@@ -30,6 +29,7 @@ from fedhet.server import EvaluateFunction, FederatedStrategy
 from fedhet.server.reporter import VALIDATION
 from fedhet.server.run import run_folder
 from fedhet.tasks import as_task
+from fedhet.training import Evaluation
 from fedhet.utils import text
 from fedhet.utils.files import expanded, private_files
 from fedhet.utils.machine import device_of
@@ -150,12 +150,13 @@ def _on_common_test(
         with torch.no_grad():
             task = task.of(network.eval()(prepare(test.inputs[:2])), test.labels)
         test = relabelled(test, task.outputs.labels)
-        score = training.evaluate(network, test, task, prepare)
+        score = Evaluation(network, test, task, prepare).result()
         if score is None:
             return None
         metrics: dict[str, Any] = {"accuracy": score.value, "loss": score.loss}
         held_out = None if run.own_data else client_setup.common_validation(config)
-        if held_out and (validated := training.evaluate(network, resident(held_out, device), task, prepare)):
+        examples = held_out and resident(held_out, device)
+        if examples and (validated := Evaluation(network, examples, task, prepare).result()):
             metrics |= {f"{VALIDATION}accuracy": validated.value, f"{VALIDATION}loss": validated.loss}
         return MetricRecord(metrics)
 

@@ -79,75 +79,46 @@ def uses_batch_statistics(model: nn.Module) -> bool:
     return any(each.training or each.running_mean is None for each in layers)
 
 
-@dataclass
-class Prediction:
-    """A function from transformed inputs to predictions of a network, in its current mode and without gradients.
-
-    `then` is applied to the network's outputs or, if `until` is given, to this representation.
-    """
-
-    model: nn.Module
-    until: Representation | None = None
-    then: Transform = lambda outputs: outputs
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the predictions (n, ...) for inputs (n, ...) that the caller has transformed, such as normalised."""
-        return self.then(forward(self.model, inputs, until=self.until, learns=False)[0])
-
-
-def evaluate(
-    predict: Transform, examples: Examples, task: Task, prepare: Transform, network: nn.Module | None = None
-) -> Score | None:
-    """Return the metric and the loss of predictions for all examples, or None if there are no examples.
-
-    Args:
-        predict: function from transformed inputs to outputs, or a network.
-        examples: the examples to evaluate.
-        task: the task, which defines metric and loss.
-        prepare: function that transforms raw inputs.
-        network: the network that the function `predict` calls; its memory determines the batch size. It is left in
-            evaluation mode, as is `predict` itself if it is a network.
-    """
-    total, network = None, predict if isinstance(predict, nn.Module) else network
-    if network is not None:
-        network.eval()
-    for raw, labels in examples.batches(rows_at_once(network, examples.inputs, prepare)):
-        inputs = prepare(raw)
-        outputs = forward(predict, inputs, learns=False)[0] if isinstance(predict, nn.Module) else predict(inputs)
-        score = task.evaluate(outputs.detach(), labels)
-        total = score if total is None else total + score
-    return total
-
-
 @dataclass(eq=False)
 class Evaluation:
-    """An evaluation of a client's network, computed later, alone or together with those of other clients.
+    """An evaluation of a client's network, computed by `result` or, before it, together with those of other clients.
 
-    `predict` is the network, or a function from transformed inputs to outputs that calls the network `model`, whose
-    memory determines the batch size. `task` defines metric and loss; `transform` maps raw inputs to the network's.
-    `seed` seeds torch's global generator. `found` is the score: None until it is computed, or without examples.
+    Attributes:
+        predict: the network, or a function from transformed inputs to outputs.
+        examples: the examples to evaluate.
+        task: the task, which defines metric and loss.
+        transform: function from raw inputs to the network's inputs.
+        model: the network that the function `predict` calls; its memory determines the batch size. It is left in
+            evaluation mode, as is `predict` itself if it is a network.
+        seed: seed of torch's global generator; None if evaluation draws no random numbers.
+        found: the score; None until it is computed, or without examples.
     """
 
     predict: Transform
     examples: Examples
     task: Task
     transform: Transform
-    model: nn.Module
-    seed: int
+    model: nn.Module | None = None
+    seed: int | None = None
     found: Score | None = None
 
     def result(self) -> Score | None:
         """Return the score, evaluating now if necessary; None if there are no examples."""
-        if self.found is None:
+        if self.found is not None:
+            return self.found
+        if self.seed is not None:
             seed_everything(self.seed)
-            self.found = evaluate(self.predict, self.examples, self.task, self.transform, self.model)
-        return self.found
-
-    @property
-    def prediction(self) -> Prediction | None:
-        """The field `predict` as a `Prediction`; None if it is neither a `Prediction` nor a network."""
-        known = Prediction(self.predict) if isinstance(self.predict, nn.Module) else self.predict
-        return known if isinstance(known, Prediction) else None
+        total, predict = None, self.predict
+        network = predict if isinstance(predict, nn.Module) else self.model
+        if network is not None:
+            network.eval()
+        for raw, labels in self.examples.batches(rows_at_once(network, self.examples.inputs, self.transform)):
+            inputs = self.transform(raw)
+            outputs = forward(predict, inputs, learns=False)[0] if isinstance(predict, nn.Module) else predict(inputs)
+            score = self.task.evaluate(outputs.detach(), labels)
+            total = score if total is None else total + score
+        self.found = total
+        return total
 
 
 def read(

@@ -4,9 +4,8 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,95 +22,23 @@ from fedhet.utils.randomness import SecretStream, permutation, seed_everything
 from fedhet.utils.statistics import Work
 
 
-def train(
-    model: nn.Module,
-    phase: Phase,
-    examples: Examples,
-    task: Task,
-    prepare: Callable[[Tensor, torch.Generator | None], Tensor],
-    *,
-    generator: torch.Generator,
-    order: SecretStream | None = None,
-    before: Trained | None = None,
-    privacy: Privacy | None = None,
-) -> Trained:
-    """Train a model in place for one phase; return the combined result of this phase and the phases before it.
+@dataclass(eq=False)
+class Training:
+    """A phase of a client's training, computed by `result` or, before it, together with those of other clients.
 
-    Args:
-        model: the model to train, unless the phase has a `module`.
+    Attributes:
+        model: the model to train in place, unless the phase has a `module`.
         phase: the phase of training.
         examples: the client's training examples, on the model's device; not used if the phase has its own.
         task: the task, which defines the loss.
         prepare: function that transforms raw inputs, and augments them if its second argument is a generator.
-        generator: random generator of the order of examples and the augmentation; dropout uses torch's global one.
-        order: secret stream of the order of examples, in place of `generator`.
-        before: the combined result of the phases before this one; None if this is the first phase.
+        generator: random generator of the order of examples, unless the stream `order` is given, and the augmentation.
+        seed: seed of torch's global generator, which dropout uses.
+        before: the combined result of the phases before this one.
+        order: secret stream of the order of examples.
         privacy: settings of example-level differential privacy.
-
-    Raises:
-        ModelError: the phase trains none of the model's parameters; training diverged, or the first loss is not finite.
-    """
-    augmenting = generator if phase.examples is None or phase.augmented else None
-    model, examples = phase.module or model, phase.examples or examples
-    how, before = phase.optimisation, before or Trained()
-    named, losses = dict(model.train().named_parameters()), list[Tensor]()
-    sizes, weights = list[int](), list[float]()
-    recorded, further = dict(before.recorded), 0
-    size = min(how.batch_size, len(examples))
-
-    def batch(rows: Tensor) -> tuple[Tensor, Tensor]:
-        inputs, labels = examples.at(rows)
-        return prepare(inputs, augmenting), labels
-
-    with only_trained(model, phase.trains) as parameters:
-        if privacy is not None:
-            of_one, phase = private_loss(model, phase, task)
-            inputs, labels = examples.at(slice(0, 1))
-            privacy.check(model, of_one, prepare(torch.zeros_like(inputs), augmenting), labels)
-        rows, total = mini_batches(model, phase, examples, order or generator, privacy)
-        optimizer = before.optimizer if phase.continues and before.optimizer else how.build(model, parameters)
-        for number, index in enumerate(rows):
-            if privacy is None:
-                inputs, labels = batch(index)
-                outputs, captured = forward(model, inputs, phase.captures, bf16=how.bf16)
-                step = Step(number, model, named, inputs, labels, index, outputs, captured, how.bf16, task)
-                loss = loss_of(step, phase, recorded)
-            else:
-                privacy.backward(model, of_one, batch, index, size)
-                blank = torch.zeros(size, device=parameters[0].device)
-                step = Step(number, model, named, blank, blank, index[:0], blank, bf16=how.bf16, task=task)
-                loss = loss_of(step, phase, recorded, blank.sum())
-            if privacy is None or loss.requires_grad:  # or its gradients are set already
-                _backward(loss)
-            if how.clip_gradients:
-                nn.utils.clip_grad_norm_(parameters, how.clip_gradients)
-            if how.schedule is not None:
-                for group in optimizer.param_groups:
-                    group["lr"] = how.schedule(number / total)
-            optimizer.step()
-            forget_gradients(parameters)
-            losses.append(loss.detach())  # read at the end: reading makes a GPU wait
-            sizes.append(size if privacy else index.numel())
-            weight = task.weight(labels) if phase.task_weight and not privacy else None
-            weights.append(sizes[-1] if weight is None else weight / labels[0].numel())
-            further += step.further
-    if not losses:
-        return before
-    values = torch.stack(losses).tolist()
-    with torch.inference_mode():
-        norm = torch.stack(torch._foreach_norm(tuple(parameters))).max().item()
-    return outcome(phase, before, len(examples), values, sizes, norm, further, recorded, optimizer, weights)
-
-
-@dataclass(eq=False)
-class Training:
-    """A phase of a client's training, computed later, alone or together with those of other clients.
-
-    `model` is trained on `examples` with the loss of `task`, unless `phase` has its own model or examples. `prepare`
-    transforms raw inputs, and augments them if given a generator. `generator` draws the order of examples, unless the
-    stream `order` does, and augmentations; `seed` seeds torch's global one, for dropout. `before` is the result of
-    earlier phases. If `alone`, the network must not be trained together with others. `found` is the result or a raised
-    error; None at first.
+        alone: whether the network must not be trained together with others.
+        found: the result or a raised error; None at first.
     """
 
     model: nn.Module
@@ -120,67 +47,120 @@ class Training:
     task: Task
     prepare: Callable[[Tensor, torch.Generator | None], Tensor]
     generator: torch.Generator
-    seed: int
-    before: Trained
+    seed: int = 0
+    before: Trained = field(default_factory=Trained)
     order: SecretStream | None = None
     privacy: Privacy | None = None
     alone: bool = False
     found: Trained | ModelError | None = None
-
-    def result(self) -> Trained:
-        """Return the phase's result, training now if necessary; raise a ModelError if training diverged."""
-        if self.found is None:
-            seed_everything(self.seed)
-            own: dict[str, Any] = {"generator": self.generator, "order": self.order}
-            own |= {"before": self.before, "privacy": self.privacy}
-            self.found = train(self.model, self.phase, self.examples, self.task, self.prepare, **own)
-        if isinstance(self.found, ModelError):
-            raise self.found
-        return self.found
 
     @property
     def rows(self) -> Examples:
         """The examples to train on: the phase's own or, by default, the client's."""
         return self.phase.examples or self.examples
 
+    def result(self) -> Trained:
+        """Return the combined result of this phase and the phases before it, training now if necessary.
 
-def outcome(
-    phase: Phase,
-    before: Trained,
-    examples: int,
-    losses: list[float],
-    sizes: list[int],
-    norm: float,
-    further: int,
-    recorded: dict[str, tuple[Tensor, int]],
-    optimizer: torch.optim.Optimizer | None = None,
-    weights: Sequence[float] = (),
-) -> Trained:
-    """Return the combined result of a phase and the phases before it; raise a ModelError if training diverged.
+        Raises a ModelError if the phase trains none of the model's parameters, training diverged, or the first loss is
+        not finite.
+        """
+        if self.found is None:
+            seed_everything(self.seed)
+            self.found = self._train()
+        if isinstance(self.found, ModelError):
+            raise self.found
+        return self.found
 
-    `examples` is the number of examples to train on. `losses` and `sizes` have the loss and the batch size of each
-    step, and `norm` is the largest norm of a parameter after the phase. `further` is the number of examples that loss
-    terms passed through the network in addition to mini-batches. `recorded` has sum and number of steps of each scalar
-    that loss terms record, by name, and `optimizer` is the optimiser after the last step. `weights` are those of the
-    steps in the mean loss, by default `sizes`.
-    """
-    if not before.work.steps and not math.isfinite(losses[0]):
-        raise ModelError(
-            f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: check "
-            "whether the network or the augmentation returns values that are not finite"
-        )
-    step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
-    if step or not norm <= LARGEST:
-        epoch = math.ceil(sum(sizes[: step or len(sizes)]) / examples)
-        sign = f"the loss is {losses[step - 1]:.3g}" if step else f"weights have a norm of {norm:.3g}"
-        rate = phase.optimisation.learning_rate
-        raise ModelError(f"training diverged in epoch {epoch}, {sign}: a lower learning-rate than {rate:g} may help")
-    weights = weights if sum(weights) else sizes
-    mean = math.fsum(map(operator.mul, losses, weights)) / sum(weights)
-    epochs = phase.epochs if not phase.steps else sum(sizes) / examples
-    steps = len(losses)
-    work = before.work + Work(steps if phase.examples is None else 0, steps, sum(sizes) + further)
-    return Trained(before.loss + mean * epochs, before.epochs + epochs, recorded, optimizer, work)
+    def _train(self) -> Trained:
+        phase, task, examples, privacy, before = self.phase, self.task, self.rows, self.privacy, self.before
+        augmenting = self.generator if phase.examples is None or phase.augmented else None
+        model, how = phase.module or self.model, phase.optimisation
+        named, losses = dict(model.train().named_parameters()), list[Tensor]()
+        sizes, weights = list[int](), list[float]()
+        recorded, further = dict(before.recorded), 0
+        size = min(how.batch_size, len(examples))
+
+        def batch(rows: Tensor) -> tuple[Tensor, Tensor]:
+            inputs, labels = examples.at(rows)
+            return self.prepare(inputs, augmenting), labels
+
+        with only_trained(model, phase.trains) as parameters:
+            if privacy is not None:
+                of_one, phase = private_loss(model, phase, task)
+                inputs, labels = examples.at(slice(0, 1))
+                privacy.check(model, of_one, self.prepare(torch.zeros_like(inputs), augmenting), labels)
+            rows, total = mini_batches(model, phase, examples, self.order or self.generator, privacy)
+            optimizer = before.optimizer if phase.continues and before.optimizer else how.build(model, parameters)
+            for number, index in enumerate(rows):
+                if privacy is None:
+                    inputs, labels = batch(index)
+                    outputs, captured = forward(model, inputs, phase.captures, bf16=how.bf16)
+                    step = Step(number, model, named, inputs, labels, index, outputs, captured, how.bf16, task)
+                    loss = loss_of(step, phase, recorded)
+                else:
+                    privacy.backward(model, of_one, batch, index, size)
+                    blank = torch.zeros(size, device=parameters[0].device)
+                    step = Step(number, model, named, blank, blank, index[:0], blank, bf16=how.bf16, task=task)
+                    loss = loss_of(step, phase, recorded, blank.sum())
+                if privacy is None or loss.requires_grad:  # or its gradients are set already
+                    _backward(loss)
+                if how.clip_gradients:
+                    nn.utils.clip_grad_norm_(parameters, how.clip_gradients)
+                if how.schedule is not None:
+                    for group in optimizer.param_groups:
+                        group["lr"] = how.schedule(number / total)
+                optimizer.step()
+                forget_gradients(parameters)
+                losses.append(loss.detach())  # read at the end: reading makes a GPU wait
+                sizes.append(size if privacy else index.numel())
+                weight = task.weight(labels) if phase.task_weight and not privacy else None
+                weights.append(sizes[-1] if weight is None else weight / labels[0].numel())
+                further += step.further
+        if not losses:
+            return before
+        values = torch.stack(losses).tolist()
+        with torch.inference_mode():
+            norm = torch.stack(torch._foreach_norm(tuple(parameters))).max().item()
+        return self.outcome(values, sizes, norm, further, recorded, optimizer, weights)
+
+    def outcome(
+        self,
+        losses: list[float],
+        sizes: list[int],
+        norm: float,
+        further: int,
+        recorded: dict[str, tuple[Tensor, int]],
+        optimizer: torch.optim.Optimizer | None = None,
+        weights: Sequence[float] = (),
+    ) -> Trained:
+        """Return the combined result of this phase and the phases before it; raise a ModelError if training diverged.
+
+        `losses` and `sizes` have the loss and the batch size of each step, and `norm` is the largest norm of a
+        parameter after the phase. `further` is the number of examples that loss terms passed through the network in
+        addition to mini-batches. `recorded` has sum and number of steps of each scalar that loss terms record, by name,
+        and `optimizer` is the optimiser after the last step. `weights` are those of the steps in the mean loss, by
+        default `sizes`.
+        """
+        if not self.before.work.steps and not math.isfinite(losses[0]):
+            raise ModelError(
+                f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: check "
+                "whether the network or the augmentation returns values that are not finite"
+            )
+        step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
+        if step or not norm <= LARGEST:
+            epoch = math.ceil(sum(sizes[: step or len(sizes)]) / len(self.rows))
+            sign = f"the loss is {losses[step - 1]:.3g}" if step else f"weights have a norm of {norm:.3g}"
+            rate = self.phase.optimisation.learning_rate
+            raise ModelError(
+                f"training diverged in epoch {epoch}, {sign}: a lower learning-rate than {rate:g} may help"
+            )
+        weights = weights if sum(weights) else sizes
+        mean = math.fsum(map(operator.mul, losses, weights)) / sum(weights)
+        epochs = self.phase.epochs if not self.phase.steps else sum(sizes) / len(self.rows)
+        steps = len(losses)
+        work = self.before.work + Work(steps if self.phase.examples is None else 0, steps, sum(sizes) + further)
+        return Trained(self.before.loss + mean * epochs, self.before.epochs + epochs, recorded, optimizer, work)
 
 
 def _backward(loss: Tensor) -> None:

@@ -29,7 +29,7 @@ from fedhet.models.representation import RandomStream, isolated
 from fedhet.tasks import Task
 from fedhet.training.evaluation import Evaluation, forward
 from fedhet.training.phases import Step, Term
-from fedhet.training.training import Training, loss_of, mini_batches, only_trained, outcome, record
+from fedhet.training.training import Training, loss_of, mini_batches, only_trained, record
 from fedhet.utils.text import log
 
 MOST = 512  # largest number of test examples of a client whose network is evaluated together with other networks
@@ -62,11 +62,10 @@ def _training_kind(work: Training) -> tuple[Any, ...] | None:
 
 def _evaluation_kind(work: Evaluation) -> tuple[Any, ...] | None:
     """Return a key that is equal for evaluations that can be computed together; None if `work` must run alone."""
-    count, prediction = len(work.examples), work.prediction
-    if not prediction or not 0 < count <= MOST:
+    if not isinstance(work.predict, nn.Module) or not 0 < len(work.examples) <= MOST:
         return None
-    data = _kind_of(prediction.model, work.examples, work.task)
-    return data and (data, prediction.until and prediction.until.site, count.bit_length())
+    data = _kind_of(work.predict, work.examples, work.task)
+    return data and (data, getattr(work.predict, "site", ()), len(work.examples).bit_length())
 
 
 def compute_in_batches(computations: Sequence[Computation]) -> None:
@@ -113,15 +112,15 @@ def check_that_examples_are_separate(model: nn.Module, inputs: Tensor) -> None:
 
 
 def _evaluate(group: Sequence[Evaluation]) -> None:
-    predictions: list[Any] = [each.prediction for each in group]
-    model, until, sizes = predictions[0].model.eval(), predictions[0].until, [len(each.examples) for each in group]
+    models: list[Any] = [each.predict for each in group]
+    model, sizes = models[0].eval(), [len(each.examples) for each in group]
     check_that_examples_are_separate(model, torch.cat([each.transform(each.examples.inputs[:1]) for each in group]))
     with torch.no_grad():
         padded = pad_sequence([each.transform(each.examples.inputs[:]) for each in group], batch_first=True)
-        held = [arrays_of(each.model) for each in predictions]
-        outputs = batched(model, until or model)([torch.stack(each) for each in zip(*held, strict=True)], padded)
-        for each, prediction, values, size in zip(group, predictions, outputs, sizes, strict=True):
-            each.found = each.task.evaluate(prediction.then(values[:size]), each.examples.labels)
+        held = map(arrays_of, models)
+        outputs = batched(model, model)([torch.stack(each) for each in zip(*held, strict=True)], padded)
+        for each, values, size in zip(group, outputs, sizes, strict=True):
+            each.found = each.task.evaluate(values[:size], each.examples.labels)
 
 
 def _train(group: Sequence[Training]) -> None:
@@ -172,7 +171,7 @@ def _train(group: Sequence[Training]) -> None:
         sizes = [len(rows) for rows in drawn[place]]
         results = (values[: len(sizes)], sizes, norms[place], further[place], recorded[place])
         try:
-            client.found = outcome(client.phase, client.before, len(client.rows), *results)
+            client.found = client.outcome(*results)
         except ModelError as error:
             client.found = error
 

@@ -27,7 +27,7 @@ from fedhet.flower.messages import decode_arrays
 from fedhet.messages import Payload, Request, to_arrays
 from fedhet.results.history import read_clients, read_history
 from fedhet.tasks import Task
-from fedhet.training import Optimisation, Phase, Privacy, Term, train
+from fedhet.training import Optimisation, Phase, Privacy, Term, Training
 from fedhet.training.training import private_loss
 from fedhet.utils.randomness import SecretStream, seed_everything
 from tests.robustness.reading import Victim, correlation, linear, nearest
@@ -122,7 +122,9 @@ def test_a_client_with_few_examples_makes_steps_of_full_length() -> None:
     models[1].load_state_dict(models[0].state_dict())
     for model, private in zip(models, (None, privacy(0.0, 1e6)), strict=True):
         options = {"generator": torch.Generator(), "privacy": private}
-        train(model, phase, Examples(inputs, labels), Task("classification"), lambda inputs, _: inputs, **options)
+        Training(
+            model, phase, Examples(inputs, labels), Task("classification"), lambda inputs, _: inputs, **options
+        ).result()
     torch.testing.assert_close(models[1].weight, models[0].weight)
 
 
@@ -335,7 +337,7 @@ def test_loss_terms_on_public_examples_are_served() -> None:
     phase = Phase(1, Optimisation(learning_rate=1.0, batch_size=10), terms=(drawn,), task_weight=0.0)
     before = model[1].bias.detach().clone()
     options = {"generator": torch.Generator(), "privacy": privacy(0.0, 1.0)}
-    train(model, phase, examples, Task("classification"), lambda inputs, _: inputs, **options)
+    Training(model, phase, examples, Task("classification"), lambda inputs, _: inputs, **options).result()
     torch.testing.assert_close(model[1].bias, before - 2 * 5.0)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedhet import make_client_app, training
+from fedhet import make_client_app
 from fedhet.config import client_setup, configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.flower.grid import LocalGrid
@@ -17,6 +17,7 @@ from fedhet.results.history import read_clients
 from fedhet.results.observers import Observer
 from fedhet.server.app import serve
 from fedhet.testing import Run
+from fedhet.training import Training
 from fedhet.utils.files import read_tensors
 
 SETTINGS = {
@@ -168,15 +169,16 @@ def federate(federated, tmp_path):
 @pytest.fixture
 def phases(monkeypatch):
     """Every phase of training, with the network's tensors before it and after it."""
-    seen, train = [], training.train
+    seen, result = [], Training.result
 
-    def spying(model, phase, *args, **keywords):
-        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        trained = train(model, phase, *args, **keywords)
-        seen.append((phase, before, {name: tensor.clone() for name, tensor in model.state_dict().items()}))
+    def spying(training):
+        before = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
+        trained = result(training)
+        after = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
+        seen.append((training.phase, before, after))
         return trained
 
-    monkeypatch.setattr("fedhet.training.training.train", spying)
+    monkeypatch.setattr(Training, "result", spying)
     return seen
 
 

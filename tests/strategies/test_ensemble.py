@@ -8,7 +8,7 @@ from torch import nn
 from fedhet import models
 from fedhet.config import client_setup
 from fedhet.errors import FedhetError
-from fedhet.training import evaluate
+from fedhet.training import Evaluation
 
 
 def test_mean_prediction_of_different_networks(federate):
@@ -31,7 +31,8 @@ def test_mean_prediction_of_different_networks(federate):
         mean = sum(member(inputs).softmax(-1) for member in network.members) / 4
         torch.testing.assert_close(network(inputs).exp(), mean)
     common = rows[-1]["common"]
-    assert common["received"]["accuracy"] == evaluate(network, digits.test, digits.task, digits.transform).value
+    score = Evaluation(network, digits.test, digits.task, digits.transform).result()
+    assert common["received"]["accuracy"] == score.value
     assert common["received"]["accuracy"] > common["trained"]["accuracy"]["weighted"]
     assert rows[-1]["bytes_down"] == rows[1]["bytes_down"] == 0
     assert done.summary["common"]["received"]["accuracy"] == common["received"]["accuracy"]

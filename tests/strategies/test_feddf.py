@@ -14,7 +14,7 @@ from fedhet.methods.included.distillation import FedDFOptions
 from fedhet.models import registry as models
 from fedhet.results.history import read_run
 from fedhet.results.terminal import headline
-from fedhet.training import evaluate
+from fedhet.training import Evaluation
 from fedhet.utils.randomness import seeded, torch_generator
 from tests.strategies.by_hand import (
     UNLIKE,
@@ -102,7 +102,7 @@ def test_network_of_the_server(federate):
         name: tensor.shape for name, tensor in models.build("mlp-20", (1, 8, 8), 10).state_dict().items()
     }
     assert all(torch.equal(done.saved("global")[name], tensor) for name, tensor in network.state_dict().items())
-    score = evaluate(network, dataset.test, dataset.task, dataset.transform).value
+    score = Evaluation(network, dataset.test, dataset.task, dataset.transform).result().value
     assert done.rows[-1]["common"]["received"]["accuracy"] == score
     assert f"the server's model {score:.3f} on the common test set" in headline(read_run(done.folder))
     assert score > 0.5

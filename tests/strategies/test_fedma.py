@@ -96,12 +96,13 @@ def test_participants_of_a_pass(run, tmp_path):
 def test_trained_layers(run, tmp_path, monkeypatch):
     phases = []
 
-    def record(model, phase, *args, **kwargs):
-        live = [name for name, _ in model.named_parameters() if phase.trains is None or phase.trains(name)]
+    def record(training):
+        phase = training.phase
+        live = [name for name, _ in training.model.named_parameters() if phase.trains is None or phase.trains(name)]
         phases.append((phase.epochs, len(live), phase.optimisation))
         return Trained(loss=1.0, epochs=1)
 
-    monkeypatch.setattr("fedhet.training.training.train", record)
+    monkeypatch.setattr("fedhet.training.training.Training.result", record)
     own = {
         "fedma__retrain_epochs": 5,
         "fedma__last_epochs": 2,

@@ -7,7 +7,7 @@ from torch import nn
 
 from fedhet.config import client_setup
 from fedhet.errors import FedhetError
-from fedhet.training import evaluate
+from fedhet.training import Evaluation
 
 
 def test_head_then_body(federate, phases, changed):
@@ -30,7 +30,7 @@ def test_averaged_body_with_own_head_is_scored(federate, phases):
             own = trained[name].numpy() if name.startswith("head.") else done.state.model[name]
             assert np.array_equal(tensor.numpy(), own), name
         test = client_setup.data_of(done.info(client)).test
-        score[client] = evaluate(done.network(client), test, dataset.task, dataset.transform).value
+        score[client] = Evaluation(done.network(client), test, dataset.task, dataset.transform).result().value
     assert {row.client: row.accuracy for row in done.clients if row.round == 3} == pytest.approx(score)
     assert done.summary["personal"] == "received"
     assert done.summary["personal_accuracy"]["mean"] == pytest.approx(np.mean(list(score.values())))

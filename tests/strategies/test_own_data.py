@@ -17,7 +17,7 @@ from fedhet.data import Examples
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import read_run
 from fedhet.tasks import Task
-from fedhet.training import evaluate
+from fedhet.training import Evaluation
 from fedhet.utils.files import read_tensors
 
 CLASSIFICATION = Task("classification")
@@ -47,7 +47,7 @@ def model_of(client):
 def score_of(tensors, examples):
     model = model_of(None)
     model.load_state_dict(tensors)
-    return evaluate(model, Examples(*examples), CLASSIFICATION, lambda inputs: inputs)
+    return Evaluation(model, Examples(*examples), CLASSIFICATION, lambda inputs: inputs).result()
 
 
 @pytest.mark.parametrize(("method", "test_on"), [("fedavg", "both"), ("local", "global")])

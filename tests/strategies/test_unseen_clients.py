@@ -12,7 +12,7 @@ from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.config import client_setup
 from fedhet.data import ClientData, DataSet
 from fedhet.messages import load_into
-from fedhet.training import Optimisation, Phase, evaluate, reestimate, train
+from fedhet.training import Evaluation, Optimisation, Phase, Training, reestimate
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 
 
@@ -45,7 +45,7 @@ def test_hypernetwork_for_a_new_architecture(federate: Any) -> None:
     arrays = made.write(made.read(graphs[1]))
     models[1].load_state_dict({**models[1].state_dict(), **arrays})
     reestimate(models[1], data.train.inputs, dataset.transform)
-    score = evaluate(models[1], data.test, dataset.task, dataset.transform)
+    score = Evaluation(models[1], data.test, dataset.task, dataset.transform).result()
     assert score is not None
     record = record_of(done)
     assert record["own"]["received"][0]["loss"]["weighted"] == pytest.approx(score.loss, rel=1e-5)
@@ -69,10 +69,10 @@ def test_training_from_scratch(federate: Any, rate: float) -> None:
     def prepare(inputs: Tensor, generator: torch.Generator) -> Tensor:
         return dataset.transform(inputs)
 
-    train(model, phase, data.train, dataset.task, prepare, generator=batches)
+    Training(model, phase, data.train, dataset.task, prepare, generator=batches).result()
     record = record_of(done)
     for test, examples in (("own", data.test), ("common", client_setup.dataset_of(done.config).test)):
-        score = evaluate(model, examples, dataset.task, dataset.transform)
+        score = Evaluation(model, examples, dataset.task, dataset.transform).result()
         assert score is not None
         assert record[test]["scratch"][-1]["accuracy"]["mean"] == score.metric.value
         assert record[test]["scratch"][-1]["loss"]["mean"] == pytest.approx(score.loss, rel=1e-5)
@@ -92,7 +92,7 @@ def test_unseen_clients_do_not_train(federate: Any) -> None:
     data, dataset = examples_of(done, "3")
     model = client_setup.model_of(done.info("3"))
     model.load_state_dict({name: torch.tensor(array) for name, array in done.state.model.items()})
-    score = evaluate(model, data.test, dataset.task, dataset.transform)
+    score = Evaluation(model, data.test, dataset.task, dataset.transform).result()
     assert score is not None
     assert record_of(done)["clients"]["3"]["received"][0] == score.metric.value
     received = done.summary["unseen_clients"]["received_accuracy"]

@@ -9,7 +9,7 @@ from fedhet.data import Examples
 from fedhet.data.examples import Normalise, crop_and_flip, flip_crop_brighten_blur
 from fedhet.models.representation import RandomStream, Representation
 from fedhet.tasks import Task
-from fedhet.training import Optimisation, Phase, batches, train
+from fedhet.training import Optimisation, Phase, Training, batches
 from fedhet.utils.machine import brought
 
 META, TASK = torch.device("meta"), Task("classification")
@@ -61,7 +61,7 @@ def test_steps_read_nothing_back(augment):
 
     phase = Phase(2, Plain(batch_size=8), terms=(alignment(model), counted))
     with pytest.raises(NotImplementedError, match="no data"):  # losses are read when all steps are done
-        train(model, phase, examples, TASK, prepare, generator=torch.Generator())
+        Training(model, phase, examples, TASK, prepare, generator=torch.Generator()).result()
     assert seen == [0, 1, 2, 3, 4, 5]
 
 

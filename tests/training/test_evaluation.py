@@ -12,7 +12,7 @@ from fedhet.data.own import as_input
 from fedhet.data.reading import LazyInputs
 from fedhet.models.representation import Representation
 from fedhet.tasks import Task
-from fedhet.training import evaluate, evaluation
+from fedhet.training import Evaluation, evaluation
 from fedhet.training.evaluation import read
 
 TASK = Task("classification")
@@ -33,7 +33,7 @@ def test_score_does_not_depend_on_batches(batch, monkeypatch):
     monkeypatch.setattr(evaluation, "BATCH", batch)
     model, examples = network(), examples_of(20)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    score = evaluate(model, examples, TASK, lambda inputs: inputs * 2)
+    score = Evaluation(model, examples, TASK, lambda inputs: inputs * 2).result()
     outputs = model.eval()(examples.inputs * 2)
     assert score.value == (outputs.argmax(1) == examples.labels).double().mean().item()
     assert score.loss == pytest.approx(nn.functional.cross_entropy(outputs, examples.labels).item(), rel=1e-5)
@@ -52,7 +52,7 @@ def test_in_place_networks_and_losses():
     model = model_function(InPlace(5, 3))(SimpleNamespace(name="0"))
     inputs, task = examples_of(20).inputs, Task("multi-label", loss=loss)
     examples = Examples(inputs.clone(), (inputs[:, :3] > 0).float())
-    score = evaluate(model, examples, task, partial(as_input, dtype=torch.float32))
+    score = Evaluation(model, examples, task, partial(as_input, dtype=torch.float32)).result()
     read(model, examples.inputs, lambda inputs: inputs, until=Representation(model, ""))
     outputs = nn.functional.linear(inputs - 1, model.weight, model.bias).detach()
     assert torch.equal(examples.inputs, inputs)
@@ -64,7 +64,7 @@ def test_in_place_networks_and_losses():
 @pytest.mark.parametrize("lazy", [False, True])
 def test_batches_are_bounded_by_memory(lazy, monkeypatch):
     examples, sizes = examples_of(200), []
-    before = evaluate(network(), examples, TASK, lambda batch: batch)
+    before = Evaluation(network(), examples, TASK, lambda batch: batch).result()
     if lazy:
         dataset = TensorDataset(examples.inputs, examples.labels)
         examples = Examples(LazyInputs(dataset, None, torch.arange(200)), examples.labels)
@@ -72,11 +72,11 @@ def test_batches_are_bounded_by_memory(lazy, monkeypatch):
     model = network()
     state = torch.get_rng_state()
     model.register_forward_pre_hook(lambda _module, inputs: sizes.append(len(inputs[0])))
-    after = evaluate(model, examples, TASK, lambda batch: batch)
+    after = Evaluation(model, examples, TASK, lambda batch: batch).result()
     assert sizes == [2, 50, 50, 50, 50]
     assert torch.equal(state, torch.get_rng_state())
     assert (after.metric, after.loss) == (before.metric, pytest.approx(before.loss))
     assert len(read(model, examples.inputs, lambda batch: batch)) == 200
     assert sizes[5:] == [50, 50, 50, 50]
-    evaluate(lambda batch: model(batch), examples, TASK, lambda batch: batch, model)
+    Evaluation(lambda batch: model(batch), examples, TASK, lambda batch: batch, model).result()
     assert sizes[9:] == [50, 50, 50, 50]

@@ -9,7 +9,7 @@ from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.models.representation import Output, RandomStream, Representation
 from fedhet.tasks import Task
-from fedhet.training import Optimisation, Phase, Term, batches, learning_rate, train
+from fedhet.training import Optimisation, Phase, Term, Trained, Training, batches, learning_rate
 
 TASK = Task("classification")
 
@@ -31,7 +31,7 @@ def plainly(inputs, generator):
 def run(model, phase, examples=None, seed=0, before=None, stream=None):
     stream = stream or torch.Generator().manual_seed(seed)
     examples = examples or examples_of()
-    return train(model, phase, examples, TASK, plainly, generator=stream, before=before)
+    return Training(model, phase, examples, TASK, plainly, generator=stream, before=before or Trained()).result()
 
 
 def copy(model):
@@ -218,7 +218,7 @@ def test_augmentation_of_phase_examples(augmented):
 
     stream = torch.Generator().manual_seed(0)
     for phase in (Phase(1, Optimisation(), examples=examples_of(5), augmented=augmented), Phase(1, Optimisation())):
-        train(network(), phase, examples_of(5), TASK, prepare, generator=stream)
+        Training(network(), phase, examples_of(5), TASK, prepare, generator=stream).result()
     assert generators == [stream if augmented else None, stream]
 
 
@@ -282,5 +282,5 @@ def test_mean_loss_by_class_weights():
         model = nn.Linear(5, 3)
         expected = nn.functional.cross_entropy(model(examples.inputs), examples.labels, weights).item()
         phase = Phase(2, Optimisation(learning_rate=1e-9, batch_size=7))
-        trained = train(model, phase, examples, task, plainly, generator=torch.Generator())
+        trained = Training(model, phase, examples, task, plainly, generator=torch.Generator()).result()
         assert trained.mean_loss == pytest.approx(expected, rel=1e-5)
