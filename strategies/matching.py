@@ -20,7 +20,7 @@ import numpy as np
 from torch import nn
 
 from fedhet.algorithms.graphs import PermutationGroups, resize, widths_of
-from fedhet.algorithms.matching import (
+from fedhet.algorithms.matching.groups import (
     Matching,
     assemble,
     average_rest,

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedhet.algorithms.graphs import PermutationGroups, architecture_graph, expand, rows, set_rows
 from fedhet.algorithms.graphs.permutations import permutation_groups
-from fedhet.algorithms.matching import Matching, average_rest, match_group, match_layer, match_networks
+from fedhet.algorithms.matching.groups import Matching, average_rest, match_group, match_layer, match_networks
 
 LAYERS = ["fc784_100_J5_planted", "conv3_32_J8_init_g7", "fc_unequal_widths_J4", "tiny_J2_it0"]
 CLIENTS = range(4)
