@@ -86,7 +86,14 @@ class FedMRL(Projected[FedMRLOptions]):
         pool = self.client.representation.pool
         pair = Fused(self.client.model, self.auxiliary, heads, (width, nested), dtype, pool)
         if nested != small_width:
-            _resize(self.auxiliary, self.small_head, nested)
+            head = self.auxiliary.get_submodule(self.small_head)
+            if not self.small_head or not isinstance(head, nn.Linear):
+                raise ModelError(
+                    f"fedmrl.width needs an nn.Linear as head of the shared network, not {type(head).__name__}: leave "
+                    "it unset"
+                )
+            placed = nn.Linear(nested, head.out_features, bias=head.bias is not None, dtype=head.weight.dtype)
+            self.auxiliary.set_submodule(self.small_head, placed.to(head.weight.device))
         return pair
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
@@ -99,13 +106,3 @@ class FedMRL(Projected[FedMRLOptions]):
 def nested(step: Step) -> Tensor:
     """Return the task's loss of the shared network's outputs in a step."""
     return step.loss(step.captured[SMALL])
-
-
-def _resize(model: nn.Module, name: str, width: int) -> None:
-    head = model.get_submodule(name)
-    if not name or not isinstance(head, nn.Linear):
-        raise ModelError(
-            f"fedmrl.width needs an nn.Linear as head of the shared network, not {type(head).__name__}: leave it unset"
-        )
-    placed = nn.Linear(width, head.out_features, bias=head.bias is not None, dtype=head.weight.dtype)
-    model.set_submodule(name, placed.to(head.weight.device))

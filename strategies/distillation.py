@@ -149,8 +149,17 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
         inputs = self.public[torch.from_numpy(self.rows(round + 1)).long()].to(device)
         examples = Examples(inputs, self.mean(replies).to(device))
         transform = self._transform(network, own_data=self.run.own_data)
+        keys, many_labels = self.options, self.run.metric == "auc"
+        rate = keys.server_learning_rate
+        schedule = partial(learning_rate, "cosine", rate)
+        steps = Optimisation("adam", rate, batch_size=keys.public_batch, schedule=schedule)
+
+        def divergence(step: Step) -> Tensor:
+            return soft_divergence(step.outputs, step.labels.to(step.outputs.dtype), 1.0, many_labels=many_labels)
+
+        phase = Phase(0, steps, steps=keys.server_steps, terms=(divergence,), task_weight=0.0)
         state, seed = self.state, self.config.seed
-        state.model, trained = train_at_server(network, state.model, self._phase(), examples, seed, round, transform)
+        state.model, trained = train_at_server(network, state.model, phase, examples, seed, round, transform)
         if self.options.teach and trained:
             with standard_settings():
                 self.teach(round, read(network, inputs, transform).cpu())
@@ -166,17 +175,6 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
         network = build_at_server(build, self.config.seed)
         load_into(network.state_dict(), self.state.model)
         return network
-
-    def _phase(self) -> Phase:
-        keys, many_labels = self.options, self.run.metric == "auc"
-        rate = keys.server_learning_rate
-        schedule = partial(learning_rate, "cosine", rate)
-        steps = Optimisation("adam", rate, batch_size=keys.public_batch, schedule=schedule)
-
-        def divergence(step: Step) -> Tensor:
-            return soft_divergence(step.outputs, step.labels.to(step.outputs.dtype), 1.0, many_labels=many_labels)
-
-        return Phase(0, steps, steps=keys.server_steps, terms=(divergence,), task_weight=0.0)
 
     def _transform(self, network: nn.Module | None, *, own_data: bool) -> Callable[[Tensor], Tensor]:
         dataset = None if own_data else client_setup.dataset_of(self.config)

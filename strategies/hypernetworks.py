@@ -101,7 +101,11 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
             for name, gradient in self.aggregator.average(gradients, before={}).items():
                 having = sum(name in arrays for arrays in gradients.values())
                 tensors[name].grad = to_tensor(gradient) * (having / len(replies))
-            optimizer = self._optimizer(tensors)
+            rate = self.options.server_learning_rate
+            optimizer = eager(torch.optim.Adam)(tensors.values(), lr=rate, weight_decay=WEIGHT_DECAY)
+            for key, array in self.state.moments.items():
+                name, _, kind = key.rpartition(":")
+                optimizer.state[tensors[name]][kind] = to_tensor(array)
             torch.nn.utils.clip_grad_norm_(tensors.values(), CLIP)
             optimizer.step()
         self.state.hypernetwork = to_arrays(tensors)
@@ -117,14 +121,6 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
             1 + len(self.state.clients) // 4,
         )
         return PersonalHypernetwork(tensors, self.config.seed, embedding)
-
-    def _optimizer(self, tensors: Mapping[str, Tensor]) -> torch.optim.Adam:
-        rate = self.options.server_learning_rate
-        optimizer = eager(torch.optim.Adam)(tensors.values(), lr=rate, weight_decay=WEIGHT_DECAY)
-        for key, array in self.state.moments.items():
-            name, _, kind = key.rpartition(":")
-            optimizer.state[tensors[name]][kind] = to_tensor(array)
-        return optimizer
 
     def _scales(self, client: str) -> dict[str, float]:
         sent, spec = self.state.starts.get(client, {}), self.federation.specs[client]

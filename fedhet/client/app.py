@@ -242,7 +242,7 @@ class Answers:
         report.common_test = not client.own_data or bool(client.data.common)
         evaluates = job.policy.tells_metrics and not job.policy.noise
         if client.own_data and client.data.common and client.config.test_on != "local" and evaluates:
-            report.common = client.store.beginning()[PARTS["common"]]
+            report.common = client.store.first("digests", {})[PARTS["common"]]
         if client.config.batch_norm != "aggregate":
             report.normalised = "statistic" in {*kinds_of(client.model).values(), *job.side.kinds.values()}
         report.labels = client.task.outputs.numbers(client.data.train.labels, client.outputs)

@@ -257,13 +257,11 @@ def check_unchanged(job: Job) -> None:
     """
     store, request = job.client.store, job.client.request
     asked = request.question == HANDSHAKE
-    then = {} if asked and not request.begun else store.beginning()
     with seeded(job.client.config.seed, "beginning", job.client.name):
         now = _digests_of_examples(job) | (_digests(job) if asked else {})
-    if not then:
-        return store.note_beginning(now)
+    then = store.first("digests", now, anew=asked and not request.begun)
     then = then if asked else {name: value for name, value in then.items() if name in PARTS.values()}
-    if changed := [name for name in then | now if then.get(name, now.get(name)) != now.get(name)]:
+    if changed := [name for name, value in then.items() if value != now.get(name)]:
         remedy = "restore the same task, model and data, or start another run"
         if not asked:
             remedy = "draw from the global generators of torch, NumPy and Python, which are seeded for each client"

@@ -375,7 +375,7 @@ def _fix(info: ClientInfo, request: Request, policy: Policy) -> None:
         fixed = {*info.config.flat()} - {*keys_about("output", "place", "node")}
     now = {key: value for key, value in info.config.flat().items() if key in fixed - {*keys_that("resumable")}}
     now |= {"public dataset": request.public} if "method" in fixed and request.public else {}
-    kept = ClientStore(info.config.state_dir, request.run, request.called or info.name).first_settings(now)
+    kept = ClientStore(info.config.state_dir, request.run, request.called or info.name).first("settings", now)
     if changed := [key for key, value in now.items() if kept[key] != value]:
         raise Refused(
             f"the first message of a run fixes its settings at this node, but {changed[0]} has changed from "

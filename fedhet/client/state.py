@@ -58,10 +58,6 @@ class ClientStore:
     def _base(self) -> Path:
         return state_folder(self._state_dir, "")
 
-    @property
-    def _beginning(self) -> Path:
-        return self._base / self._run / BEGINNING / f"{file_name(self._client)}.json"
-
     @cached_property
     def _states(self) -> Path:
         return self._base / self._run / "clients" / file_name(self._client)
@@ -91,25 +87,15 @@ class ClientStore:
             log.warning("%s", error)
             return None
 
-    def note_beginning(self, digests: Mapping[str, str]) -> None:
-        """Save digests (hashes) of the client's task, network and examples, by name, when the run begins."""
-        write_text(self._beginning, json.dumps(digests))
+    def first(self, kind: str, now: Mapping[str, Any], *, anew: bool = False) -> dict[str, Any]:
+        """Return the values of this `kind` that the run began with, by key; keys without a value get that in `now`.
 
-    def beginning(self) -> dict[str, str]:
-        """Return the digests (hashes) of the client's task, network and examples when the run began, by name.
-
-        The dict is empty if none were saved. Raises a ConfigError if the file is damaged.
+        `anew` replaces all values. Raises a ConfigError if the file is damaged.
         """
-        if not self._beginning.is_file():
-            return {}
-        return from_json(self._beginning.read_text(encoding="utf-8"), str(self._beginning))
-
-    def first_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that were passed to this function first, by key; keys without a value get one."""
-        path = self._base / self._run / BEGINNING / "settings" / f"{file_name(self._client)}.json"
-        kept = from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
-        if not settings.keys() <= kept.keys():
-            kept = {**settings, **kept}
+        path = self._base / self._run / BEGINNING / kind / f"{file_name(self._client)}.json"
+        kept = from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() and not anew else {}
+        if not now.keys() <= kept.keys():
+            kept = {**now, **kept}
             write_text(path, json.dumps(kept))
         return kept
 

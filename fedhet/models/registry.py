@@ -30,10 +30,18 @@ def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) ->
     if len(input_shape) != 3:
         raise ModelError(f"the model needs images (channels, height, width), not {input_shape}: use another model")
     library, _, model = name.partition("/")
-    if library == "torchvision":
-        network = _torchvision(model, input_shape[0], classes)
+    channels = input_shape[0]
+    network: nn.Module
+    if library == "timm":
+        network = _import(library).create_model(model, pretrained=False, num_classes=classes, in_chans=channels)
     else:
-        network = _import("timm").create_model(model, pretrained=False, num_classes=classes, in_chans=input_shape[0])
+        options = {"aux_logits": False, "init_weights": True} if model in _WITH_AUXILIARY_OUTPUTS else {}
+        network = _import(library).get_model(model, weights=None, num_classes=classes, **options)
+        place, first = next((place, each) for place, each in network.named_modules() if isinstance(each, nn.Conv2d))
+        if first.in_channels != channels:
+            like = ("out_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
+            settings = {key: getattr(first, key) for key in like}
+            network.set_submodule(place, nn.Conv2d(channels, bias=first.bias is not None, **settings))
     try:
         with torch.no_grad():
             network.eval()(torch.zeros(2, *input_shape))
@@ -42,17 +50,6 @@ def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) ->
             f"the model cannot take images of shape {input_shape}: {error}; to resize them set input-size = 224"
         ) from error
     return network.train()
-
-
-def _torchvision(model: str, channels: int, classes: int) -> nn.Module:
-    options = {"aux_logits": False, "init_weights": True} if model in _WITH_AUXILIARY_OUTPUTS else {}
-    network: nn.Module = _import("torchvision").get_model(model, weights=None, num_classes=classes, **options)
-    name, first = next((name, module) for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
-    if first.in_channels != channels:
-        like = ("out_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
-        settings = {name: getattr(first, name) for name in like}
-        network.set_submodule(name, nn.Conv2d(channels, bias=first.bias is not None, **settings))
-    return network
 
 
 def _import(library: str) -> ModuleType:
@@ -181,16 +178,12 @@ def _check_library(name: str) -> None:
         raise ModelError(nearest("model", name, (f"{library}/{each}" for each in known)))
 
 
-class HeadRead(ModelError, AttributeError):
-    """Raised if a network's forward reads an attribute of its head, such as `weight`, instead of calling the head."""
-
-
 class Placed(nn.Sequential):
     """A head with layers inserted before it. Networks can call this module, but not read the head's attributes."""
 
     def __getattr__(self, name: str) -> Any:
         if name in nn.Linear.__constants__ or name in ("weight", "bias"):
-            raise HeadRead(
+            raise AttributeError(
                 f"the network's forward reads {name} of its last layer, before which a layer is inserted: call the "
                 "last layer instead, or set METHOD.width (such as fedproto.width) to 0 and name models without :WIDTH"
             )

@@ -135,7 +135,9 @@ def _train(group: Sequence[Training]) -> None:
     with only_trained(model, phase.trains):
         check_that_examples_are_separate(model, torch.cat([each.prepare(each.rows.inputs[:1], None) for each in group]))
         live = [isinstance(each, nn.Parameter) and each.requires_grad for each in arrays_of(model)]
-        linear = linear_weights(model)  # transposed in training, so that gradients are contiguous and not copied
+        # Weights of linear layers are transposed in training, so that gradients are contiguous and not copied.
+        layers = {id(module._parameters) for module in model.modules() if type(module) is nn.Linear}
+        linear = [id(arrays) in layers and key == "weight" for arrays, key in _places_of(model)]
         held = [transposed(arrays_of(each.model), linear) for each in group]
         state = [torch.stack(each).detach() for each in zip(*held, strict=True)]
         now = [each.detach().requires_grad_(trains) for each, trains in zip(state, live, strict=True)]
@@ -264,12 +266,6 @@ def batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any] 
 def arrays_of(model: nn.Module) -> list[Tensor]:
     """Return a network's parameters and buffers as a list; an array that two modules share is listed twice."""
     return [arrays[key] for arrays, key in _places_of(model)]
-
-
-def linear_weights(model: nn.Module) -> list[bool]:
-    """Return for each array of `arrays_of(model)` whether it is an `nn.Linear`'s weight (transposed in training)."""
-    linear = {id(module._parameters) for module in model.modules() if type(module) is nn.Linear}
-    return [id(arrays) in linear and key == "weight" for arrays, key in _places_of(model)]
 
 
 def transposed(arrays: Sequence[Tensor], chosen: Sequence[bool]) -> list[Tensor]:

@@ -16,6 +16,7 @@ from fedhet.algorithms.graphs import (
     columns,
     cut_out,
     expand,
+    permute,
     resize,
     rows,
     set_rows,
@@ -23,7 +24,6 @@ from fedhet.algorithms.graphs import (
 from fedhet.algorithms.graphs.blocks import block_ends
 from fedhet.algorithms.graphs.permutations import permutation_groups
 from fedhet.algorithms.graphs.states import widths
-from tests.permuting import permute
 
 Random = np.random.Generator
 TOKENS = 11

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedhet import models
-from fedhet.algorithms.graphs import architecture_graph, resize
+from fedhet.algorithms.graphs import architecture_graph, permute, resize
 from fedhet.algorithms.graphs.permutations import permutation_groups
 from fedhet.algorithms.matching.groups import (
     Matching,
@@ -17,7 +17,6 @@ from fedhet.algorithms.matching.groups import (
     match_networks,
 )
 from fedhet.models.networks import CharLSTM
-from tests.permuting import permute
 
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 TEXTS = torch.randint(0, 9, (6, 5), generator=torch.Generator().manual_seed(0))

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.algorithms.graphs import architecture_graph, resize
+from fedhet.algorithms.graphs import architecture_graph, permute, resize
 from fedhet.algorithms.graphs.permutations import permutation_groups
 from fedhet.algorithms.matching.groups import Matching, match_networks
-from tests.permuting import permute
 
 torchvision = pytest.importorskip("torchvision")
 

@@ -9,7 +9,7 @@ from fedhet.client_apps.lora import LoRA, adapters, check_adapters
 from fedhet.client_apps.submodels import FirstBlocks, Scaled
 from torch import Tensor, nn
 
-from fedhet.algorithms.graphs import architecture_graph, layer_graph, rows
+from fedhet.algorithms.graphs import architecture_graph, layer_graph, permute, rows
 from fedhet.algorithms.graphs.blocks import EXITS, Exits, groups_by_depth
 from fedhet.algorithms.graphs.permutations import permutation_groups
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
@@ -20,7 +20,6 @@ from fedhet.messages import load_into, to_arrays
 from fedhet.models.copies import kinds_of, multiplies
 from fedhet.models.representation import Representation, head_name
 from fedhet.server import average_shared
-from tests.permuting import permute
 
 from .listed import Build
 

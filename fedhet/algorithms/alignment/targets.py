@@ -159,7 +159,8 @@ def describe(
     model.eval()
     for start in range(0, len(inputs), BATCH):
         rows = slice(start, start + BATCH)
-        batch = for_each(transform(inputs[rows]), _differentiable)
+        # Gradients reach the blocks from the inputs, too, also if a block is frozen.
+        batch = for_each(transform(inputs[rows]), lambda x: x.detach().requires_grad_(x.is_floating_point()))
         with ExitStack() as stack, torch.enable_grad():
             captured = [stack.enter_context(each.capture()) for each in captures]
             logits = model(batch)
@@ -180,10 +181,6 @@ def describe(
             values[block].append(gathered(outputs[block].detach(), best))
             places[block].append(best.int())
     return [torch.cat(parts) for parts in values], [torch.cat(parts) for parts in places]
-
-
-def _differentiable(inputs: Tensor) -> Tensor:
-    return inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs  # also if a block is frozen
 
 
 def gathered(features: Tensor, places: Tensor) -> Tensor:

@@ -6,8 +6,18 @@ from fedhet.algorithms.graphs.graph import UnsupportedArchitecture, architecture
 from fedhet.algorithms.graphs.layers import LayerGraph, LayerNode, layer_graph
 from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationGroups, Slot
 from fedhet.algorithms.graphs.resize import Submodel, resizable_groups, resize
-from fedhet.algorithms.graphs.states import columns, cut_out, entries_of, expand, rows, set_rows, tie, widths_of
+from fedhet.algorithms.graphs.states import (
+    columns,
+    cut_out,
+    entries_of,
+    expand,
+    permute,
+    rows,
+    set_rows,
+    tie,
+    widths_of,
+)
 
 __all__ = ["VALUE", "LayerGraph", "LayerNode", "PermutationGroup", "PermutationGroups", "Segment", "Slot", "Submodel"]
 __all__ += ["UnsupportedArchitecture", "architecture_graph", "blocks", "columns", "cut_out", "entries_of", "expand"]
-__all__ += ["layer_graph", "resizable_groups", "resize", "rows", "set_rows", "tie", "widths_of"]
+__all__ += ["layer_graph", "permute", "resizable_groups", "resize", "rows", "set_rows", "tie", "widths_of"]

@@ -95,6 +95,12 @@ def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple
     return moved | dict.fromkeys(lacking, ())
 
 
+def permute(state: State, groups: PermutationGroups, permutations: Assignments) -> dict[str, Array]:
+    """Return the state with interchangeable units reordered: unit l of group i moves to ``permutations[i][l]``."""
+    local = widths(state, groups)
+    return expand(state, groups, permutations, {index: local[index] for index in permutations})
+
+
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
     """Return the matrix (L, D) by which FedMA matches the L units of group `index` in a network's state dict.
 

@@ -149,7 +149,12 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
         if parts[0] == "heads":
             std = PARTS[parts[3]](parts[1], shape)
         else:
-            std = _elsewhere(parts[{"embedding": -1, "latents": 1, "tiles": -1}[parts[0]]], shape)
+            part = parts[{"embedding": -1, "latents": 1, "tiles": -1}[parts[0]]]
+            std = 1.0 if len(shape) < 2 else float(shape[-1] ** -0.5)
+            if part in ("factor", "vectors") or "bias" in part:
+                std = 0.0
+            elif part == "tile":  # (latent, tile, tile, 3, 3); the fan-in is not the tile's
+                std = float(shape[0] ** -0.5)
         if not normalise and parts[-1] == "dense":  # (latent, units, inputs, kernel's axes)
             std = float((2 / (shape[0] + prod(shape[1:])) * 2 * prod(shape[2:3]) / shape[0]) ** 0.5)
     except (LookupError, ValueError, ZeroDivisionError) as error:
@@ -158,11 +163,3 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
             "this version of fedhet: install one version on the server and all clients"
         ) from error
     return torch.empty(shape).normal_(std=std, generator=generator) if std else torch.zeros(shape)
-
-
-def _elsewhere(part: str, shape: Shape) -> float:
-    if part in ("factor", "vectors") or "bias" in part:
-        return 0.0
-    if part == "tile":  # (latent, tile, tile, 3, 3); the fan-in is not the tile's
-        return float(shape[0] ** -0.5)
-    return 1.0 if len(shape) < 2 else float(shape[-1] ** -0.5)

@@ -51,18 +51,15 @@ class LayerAverageOptions(Options):
     )
 
 
-def _layer_average(options: LayerAverageOptions) -> Traits:
-    maps = {
-        "type-order": sharing.BY_TYPE_AND_ORDER,
-        "architecture": sharing.WITHIN_ARCHITECTURES,
-        "max-common": sharing.BY_FIRST_LAYERS,
-    }
-    return Traits(shares=maps[options.by], common_init=True)
-
+_maps = {
+    "type-order": sharing.BY_TYPE_AND_ORDER,
+    "architecture": sharing.WITHIN_ARCHITECTURES,
+    "max-common": sharing.BY_FIRST_LAYERS,
+}
 
 layer_average = Method(
     "layer-average",
-    _layer_average,
+    lambda options: Traits(shares=_maps[options.by], common_init=True),
     LayerAverageOptions,
     common={"batch-norm": "re-estimate"},  # statistics of one network say nothing of another's layer
 )
@@ -97,12 +94,11 @@ class LocalOptions(Options):
     )
 
 
-def _local(options: LocalOptions) -> Traits:
-    public = options.public == "mixed"
-    return Traits(keeps="model", public="labelled" if public else "none", communicates=False)
+_alone = Traits(keeps="model", communicates=False)
 
-
-local = Method("local", _local, LocalOptions)
+local = Method(
+    "local", lambda keys: replace(_alone, public="labelled" if keys.public == "mixed" else "none"), LocalOptions
+)
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,7 @@ class ClassicalOptions(Options):
     )
 
 
-_classical = Traits(keeps="model", communicates=False, predicts="a classifier of scikit-learn", trains_network=False)
+_classical = replace(_alone, predicts="a classifier of scikit-learn", trains_network=False)
 
 nearest_neighbour = Method("nearest-neighbour", _classical, ClassicalOptions, common={"rounds": 1}, own={"rounds": 1})
 logistic_regression = replace(nearest_neighbour, name="logistic-regression", family="logistic-regression")

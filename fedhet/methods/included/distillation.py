@@ -88,18 +88,14 @@ class FedMDOptions(ScoresOptions):
     digest_epochs: int = option(1, "number of epochs per round on the mean scores", at_least=1)
 
 
-def _fedmd(options: FedMDOptions) -> Traits:
-    return Traits(
+fedmd = Method(
+    "fedmd",
+    lambda options: Traits(
         keeps="model",
         public="labelled" if options.public_epochs else "inputs",
         other_arrays="mean",
         sends={"scores": "posteriors", "distance": METRICS},
-    )
-
-
-fedmd = Method(
-    "fedmd",
-    _fedmd,
+    ),
     FedMDOptions,
     common={"rounds": 20, "local-epochs": 2, "batch-size": 5, "optimizer": "adam", "learning-rate": 0.001},
 )
@@ -115,15 +111,17 @@ class FedDFOptions(ScoresOptions):
     teach: bool = option(False, "clients first train for an epoch on the server's scores", at_need=True)
 
 
-def _feddf(options: FedDFOptions) -> Traits:
-    return Traits(
+feddf = Method(
+    "feddf",
+    lambda options: Traits(
         keeps="model",
         public="inputs",
         public_at_server=True,
         serves_clients=options.teach,  # without it, clients do not use the server's network
         other_arrays="mean",
         sends={"scores": "posteriors", "distance": METRICS},
-    )
-
-
-feddf = Method("feddf", _feddf, FedDFOptions, common={"test-on": "both"}, own={"feddf.server-steps": 100})
+    ),
+    FedDFOptions,
+    common={"test-on": "both"},
+    own={"feddf.server-steps": 100},
+)

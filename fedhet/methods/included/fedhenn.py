@@ -81,9 +81,9 @@ class FedHeNNOptions(Options):
         return self.rad_source == "train-union"
 
 
-def traits(options: FedHeNNOptions) -> Traits:
-    """Return what FedHeNN needs and exchanges, which depends on the values of its keys."""
-    return Traits(
+fedhenn = Method(
+    "fedhenn",
+    lambda options: Traits(
         networks="equal" if options.homogeneous else "any",
         shares=EVERYTHING if options.homogeneous else NOTHING,
         keeps="model",
@@ -91,12 +91,7 @@ def traits(options: FedHeNNOptions) -> Traits:
         public="inputs" if options.eta0 else "none",
         other_arrays="whole" if options.sent == "features" else "",  # posteriors have a given norm
         sends={"distance": METRICS} | ({options.sent: options.sent} if options.sent else {}),
-    )
-
-
-fedhenn = Method(
-    "fedhenn",
-    traits,
+    ),
     FedHeNNOptions,
     common={
         "rounds": 200,

@@ -39,16 +39,17 @@ class FedProtoOptions(WidthOptions):
     )
 
 
-NEAREST = "the nearest prototype"
+_learner = Traits(
+    keeps="model", other_arrays="whole", sends={"prototypes": "prototypes", "width": STRUCTURE}, noisy_sums=True
+)
+_by_nearest = replace(_learner, predicts="the nearest prototype")
 
-
-def _fedproto(options: FedProtoOptions) -> Traits:
-    by = Traits.predicts if options.predict == "head" else NEAREST
-    sends = {"prototypes": "prototypes", "width": STRUCTURE}
-    return Traits(keeps="model", other_arrays="entries", sends=sends, predicts=by, noisy_sums=True)
-
-
-fedproto = Method("fedproto", _fedproto, FedProtoOptions, own={"fedproto.width": 32})
+fedproto = Method(
+    "fedproto",
+    lambda keys: replace(_learner if keys.predict == "head" else _by_nearest, other_arrays="entries"),
+    FedProtoOptions,
+    own={"fedproto.width": 32},
+)
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,6 @@ class LearnerOptions(WidthOptions):
     server_learning_rate: float = option(0.01, "learning rate of the server's SGD", above=0)
 
 
-_learner = Traits(
-    keeps="model", other_arrays="whole", sends={"prototypes": "prototypes", "width": STRUCTURE}, noisy_sums=True
-)
-
 fedgh = Method("fedgh", _learner, LearnerOptions, own={"fedgh.width": 32, "fedgh.server-learning-rate": 0.1})
 
 
@@ -84,7 +81,7 @@ class FedTGPOptions(LearnerOptions):
     weight: float = option(0.1, "lambda, the weight of the distance to the global prototypes", at_least=0)
 
 
-fedtgp = Method("fedtgp", replace(_learner, predicts=NEAREST), FedTGPOptions, own={"fedtgp.width": 32})
+fedtgp = Method("fedtgp", _by_nearest, FedTGPOptions, own={"fedtgp.width": 32})
 
 
 @dataclass(frozen=True)
