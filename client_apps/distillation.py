@@ -194,9 +194,8 @@ class FedKD(Projected[AuxiliaryOptions]):
         self.received = payload.arrays.get("model", {})
         if payload.values.get("change"):
             self.lost = not self.client.memory
-            kept = {
-                key.removeprefix(RECEIVED): each for key, each in self.client.memory.items() if key.startswith(RECEIVED)
-            }
+            memory = self.client.memory.items()
+            kept = {key.removeprefix(RECEIVED): each for key, each in memory if key.startswith(RECEIVED)}
             change, spec, before = self.received, spec_of(self.shared()), to_arrays(kept)
             self.received = {} if self.lost else from_factors(change, before, spec, "the shared network's change")
         super().begin(Payload({"model": self.received}))
@@ -251,9 +250,8 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
                 self.auxiliary.load_state_dict(self.client.memory)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        phase = Phase(
-            self.client.request.epochs, self._optimisation(), module=self.auxiliary if self.teaching else None
-        )
+        module = self.auxiliary if self.teaching else None
+        phase = Phase(self.client.request.epochs, self._optimisation(), module=module)
         if self.teaching or not self.client.memory:
             return [phase]
         return [replace(phase, terms=(Term(distance, teacher=self.auxiliary.eval()),), task_weight=1 - ALPHA)]

@@ -145,7 +145,9 @@ class FedMA(Matched[FedMAOptions]):
             return []
         if self._begins:
             if self._complete and "step" in payload.values:
-                self._cut_out()
+                units = {group.index: self._own.get(group.index, np.arange(group.width)) for group in self.groups}
+                self._use(cut_out(to_arrays(self.client.tensors), self.groups, units))
+                self._own, self._complete = {}, False
             return [Phase(self.client.request.epochs, self.client.optimisation())]
         settled = self._settled_names()
         epochs = self.options.retrain_epochs or self.client.config.local_epochs
@@ -158,12 +160,6 @@ class FedMA(Matched[FedMAOptions]):
         if len(self._own) < len(self.groups):
             return replace(usual, weight_decay=0.0)  # the paper, appendix B
         return replace(usual.at(self.options.last_learning_rate), weight_decay=LAST_WEIGHT_DECAY)
-
-    def _cut_out(self) -> None:
-        groups = self.groups
-        units = {group.index: self._own.get(group.index, np.arange(group.width)) for group in groups}
-        self._use(cut_out(to_arrays(self.client.tensors), groups, units))
-        self._own, self._complete = {}, False
 
     def end(self, payload: Payload) -> Payload:
         client, groups, step = self.client, self.groups, payload.values["step"]

@@ -71,7 +71,7 @@ class Keys(TypedDict, total=False):
     public_samples: int
     """number of training examples held out as the public dataset"""
     test_split: Literal["given", "drawn"]
-    """test examples: those of the data, or drawn at random from all examples"""
+    """test examples: the data's own, or drawn from all at random"""
     test_share: float
     """fraction of all examples drawn for testing; 0: as many as the data set has"""
     validation: float
@@ -93,7 +93,7 @@ class Keys(TypedDict, total=False):
     evaluate_every: int
     """number of rounds between evaluations; always after the last"""
     test_on: Literal["local", "global", "both"]
-    """test examples: each client's own, the common ones, or both"""
+    """test examples: clients' own, common ones, or both"""
     batch_norm: Literal["aggregate", "local", "re-estimate"]
     """BatchNorm statistics: averaged, kept by each client, or re-estimated by it after each average"""
     aggregation: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped"]
@@ -107,7 +107,7 @@ class Keys(TypedDict, total=False):
     min_clients: int
     """minimum number of clients to start a run and to complete a round"""
     max_examples: int
-    """maximum number of examples that a client may claim to have; 0: no limit"""
+    """maximum number of examples that a client may claim; 0: no limit"""
     wait_for_clients: float
     """seconds to wait for clients before the first round"""
     disclose_architecture: bool
@@ -157,7 +157,7 @@ class DepthFLKeys(Keys, total=False):
     blocks: str
     """names of the modules that end blocks, separated by commas; empty: found by spatial size"""
     ramp_up: int
-    """rounds until the distillation weight exp(-5 (1 - t / ramp-up)^2) reaches 1; 0: none"""
+    """rounds until distillation's weight exp(-5 (1 - t / ramp-up)^2) is 1; 0: none"""
 
 class DepthFL(FederatedStrategy[Any, Any]):
     def __init__(
@@ -219,7 +219,7 @@ class FLHAGHNKeys(Keys, total=False):
     normalise: bool
     """normalise embeddings so that initial weights have Kaiming's scale; false: the paper's initialization"""
     refine: Literal["head", "none"]
-    """trained for an epoch before evaluation: the head (the paper's) or none"""
+    """trained an epoch before evaluation: head (the paper's) or none"""
 
 class FLHAGHN(FederatedStrategy[Any, Any]):
     def __init__(
@@ -325,7 +325,7 @@ class FedHARMKeys(Keys, total=False):
     align: Literal["cosine", "spectral"]
     """what is aligned: descriptors by cosine (the paper's), or representations by FedHeNN's spectral target"""
     divide: bool
-    """divide the loss on the public dataset by alpha"""
+    """divide the public dataset's loss by alpha"""
     blocks: str
     """blocks to align: stages (layers of one spatial size), or module names a,b,c,d;... with one list per network"""
     slots: str
@@ -398,7 +398,7 @@ class FedMAKeys(Keys, total=False):
     variances: Literal["fixed", "estimated"]
     """variances of local and global units: fixed at 1, or estimated for each layer"""
     max_growth: float
-    """maximum width of a global layer as a multiple of the widest client's; 0: no limit"""
+    """maximum global width as a multiple of the widest client's; 0: none"""
     passes: int
     """number of passes over all layers, if rounds = 0"""
     retrain_epochs: int
@@ -688,7 +688,7 @@ class PFNMKeys(Keys, total=False):
     variances: Literal["fixed", "estimated"]
     """variances of local and global units: fixed at 1, or estimated for each layer"""
     max_growth: float
-    """maximum width of a global layer as a multiple of the widest client's; 0: no limit"""
+    """maximum global width as a multiple of the widest client's; 0: none"""
 
 class PFNM(FederatedStrategy[Any, Any]):
     def __init__(

@@ -130,9 +130,7 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
     def public(self) -> Tensor:
         """The inputs of the public dataset; raises a FedhetError if only the clients have it."""
         if self.run.public is None:
-            raise FedhetError(
-                "feddf's server needs the public dataset, too: set public-samples, or pass make_server_app(public=...)"
-            )
+            raise FedhetError("feddf's server needs public data: set public-samples, or make_server_app(public=...)")
         return self.run.public.inputs
 
     def admit(self, reply: Reply) -> None:

@@ -76,9 +76,7 @@ class ByClass(FederatedStrategy[P, C]):
         check(arrays, expected, "the client's prototypes")
         classes, last = arrays["classes"], self.state.outputs - 1
         if k and (classes.min() < 0 or classes.max() > last or len(set(classes)) < k):
-            raise WireError(
-                f"the client's prototypes must belong to distinct classes from 0 to {last}: check the client's labels"
-            )
+            raise WireError(f"the client's prototypes must have distinct classes from 0 to {last}: check its labels")
         if arrays["counts"].min(initial=1) < 1 or arrays["counts"].sum(dtype=float) > reply.examples:
             raise WireError(
                 f"the client's prototypes must have positive numbers of examples, in total at most {reply.examples}: "

@@ -61,9 +61,7 @@ class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
             many = spec[key][0][0] if key in spec and spec[key][0] else 0
             ordered = each.ndim == 1 and each.dtype == "int64" and (each[1:] > each[:-1]).all()
             if not ordered or not len(each) or not 0 <= each[0] <= each[-1] < many:
-                raise WireError(
-                    f"the client's rows of {key[:100]} must be ascending int64 indices below {many}: check its mods"
-                )
+                raise WireError(f"rows of {key[:100]} must be ascending int64 below {many}: check the client's mods")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         models, parts = {}, {}
@@ -144,9 +142,8 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
         state, share, blocks = self.state, self.options.momentum, blocks_of(self.state.network)
         whole, constants = max(blocks.values()), read_network(self.state.network).kinds
         state.last = dict(state.last)
-        for depth in sorted(
-            {_depth(spec, blocks) for spec in self.federation.specs.values()} - {whole, *map(int, state.last)}
-        ):
+        present = {_depth(spec, blocks) for spec in self.federation.specs.values()}
+        for depth in sorted(present - {whole, *map(int, state.last)}):
             state.last[str(depth)] = {name: array for name, array in state.model.items() if blocks[name] == depth}
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
         weights = self.aggregator.weights(replies)

@@ -250,9 +250,7 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
     path = common if owner == "all" or not os.path.isfile(own) else own  # a name may be too long for a file
     if not path.is_file():
         there = ", ".join(sorted(unquote(each.stem) for each in folder.glob("*.safetensors"))) or "none"
-        raise ConfigError(
-            f"{folder} has no model of client {client} (models there: {there}): give the directory of another run"
-        )
+        raise ConfigError(f"{folder} has no model of client {client} (there: {there}): give another run's directory")
     mine = read_tensors(own) if path == common else {}  # running statistics that clients keep
     tensors = {**(mine or {}), **(read_tensors(path) or {})}
     beside = {name: tensors.pop(name) for name in list(tensors) if name.startswith(BESIDE)}

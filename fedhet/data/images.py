@@ -84,9 +84,7 @@ def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
         images, labels = (read_idx(place / f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
         if images.shape != (len(labels), 28, 28) or labels.ndim != 1:
             sizes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
-            raise DataError(
-                f"in {place}, {part} images must be 28 x 28 with a label each, not {sizes}: download the files again"
-            )
+            raise DataError(f"in {place}, {part} images must be 28 x 28 with labels, not {sizes}: download them again")
         check_labels(place / f"{part}-labels-idx1-ubyte", labels, 10)
         parts.append(Examples(images[:, None], labels.long()))
     return _images(name, parts, transform)

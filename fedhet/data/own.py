@@ -5,7 +5,7 @@ mapping with columns by name; a torch `Dataset`, a Hugging Face partition or ano
 `DataLoader`. Rows are read on demand (see `fedhet.data.reading`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, signature
@@ -21,7 +21,17 @@ from torch.utils.data.sampler import BatchSampler, RandomSampler, WeightedRandom
 
 from fedhet.data.examples import Augment, ClientData, Examples, PublicDataset, in_order
 from fedhet.data.names import CLASSES, Names, alike, merged, names_of, numbered, permuted, shown, unlike
-from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, check_finite, labels_of, pair_of
+from fedhet.data.reading import (
+    INPUTS,
+    LABELS,
+    Collate,
+    LazyInputs,
+    as_labels,
+    as_tensor,
+    check_finite,
+    labels_of,
+    pair_of,
+)
 from fedhet.errors import DataError, UserCodeError
 from fedhet.utils.inputs import Inputs, for_each, parts_of
 
@@ -67,9 +77,7 @@ def as_client_data(client: str, value: Any) -> ClientData:
     try:
         names = value.keys() if isinstance(value, Mapping) else set()
         if not {"train", "test"} <= names <= {*PARTS, "augment"}:
-            got = ", ".join(map(repr, names)) or (
-                "None" if value is None else f"an object of type {type(value).__name__}"
-            )
+            got = ", ".join(map(repr, names)) or ("None" if value is None else f"a {type(value).__name__}")
             raise DataError(
                 "the data function must return (train, test), or a mapping with 'train', 'test' and any of 'public', "
                 f"'common', 'validation' and 'augment' (see fedhet.make_client_app); it returned {got}"
@@ -158,9 +166,7 @@ def _examples(value: Any) -> Examples:
         value = pair_of(value)
     two = value if isinstance(value, tuple | list) and len(value) == 2 else ()
     if two and all(isinstance(each, tuple | list) and len(each) == 2 for each in two):
-        raise DataError(
-            "two pairs may be two examples (input, label) or inputs and labels: give inputs and labels as tensors"
-        )
+        raise DataError("two pairs may be two examples or inputs and labels: give inputs and labels as tensors")
     if two and not isinstance(two[1], Mapping):
         inputs, labels = as_tensor(two[0]), as_labels(numbered(two[1]))
         for part in parts_of(inputs).values():
@@ -181,7 +187,7 @@ def _sampled(loader: DataLoader[Any]) -> Tensor:
     """Return the sorted indices of the examples that a `DataLoader` draws; raises a `DataError` if epochs differ."""
     if type(loader).__iter__ is not DataLoader.__iter__ or loader.batch_sampler is None:
         raise DataError(
-            "the examples of a DataLoader that has its own __iter__ or batch_size = None are unknown: give the dataset"
+            "a DataLoader with its own __iter__ or batch_size = None has unknown examples: give the dataset"
         )
     sampler: Any = loader.batch_sampler
     whole, plain = len(loader.dataset), type(sampler) is BatchSampler  # type: ignore[arg-type]
@@ -197,9 +203,7 @@ def _sampled(loader: DataLoader[Any]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64)
 
 
-def _rows(
-    value: Any, collate: Callable[[Sequence[Any]], Any] | None, loader: DataLoader[Any] | None = None
-) -> Examples:
+def _rows(value: Any, collate: Collate | None, loader: DataLoader[Any] | None = None) -> Examples:
     if isinstance(value, IterableDataset | str) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         kind = "None" if value is None else f"a {type(value).__name__}"
         raise DataError(

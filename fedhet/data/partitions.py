@@ -168,9 +168,7 @@ def by_classes(job: Job) -> Dealt:
     """
     k, classes = job.classes_per_client, job.dataset.classes
     if not 1 <= k <= classes:
-        raise DataError(
-            f"classes-per-client = {k}: must be from 1 to {classes}, the number of classes of {job.dataset.name}"
-        )
+        raise DataError(f"classes-per-client = {k}: must be from 1 to {classes}, the classes of {job.dataset.name}")
     holds = np.zeros((job.clients, classes), dtype=bool)
     for client in range(job.clients):
         holds[client, np.lexsort((job.rng.random(classes), holds.sum(0)))[:k]] = True

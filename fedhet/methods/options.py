@@ -103,7 +103,7 @@ class Config:
     input_size: int = _files(0, "width and height of resized images; 0: unchanged", at_least=0, at_most=2048)
     public_samples: int = _dealt(0, "number of training examples held out as the public dataset", at_least=0)
     test_split: Literal["given", "drawn"] = _split(
-        "given", "test examples: those of the data, or drawn at random from all examples"
+        "given", "test examples: the data's own, or drawn from all at random"
     )
     test_share: float = _split(
         0.0,
@@ -127,9 +127,7 @@ class Config:
         0.0, "constant learning rate of unseen clients; 0: learning-rate", at_least=0, needs={"unseen-clients": ()}
     )
     evaluate_every: int = _output(1, "number of rounds between evaluations; always after the last", at_least=1)
-    test_on: Literal["local", "global", "both"] = _output(
-        "local", "test examples: each client's own, the common ones, or both"
-    )
+    test_on: Literal["local", "global", "both"] = _output("local", "test examples: clients' own, common ones, or both")
     batch_norm: Literal["aggregate", "local", "re-estimate"] = option(
         "aggregate",
         "BatchNorm statistics: averaged, kept by each client, or re-estimated by it after each average",
@@ -155,9 +153,7 @@ class Config:
     )
     timeout: float = _server(3600.0, "seconds to wait for the replies of a round", above=0)
     min_clients: int = _server(1, "minimum number of clients to start a run and to complete a round", at_least=1)
-    max_examples: int = _server(
-        0, "maximum number of examples that a client may claim to have; 0: no limit", at_least=0
-    )
+    max_examples: int = _server(0, "maximum number of examples that a client may claim; 0: no limit", at_least=0)
     wait_for_clients: float = _server(0.0, "seconds to wait for clients before the first round", at_least=0)
     disclose_architecture: bool = _node(True, "tell the server the architecture, or a custom network's class and size")
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear", at_node=True)

@@ -90,9 +90,8 @@ def cnn(input_shape: tuple[int, ...], classes: int, *, convolutions: int = 2, la
 
 # FedHeNN's heterogeneous clients: "5 CNNs, 1 conv + 1 fc to 3 conv + 3 fc"; fedhet chose the three in between.
 for _convolutions, _layers in ((1, 1), (2, 1), (2, 2), (3, 2), (3, 3)):
-    register_model(f"cnn-{_convolutions}-{_layers}", family="cnn-family")(
-        partial(cnn, convolutions=_convolutions, layers=_layers)
-    )
+    _builder = partial(cnn, convolutions=_convolutions, layers=_layers)
+    register_model(f"cnn-{_convolutions}-{_layers}", family="cnn-family")(_builder)
 
 
 @register_model("lenet")

@@ -262,13 +262,9 @@ class Task:
         if math.isclose(twice, 2 * value.item(), rel_tol=1e-4) and abs(value.item()) > 1e-6:
             raise ConfigError(f"the task's loss {name} returned a sum over a batch: return the mean (reduction='mean')")
         if any(each.requires_grad for each in module.parameters()):
-            raise ConfigError(
-                f"the task's loss {name} has parameters, which are not trained: freeze them (requires_grad_(False))"
-            )
+            raise ConfigError(f"the task's loss {name} has untrained parameters: freeze them (requires_grad_(False))")
         if not (torch.equal(value, again) and all(map(torch.equal, before, module.buffers()))):
-            raise ConfigError(
-                f"the task's loss {name} keeps state, which clients would share: make it depend on its arguments only"
-            )
+            raise ConfigError(f"the task's loss {name} keeps state, which clients would share: use its arguments only")
         with torch.no_grad(), seeded(0, "loss"):
             outputs = outputs[: len(spread)]
             parts = [self.evaluate(*part) for part in zip(outputs.chunk(2), spread.chunk(2), strict=True)]

@@ -19,7 +19,7 @@ def check_features(x: Tensor, name: str = "features") -> Tensor:
     """Return features `x` (L, d); raise a ValueError about `name` unless they are floats with L >= 2 and d >= 1."""
     if x.ndim != 2 or not x.is_floating_point() or x.shape[0] < 2 or x.shape[1] < 1:
         raise ValueError(
-            f"features must be floats (examples >= 2, width >= 1), but {name!r} is {x.dtype} of shape {tuple(x.shape)}"
+            f"{name!r} must be floats (examples >= 2, width >= 1), not {x.dtype} of shape {tuple(x.shape)}"
         )
     return x
 

@@ -39,9 +39,7 @@ def check_finite_features(features: Tensor, name: str) -> None:
     """Raise a ModelError, which calls `features` (n, d) `name`, unless they are finite and at most 1e6 in magnitude."""
     largest = float(check_features(features, name).abs().max())
     if not largest <= LARGEST:
-        raise ModelError(
-            f"values of {name} must be at most {LARGEST:.0e}, got {largest:.1e}: training diverged, lower learning-rate"
-        )
+        raise ModelError(f"{name} exceed {LARGEST:.0e} ({largest:.1e}): training diverged, lower learning-rate")
 
 
 def compress(features: Tensor) -> Tensor:

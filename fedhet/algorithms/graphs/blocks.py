@@ -226,9 +226,7 @@ class Exits(nn.Module):
     def __init__(self, network: nn.Module, count: int, names: str = "") -> None:
         super().__init__()
         if EXITS in network._modules:
-            raise ModelError(
-                f"network {type(network).__name__} has a module 'exits', the name of its early exits: rename the module"
-            )
+            raise ModelError(f"{type(network).__name__} has a module 'exits', as early exits are named: rename it")
         # The network itself is not a submodule, so that its arrays keep their names.
         self.__dict__.update(network=network, count=count, names=names)
         self._parameters, self._buffers = network._parameters, network._buffers
@@ -315,7 +313,5 @@ def tensor_of(value: object, name: str = "a block") -> Tensor:
     """Return the features (n, ..., d) in the output `value` of module `name`; raise a ModelError if it has none."""
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
-        raise ModelError(
-            f"an early exit needs features (n, ..., d), but {name} returns none: set the key blocks to other modules"
-        )
+        raise ModelError(f"exits need features (n, ..., d), but {name} returns none: set blocks to other modules")
     return value

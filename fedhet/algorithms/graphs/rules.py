@@ -191,9 +191,8 @@ def _cat(variables: Variables, node: Node, *values: Value) -> Value:
     values = tuple(value for value in values if len(value) > 1 or entries(value[0]))  # empty tensors are left out
     result = list(values[0])
     for other in values[1:]:
-        result = [
-            a if d == dim else variables.unify(a, b, node) for d, (a, b) in enumerate(zip(result, other, strict=True))
-        ]
+        pairs = enumerate(zip(result, other, strict=True))
+        result = [a if d == dim else variables.unify(a, b, node) for d, (a, b) in pairs]
     result[dim] = joined(*(value[dim] for value in values))
     return tuple(result)
 

@@ -167,9 +167,8 @@ class GraphHypernetwork(nn.Module):
         written: dict[str, Tensor] = {}
         z, scale = self.latents(h, list(reading.heads), tensors["row"])
         sizes = [len(next(iter(roles.values()))) for roles in reading.heads.values()]
-        for (type, roles), latents, factor in zip(
-            reading.heads.items(), z.split(sizes), scale.split(sizes), strict=True
-        ):
+        by_type = zip(reading.heads.items(), z.split(sizes), scale.split(sizes), strict=True)
+        for (type, roles), latents, factor in by_type:
             heads: nn.ModuleDict = self.heads[type]  # type: ignore[assignment]
             for role, names in roles.items():
                 for name, array in zip(names, heads[role](latents, factor).unbind(0), strict=True):

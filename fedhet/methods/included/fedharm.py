@@ -25,9 +25,7 @@ class FedHARMOptions(Options):
         at_most=1,
         at_need=0.0,
     )
-    divide: bool = option(
-        False, "divide the loss on the public dataset by alpha", needs={"alpha": {"above": 0, "below": 1}}
-    )
+    divide: bool = option(False, "divide the public dataset's loss by alpha", needs={"alpha": {"above": 0, "below": 1}})
     blocks: str = option(
         "stages",
         "blocks to align: stages (layers of one spatial size), or module names a,b,c,d;... with one list per network",

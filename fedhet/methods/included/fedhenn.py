@@ -53,9 +53,7 @@ class FedHeNNOptions(Options):
         if self.schedule == "auto":
             object.__setattr__(self, "schedule", "constant" if spectral else "sqrt")
         if self.target == "kernel" and self.kernel != "linear" and not self.homogeneous:
-            raise ConfigError(
-                f"fedhenn.kernel = {self.kernel!r} needs fedhenn.setting = 'homogeneous' (or use the kernel 'linear')"
-            )
+            raise ConfigError(f"fedhenn.kernel = {self.kernel!r} needs fedhenn.setting = 'homogeneous', or use linear")
         if 0 < self.rad_batch < LEAST_ROWS:
             raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: set at least {LEAST_ROWS}, or 0 for all examples")
 

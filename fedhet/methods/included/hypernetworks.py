@@ -20,9 +20,7 @@ class FLHAGHNOptions(Options):
         "normalise embeddings so that initial weights have Kaiming's scale; false: the paper's initialization",
         needs={"head": ("dense",)},
     )
-    refine: Literal["head", "none"] = option(
-        "head", "trained for an epoch before evaluation: the head (the paper's) or none"
-    )
+    refine: Literal["head", "none"] = option("head", "trained an epoch before evaluation: head (the paper's) or none")
 
     @property
     def uses(self) -> tuple[str, ...]:  # type: ignore[override]

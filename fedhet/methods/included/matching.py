@@ -18,9 +18,7 @@ class PFNMOptions(Options):
     variances: Literal["fixed", "estimated"] = option(
         "fixed", "variances of local and global units: fixed at 1, or estimated for each layer"
     )
-    max_growth: float = option(
-        0.0, "maximum width of a global layer as a multiple of the widest client's; 0: no limit", at_least=0
-    )
+    max_growth: float = option(0.0, "maximum global width as a multiple of the widest client's; 0: none", at_least=0)
 
     def check(self, config: Config) -> None:
         """Check that `max-growth` is 0 or at least 1; raise a ConfigError otherwise."""

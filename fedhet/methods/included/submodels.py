@@ -71,9 +71,7 @@ class SubmodelOptions(Options):
         except ConfigError as error:
             raise ConfigError(f"{config.family}.{error}") from error
         if not config.shared_init:
-            raise ConfigError(
-                f"clients of {config.method_name} start from parts of one network's weights: set shared-init = true"
-            )
+            raise ConfigError(f"{config.method_name}'s clients start from parts of one network: set shared-init = true")
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ class DepthOptions(SubmodelOptions):
 @dataclass(frozen=True)
 class DepthFLOptions(DepthOptions):
     ramp_up: int = option(
-        300, "rounds until the distillation weight exp(-5 (1 - t / ramp-up)^2) reaches 1; 0: none", at_least=0
+        300, "rounds until distillation's weight exp(-5 (1 - t / ramp-up)^2) is 1; 0: none", at_least=0
     )
 
 
