@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -287,7 +288,7 @@ def _formed(
             width, data = client_setup.width_of(info), data_of(info)
             inputs = client_setup.transform_of(data.dataset, precision(network))(data.train.inputs[:2])
         part = side.parts(width, side.parts.groups_of(network, inputs))
-        whole, network = part.whole.cut(copied(network)), part.cut(network)
+        whole, network = replace(part, width=1.0).cut(copied(network)), part.cut(network)
         if _misfit(network, tensors) and not _misfit(whole, tensors):  # the global model, of which it has a part
             load_state(whole, tensors)
             rounds, units = info.config.rounds + bool(info.config.closing_epochs), part.units
