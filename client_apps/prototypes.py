@@ -185,9 +185,13 @@ class ByPrototype(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         with self._representation.capture() as phi:  # torch.export cannot trace a pass that ends before the head
             self.network(inputs)
+        return self.scores(phi())
+
+    def scores(self, phi: Tensor) -> Tensor:
+        """Return scores (n, classes) for representations (n, d)."""
         # In this mode, rounding does not depend on the number of examples in the batch.
         mode = "donot_use_mm_for_euclid_dist"
-        distances = torch.cdist(phi().float(), self.prototypes, compute_mode=mode).square()
+        distances = torch.cdist(phi.float(), self.prototypes, compute_mode=mode).square()
         # Other classes are far below all candidates, yet finite, so that the loss is a number.
         lowest = (-2 * distances.amax(1, keepdim=True)).clamp(max=-1e4)
         return torch.where(self.rows >= 0, -distances[:, self.rows], lowest)

@@ -16,7 +16,6 @@ from torch import Tensor
 from fedhet.algorithms.alignment.targets import cluster_rows, mean_target, pack
 from fedhet.messages import Arrays, Payload
 from fedhet.methods.included.fedhenn import FedHeNNOptions, fedhenn
-from fedhet.methods.included.fedhenn import traits as traits_of
 from fedhet.methods.method import Traits
 from fedhet.utils.randomness import torch_generator
 
@@ -62,14 +61,14 @@ class FrobeniusTarget(FedHeNNServer):
 
 def _without_peers(options: FedHeNNOptions) -> Traits:
     """Return FedHeNN's traits for clients that send nothing about the RAD."""
-    traits = traits_of(options)
+    traits = fedhenn.traits_of(options)
     sends = {name: kind for name, kind in traits.sends.items() if name not in ("features", "posteriors")}
     return replace(traits, other_arrays="", sends=sends)
 
 
 def _of_one_size(options: FedHeNNOptions) -> Traits:
     """Return FedHeNN's traits for a target that does not depend on the size of kernels."""
-    return replace(traits_of(options), other_arrays="")
+    return replace(fedhenn.traits_of(options), other_arrays="")
 
 
 own = fedhenn.variant("fedhenn-own", client=OwnTarget, traits=_without_peers)
