@@ -199,7 +199,7 @@ def test_models_are_saved_every_few_rounds(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("client", "model", "message"),
     [
-        ("7", _normalised, r"has no model of client 7 \(models there: 0, 1, 2\)"),
+        ("7", _normalised, r"has no model of client 7 \(there: 0, 1, 2\)"),
         ("0", None, "used your own model .*: call load_model with model="),
         ("0", lambda: nn.Linear(4, 3), "client 0's Linear does not fit .*: its .* missing"),
     ],
