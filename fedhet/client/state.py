@@ -29,7 +29,7 @@ from fedhet.messages import LostState, difference, spec_of
 from fedhet.methods import registry
 from fedhet.models.copies import copied, load_state
 from fedhet.models.representation import precision
-from fedhet.results.history import read_clients
+from fedhet.results.history import read_clients, run_of
 from fedhet.utils.files import expanded, file_name, read_tensors, round_folder, state_folder, write_tensors, write_text
 from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.randomness import seeded
@@ -178,7 +178,7 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     run = getattr(run, "folder", run)
     check_kinds(run=(run, (str, Path)), client=(client, (str, int)))
     models, name = Path(run or ""), str(client)
-    folder = next((path for path in (models, *models.parents[:2]) if (path / "config.toml").is_file()), None)
+    folder = run_of(models)
     if folder is None:
         raise ConfigError(f"{models} has no config.toml: give the directory of a run, or the result of fedhet.run")
     noted = load(folder / "config.toml").get("own", {})

@@ -68,18 +68,30 @@ def _classes(dataset: Any) -> tuple[str, ...]:
                 raise DataError(f"{whose}: give its members the same numbers, for example by target_transform")
         return most
     if isinstance(features := getattr(dataset, "features", None), Mapping):  # of a Hugging Face dataset
-        listed = [getattr(features[name], "names", None) or () for name in LABELS if name in features]
+        listed = [_names_of_feature(features[name]) for name in LABELS if name in features]
         return _printable(listed[0]) if len(listed) == 1 else ()
     if getattr(dataset, "target_transform", None) is not None:  # which can change the numbers
         return ()
     numbers, classes = getattr(dataset, "class_to_idx", None), getattr(dataset, "classes", ())
+    if numbers is None and isinstance(classes, Mapping):
+        numbered_first = not all(isinstance(key, str) for key in classes)
+        numbers = {name: number for number, name in classes.items()} if numbered_first else classes
     if isinstance(numbers, Mapping):
         by_number = {number: name for name, number in numbers.items()}
         if {*by_number} != {*range(len(by_number))}:  # the user's own numbering, which has gaps
             return ()
         classes = [by_number[number] for number in range(len(by_number))]
+    if hasattr(classes, "tolist"):  # an array, such as scikit-learn's `LabelEncoder.classes_`, or a pandas Index
+        classes = classes.tolist()
     known = isinstance(classes, list | tuple) and all(isinstance(name, str | tuple) for name in classes)
     return _printable(classes) if known else ()
+
+
+def _names_of_feature(feature: Any) -> Sequence[str]:
+    """Return the names of a Hugging Face `ClassLabel`, also in a sequence for tokens."""
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    return getattr(feature, "names", None) or ()
 
 
 # ---- comparison
@@ -113,7 +125,8 @@ def renumbering(ours: Sequence[str], theirs: Sequence[str]) -> Callable[[Tensor]
     def change(labels: Tensor) -> Tensor:
         if not labels.numel():
             return labels
-        if labels.is_floating_point() or labels.ndim == 2 or int(labels.max()) >= len(places):
+        several = labels.ndim == 2 and labels.shape[1] == len(places)  # a column for each class, not tokens
+        if labels.is_floating_point() or several or int(labels.max()) >= len(places):
             raise DataError(f"{unlike('its classes', ours, theirs)}, and its labels are not numbers of these classes")
         new = places.to(labels.device)[labels.long().clamp(min=0)]
         return torch.where(labels < 0, labels, new.to(labels.dtype))  # negative labels are ignored

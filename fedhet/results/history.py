@@ -311,6 +311,11 @@ class RunFiles:
         return f"{self.settings.get('method', '?')} on {'own data' if dataset == OWN else dataset}"
 
 
+def run_of(path: Path) -> Path | None:
+    """Return the directory of the run to which `path` belongs: it, its `models` or a `models/round-N`; else None."""
+    return next((folder for folder in (path, *path.parents[:2]) if (folder / "config.toml").is_file()), None)
+
+
 def read_run(folder: Path | str) -> RunFiles:
     """Read all files of a run directory; raises a `FedhetError` if `folder` is not one or a file is damaged."""
     folder = Path(folder)

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from fedhet.config.flower_names import FlowerOptions
@@ -18,12 +17,12 @@ from fedhet.messages.protocol import FIRST, HANDSHAKE, MOST_NAMES, names_in, nam
 from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart
 from fedhet.methods.options import Config
-from fedhet.results.history import read_run
+from fedhet.results.history import read_run, run_of
 from fedhet.results.state import ClientRecord
 from fedhet.server.claims import check_claims
 from fedhet.server.federation import reason_of
 from fedhet.server.round import Common, Hooks
-from fedhet.utils.files import state_folder
+from fedhet.utils.files import expanded, state_folder
 from fedhet.utils.statistics import client_order, in_order
 from fedhet.utils.text import log
 
@@ -318,10 +317,8 @@ class Handshake:
 
 def _names_before(config: Config) -> dict[str, list[str]]:
     """Return the names of classes and columns in the run from which clients start (`start-from`)."""
-    folder = Path(config.start_from)
-    folder = folder.parent if folder.name == "models" else folder
-    started = config.start_from and (folder / "config.toml").is_file()
-    return (read_run(folder).summary or {}).get("names", {}) if started else {}
+    folder = run_of(expanded(config.start_from).absolute()) if config.start_from else None
+    return (read_run(folder).summary or {}).get("names", {}) if folder else {}
 
 
 def _without_labels(config: Config) -> str:

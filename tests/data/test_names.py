@@ -88,6 +88,57 @@ class Features(list):
         self.features = {"text": "string", "label": self.Label}
 
 
+class Classes(list):
+    """Rows of a dataset whose classes have a form that users give."""
+
+    def __init__(self, classes):
+        super().__init__([0])
+        self.classes = classes
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        ["bee", "ant"],
+        np.array(["bee", "ant"]),
+        np.array(["bee", "ant"], object),
+        pd.Index(["bee", "ant"]),
+        pd.Series(["bee", "ant"]),
+        {1: "ant", 0: "bee"},
+        {"ant": 1, "bee": 0},
+        {"ant": np.int64(1), "bee": np.int64(0)},
+    ],
+)
+def test_forms_of_classes(classes):
+    assert names_of(Subset(Classes(classes), [0])) == {CLASSES: ("bee", "ant")}
+
+
+@pytest.mark.parametrize("classes", [None, [0, 1], np.arange(2), {0: 0, 1: 1}, {2: "ant", 5: "bee"}, "ab", {}])
+def test_forms_without_names_of_classes(classes):
+    assert names_of(Classes(classes)) == {}
+
+
+def test_classes_of_tokens_are_aligned():
+    class Sequence:
+        def __init__(self, feature):
+            self.feature = feature
+
+    class Label:
+        def __init__(self, names):
+            self.names = names
+
+    def tokens(names, labels):
+        rows = Features([{"x": [0.0, 1.0], "labels": labels}] * 2)
+        rows.features = {"x": None, "labels": Sequence(Label(names))}
+        return rows
+
+    data = as_client_data("0", (tokens(["o", "per", "loc"], [0, 2]), tokens(["loc", "o", "per"], [0, -100])))
+    assert data.test.labels.tolist() == [[2, -100]] * 2
+    assert data.train.labels.tolist() == [[0, 2]] * 2
+    with pytest.raises(DataError, match="its labels are not numbers of these classes"):  # or columns of two classes
+        as_client_data("0", (tokens(["o", "per"], [0, 1]), tokens(["per", "o"], [0, 1])))
+
+
 def test_names_of_forms(folders):
     assert names_of(Subset(Features([0]), [0])) == {CLASSES: ("neg", "pos")}
     assert names_of((FRAME, LABELS)) == names_of({"x": FRAME, "label": LABELS}) == {"columns": ("age", "bmi", "bp")}
@@ -231,16 +282,22 @@ def test_clients_in_another_order_give_the_same_networks(tmp_path, method, table
         assert other.summary["names"][kind] == [*ORDERS[0]]
 
 
-def test_resumed_runs_and_runs_that_start_from_others_keep_the_order(tmp_path):
+def test_resumed_runs_keep_the_order(tmp_path):
     data = data_of([ORDERS[0], ORDERS[1], ORDERS[0]])
     whole, _ = run(tmp_path / "whole", "fedavg", data, rounds=2)
     run(tmp_path / "begun", "fedavg", data, rounds=1)
     fedhet.run({"rounds": 2}, resume=tmp_path / "begun", model=small, data=data, progress=False)
     assert networks_in(tmp_path / "begun") == whole
+
+
+@pytest.mark.parametrize("place", ["", "models", "models/round-2"])
+def test_runs_that_start_from_others_keep_the_order(tmp_path, place):
+    run(tmp_path / "whole", "fedavg", data_of([ORDERS[0], ORDERS[1], ORDERS[0]]), **{"save-every": 2, "rounds": 3})
     # All clients have the other order, and `local` compares none.
-    start = {"start-from": str(tmp_path / "whole"), "learning-rate": 1e-9, "test-on": "local"}
+    start = {"start-from": str(tmp_path / "whole" / place), "learning-rate": 1e-9, "test-on": "local"}
     _, started = run(tmp_path / "next", "local", data_of([ORDERS[1]] * 3), **start)
     _, expected = run(tmp_path / "same", "local", data_of([ORDERS[0]] * 3), **start)
+    assert started.summary["names"] == {CLASSES: [*ORDERS[0]]}
     assert started.summary["personal_accuracy"] == expected.summary["personal_accuracy"]
 
 
