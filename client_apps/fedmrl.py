@@ -88,10 +88,8 @@ class FedMRL(Projected[FedMRLOptions]):
         if nested != small_width:
             head = self.auxiliary.get_submodule(self.small_head)
             if not self.small_head or not isinstance(head, nn.Linear):
-                raise ModelError(
-                    f"fedmrl.width needs an nn.Linear as head of the shared network, not {type(head).__name__}: leave "
-                    "it unset"
-                )
+                kind = type(head).__name__
+                raise ModelError(f"fedmrl.width needs an nn.Linear as head of the shared network, not {kind}: unset it")
             placed = nn.Linear(nested, head.out_features, bias=head.bias is not None, dtype=head.weight.dtype)
             self.auxiliary.set_submodule(self.small_head, placed.to(head.weight.device))
         return pair

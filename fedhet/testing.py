@@ -115,10 +115,7 @@ class Case:
 
     @classmethod
     def of(cls, method: str | Method, settings: Mapping[str, Value], architectures: str = "") -> Self:
-        """Create the case of a method, given as name, reference (`package.module:name`) or Method, with `settings`.
-
-        `architectures` are the clients' networks, such as `mlp-20,cnn`; by default as different as the method allows.
-        """
+        """Create the case of a method, given as name, reference or Method, with `settings` and `architectures`."""
         if isinstance(method, Method):
             registry.register(method)
             method = method.name

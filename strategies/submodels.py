@@ -156,9 +156,8 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
             group = {client: model for client, model in models.items() if depths[client] == depth}
             learnt, after = state.momentum.get(str(depth), {}), average_shared(group, weights, *rule)
             change = {name: np.asarray(before[name] - array) for name, array in after.items() if name not in constants}
-            after |= {
-                name: np.asarray(before[name] - (1 - share) * change[name] - share * m) for name, m in learnt.items()
-            }
+            rest = {name: (1 - share) * change[name] for name in learnt}
+            after |= {name: np.asarray(before[name] - rest[name] - share * m) for name, m in learnt.items()}
             changes[depth] = change
             if depth < whole:
                 state.last[str(depth)] = {name: array for name, array in after.items() if blocks[name] == depth}

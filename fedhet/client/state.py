@@ -293,9 +293,8 @@ def _formed(
             load_state(whole, tensors)
             rounds, units = info.config.rounds + bool(info.config.closing_epochs), part.units
             if choose := registry.traits(info.config).shares.units:  # those that the client has after the last round
-                units = {
-                    group.index: np.array(choose(len(units[group.index]), group.width, rounds)) for group in part.groups
-                }
+                few = {group: len(kept) for group, kept in units.items()}
+                units = {g.index: np.array(choose(few[g.index], g.width, rounds)) for g in part.groups}
             tensors = part.state(whole, units)
     elif registry.traits(info.config).networks == "widths" and tensors.keys() == network.state_dict().keys():
         network = resize(network, dict(tensors))

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.models.networks import Activation, Classifier, ResidualBlock, convolution, image_shape
+from fedhet.models.networks import Activation, Classifier, ResidualBlock, Shape, convolution, image_shape
 from fedhet.models.registry import FAMILIES, register_model
 
 LARGE = 128  # least height and width, in pixels, of images that need a 7 x 7 stem (FLHA-GHN's c1_64_k7_s2) and pooling
@@ -43,9 +43,7 @@ class FLHANetwork(Classifier):
     `layout` has each layer's kind (`conv`, residual `add`, or `concat`) and stage; `widths` are the stages' channels.
     """
 
-    def __init__(
-        self, input_shape: tuple[int, ...], classes: int, *, layout: Sequence[tuple[str, int]], widths: Sequence[int]
-    ):
+    def __init__(self, input_shape: Shape, classes: int, *, layout: Sequence[tuple[str, int]], widths: Sequence[int]):
         channels, height, width = image_shape(input_shape, smallest=4)
         layers: list[nn.Module]
         if min(height, width) >= LARGE:
@@ -137,9 +135,7 @@ class StagedNetwork(nn.Module):
     the first stage's width. `family` is `resnet` (without the expanding convolution), `efficientnet` or `mobilenet`.
     """
 
-    def __init__(
-        self, input_shape: tuple[int, ...], classes: int, *, widths: Sequence[int], depths: Sequence[int], family: str
-    ):
+    def __init__(self, input_shape: Shape, classes: int, *, widths: Sequence[int], depths: Sequence[int], family: str):
         super().__init__()
         block, activation, widened = _FAMILIES[family]
         channels, width = image_shape(input_shape, smallest=8)[0], widened * widths[-1]

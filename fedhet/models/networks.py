@@ -18,6 +18,7 @@ from fedhet.models.registry import register_model
 from fedhet.utils.inputs import parts_of
 
 Activation = Callable[[], nn.Module]
+Shape = tuple[int, ...]
 
 
 def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:

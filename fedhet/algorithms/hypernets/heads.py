@@ -161,9 +161,8 @@ def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]], devic
             for place in product(*map(range, grid)):
                 numbers = (*place, *(0,) * (4 - len(place)), number)
                 nodes[kind].append(node)
-                places[kind].append(
-                    [wave(n * frequency) for n in numbers for frequency in FREQUENCIES for wave in (sin, cos)]
-                )
+                angles = [number * frequency for number in numbers for frequency in FREQUENCIES]
+                places[kind].append([wave(angle) for angle in angles for wave in (sin, cos)])
             drawn = torch.randint(2, (prod(grid),), generator=torch_generator(0, "signs of tiles", node, number))
             signs[kind] += (2 * drawn - 1).tolist() if slot.std is not None else [1] * prod(grid)
     tensor = partial(torch.tensor, device=device)

@@ -67,9 +67,8 @@ class Matching:
         """
         slots = graphs.columns(states[0], groups, index)
         prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])
-        scale = np.array(
-            [slot.role in ("weight", graphs.VALUE) and states[0][slot.parameter].ndim == 1 for slot in slots]
-        )
+        scales = ("weight", graphs.VALUE)
+        scale = np.array([slot.role in scales and states[0][slot.parameter].ndim == 1 for slot in slots])
         if scale.any():
             prior[scale] = np.concatenate([matrix[:, scale] for matrix in matrices]).mean(0)
         return prior
