@@ -61,7 +61,7 @@ class TestMnist:
             ("t10k-images-idx3-ubyte", idx(np.zeros((20, 28, 28), np.uint8))[:-1], "has 15679 values, but its"),
             ("t10k-images-idx3-ubyte", b"<html>not found</html>", "not an idx file of bytes"),
             ("t10k-images-idx3-ubyte", idx(np.zeros((20, 27, 28), np.uint8)), "images must be 28 x 28"),
-            ("t10k-labels-idx1-ubyte", idx(np.zeros(19, np.uint8)), "with a label each"),
+            ("t10k-labels-idx1-ubyte", idx(np.zeros(19, np.uint8)), "with labels"),
             ("t10k-labels-idx1-ubyte", idx(np.full(20, 10, np.uint8)), "must have labels from 0 to 9"),
         ],
     )

@@ -286,7 +286,7 @@ SAMPLERS = {
     "with replacement": ({"sampler": RandomSampler(WHOLE, True)}, "RandomSampler repeats rows or draws"),
     "some": ({"sampler": RandomSampler(WHOLE, num_samples=11)}, "RandomSampler repeats rows or draws"),
     "without end": ({"sampler": iter(lambda: 3, None)}, "repeats rows"),
-    "no batches": ({"batch_size": None}, "a DataLoader that .* batch_size = None are unknown: give the dataset"),
+    "no batches": ({"batch_size": None}, "DataLoader with .* batch_size = None has unknown examples: give the dataset"),
 }  # fmt: skip
 
 
@@ -306,9 +306,7 @@ def test_samplers(dataset, kind):
 
 def test_a_loader_with_its_own_batches_is_refused():
     mixing = type("Mixing", (DataLoader,), {"__iter__": lambda self: iter(())})
-    with pytest.raises(
-        DataError, match="train: the examples of a DataLoader that has its own __iter__ or .* are unknown"
-    ):
+    with pytest.raises(DataError, match="train: a DataLoader with its own __iter__ or .* has unknown examples"):
         as_client_data("3", (mixing(WHOLE), WHOLE))
 
 
@@ -397,13 +395,13 @@ def test_a_collate_function_that_drops_rows_is_refused():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ((WHOLE, WHOLE, WHOLE), r"must return \(train, test\), or a mapping .* it returned an object of type tuple"),
+        ((WHOLE, WHOLE, WHOLE), r"must return \(train, test\), or a mapping .* it returned a tuple"),
         (
             (Rows(lambda i: {"image": 1.0, "pixel_values": 1.0, "y": 1}), WHOLE),
             "the columns image, pixel_values, y must include one for inputs",
         ),
         (({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE), "the columns x, label, labels must include one"),
-        (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two examples \(input, label\) or inputs and labels"),
+        (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two examples or inputs and labels"),
     ],
 )
 def test_ambiguous_forms_are_refused(value, message):
