@@ -234,7 +234,8 @@ class _Loop:
 
 def _count(action: str, metrics: dict[str, float]) -> float:
     if not (count := metrics.get(COUNT, 0)) > 0:
-        raise ModelError(f"your {action} function must return the metric {COUNT!r}, its number of examples, above 0")
+        limits = f"above 0 and at most {LARGEST:.0f}"
+        raise ModelError(f"your {action} function must return the metric {COUNT!r}, its number of examples, {limits}")
     return count
 
 

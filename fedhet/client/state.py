@@ -177,7 +177,7 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     """
     run = getattr(run, "folder", run)
     check_kinds(run=(run, (str, Path)), client=(client, (str, int)))
-    models, name = Path(run or ""), str(client)
+    models, name = expanded(run or ""), str(client)
     folder = run_of(models)
     if folder is None:
         raise ConfigError(f"{models} has no config.toml: give the directory of a run, or the result of fedhet.run")

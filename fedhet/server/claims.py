@@ -42,12 +42,20 @@ def check_claims(config: Config, reply: Reply) -> None:
 
 
 def name_largest(run: Run, claims: Mapping[str, float], kind: str) -> None:
-    """Log a warning that names a client with more than half of all weight, if at least three clients have any."""
-    client = max(claims, key=lambda name: claims[name], default="")
-    if sum(claim > 0 for claim in claims.values()) > 2 and 2 * claims[client] > sum(claims.values()):
+    """Log a warning that names clients whose claims outweigh all others, if at least three clients have any weight.
+
+    These are one client with more than half of all weight, or several whose claims exceed `MOST` times the median.
+    """
+    claimed = [claim for claim in claims.values() if claim > 0]
+    if len(claimed) < 3:
+        return
+    large = {client for client, claim in claims.items() if claim > MOST * median_low(claimed)}
+    clients = sorted(large | {max(claims, key=claims.__getitem__)})
+    if 2 * sum(claims[client] for client in clients) > sum(claimed):
+        shown = " and ".join(f"{claims[client]:.16g} (client {client})" for client in clients)
         run.warn_once(
-            f"client {client} claims {claims[client]:.16g} {kind}, more than all others of a round together, and has "
-            "more than half of all weight: set max-examples to refuse claims that cannot be true"
+            f"claims of {shown} {kind} have more than half of all weight of a round: set max-examples to refuse claims "
+            "that cannot be true"
         )
 
 

@@ -229,7 +229,8 @@ def _outside(labels: Tensor, classes: int) -> str:
         return ""
     return (
         f"its labels go from {low} to {high}, but its network has {classes} outputs, for classes 0 to {classes - 1}: "
-        "number the classes from 0, in the same way for all clients, and give the network an output for each"
+        "number the classes from 0, in the same way for all clients, and give the network an output for each, or set "
+        "task = regression to predict numbers"
     )
 
 

@@ -1,6 +1,8 @@
 """Numbers of examples that clients claim: limits, refusals, and warnings."""
 
 import json
+import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from fedhet.errors import FedhetError
 from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.messages import Payload, Reply, Report
 from fedhet.messages.protocol import Measured
-from fedhet.server.claims import limit_claims
+from fedhet.server.claims import limit_claims, name_largest
 from fedhet.server.run import Round, Run
 from fedhet.testing import Case, Tampering, run
 from fedhet.utils.statistics import Metric
@@ -55,8 +57,16 @@ def test_a_claim_is_limited_to_ten_times_the_median_claim(limit, tmp_path, no_re
     losses = [each.row(1)["train_loss"] for each in runs]
     assert (equal[0] == equal[1]) == (losses[0] == losses[1]) == bool(limit)
     warnings = [line for each in runs for line in each.summary.get("warnings", ())]
-    named = "client 2 claims 1000000000000000 training examples, more than all others of a round together, and has more"
+    named = "claims of 1000000000000000 (client 2) training examples have more than half of all weight of a round"
     assert any(line.startswith(named) for line in warnings) == (not limit)
+
+
+def test_several_clients_that_outweigh_the_others_are_named(caplog):
+    run = SimpleNamespace(warn_once=logging.getLogger("fedhet").warning)
+    name_largest(run, {"0": 20.0, "1": 9e14, "2": 20.0, "3": 1e15}, "test examples")
+    name_largest(run, {"0": 20.0, "1": 30.0, "2": 40.0, "3": 60.0}, "training examples")
+    (line,) = caplog.messages
+    assert line.startswith("claims of 900000000000000 (client 1) and 1000000000000000 (client 3) test examples")
 
 
 @pytest.mark.parametrize(
