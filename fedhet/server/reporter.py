@@ -254,6 +254,6 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     scored = run.traits.scored
     if not any(row.get(scored) or (row.get("common") or {}).get(scored) for row in rows):
         yield (
-            f"the models have no score, since no client evaluated what it {scored}: give clients test examples or, with "
-            "fedhet.wrap, return accuracy and loss from the evaluate function"
+            f"the models have no score, since no client evaluated what it {scored}: give clients test examples or, "
+            "with fedhet.wrap, return accuracy and loss from the evaluate function"
         )

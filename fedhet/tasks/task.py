@@ -22,7 +22,7 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
 
     One output per example and labels of 0 and 1 mean `binary`; several labels of 0 and 1 with as many outputs mean
     `multi-label`. Tasks with a class for each token or pixel are recognised by the axes. Otherwise, float labels mean
-    `regression` and integers `classification`. Raises a DataError if float labels can be classes or their probabilities.
+    `regression` and integers `classification`. Raises a DataError if float labels may be classes or probabilities.
     """
     known, one_each = zeros_and_ones(labels), labels.numel() == len(labels)
     if known and one_each and len(outputs) and outputs[0].numel() == 1:
@@ -48,7 +48,7 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
     if len(values) == 2 and labels.numel() > 2:
         low, high = values.tolist()
         raise DataError(
-            f"its labels have only the values {low:g} and {high:g}: give them as 0 and 1 if they are classes (smoothing is "
+            f"its labels have only the values {low:g} and {high:g}: give 0 and 1 if they are classes (smoothing is "
             "for the loss, fedhet.Task(loss=...)), or set task = regression to predict numbers"
         )
     return "regression"

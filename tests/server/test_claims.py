@@ -118,7 +118,7 @@ def test_one_of_two_clients_is_not_named(clients, tmp_path, no_report):
 def test_a_report_names_the_client(tmp_path):
     settings = Case.of("fedavg", {}).settings(rounds=1, report=True)
     run_locally(configuration.resolve(settings), tmp_path / "run", app=claiming(HUGE))
-    assert "client 2 claims 1000000000000000 training examples" in (tmp_path / "run" / "report.html").read_text()
+    assert "claims of 1000000000000000 (client 2) training examples" in (tmp_path / "run" / "report.html").read_text()
 
 
 def replies(weights, examples, values=None):
