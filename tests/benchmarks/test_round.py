@@ -23,7 +23,7 @@ from fedhet.engines.running import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.training import read
-from fedhet.utils.machine import one_thread
+from fedhet.utils.process import standard_settings
 
 pytestmark = pytest.mark.benchmark
 
@@ -194,7 +194,7 @@ class Interleaved(Observer):
 
 @pytest.mark.parametrize(("architecture", "limit"), [("cnn", 1.4), ("mlp", 1.8)])
 def test_round_costs_little_more_than_a_bare_loop(architecture: str, limit: float, tmp_path: Path) -> None:
-    with one_thread():
+    with standard_settings():
         observer = Interleaved(BareLoop(settings(architecture)))
         run_locally(configuration.resolve(settings(architecture)), tmp_path / "run", observers=[observer])
     ours, theirs = statistics.median(observer.ours[1:]), statistics.median(observer.theirs[1:])
@@ -222,7 +222,7 @@ def test_two_workers_with_batches_take_less_time_than_a_bare_loop_on_one_core(
 ) -> None:
     monkeypatch.setattr(WorkerGrid, "patience", 0)
     own = of_method(method, rounds=16) | {"client-batching": "10"}
-    with one_thread():
+    with standard_settings():
         observer = Interleaved(BARE[method](own))
         run_locally(configuration.resolve({**own, "workers": 2}), tmp_path / "run", observers=[observer])
     ours, theirs = statistics.median(observer.ours[2:]), statistics.median(observer.theirs[2:])

@@ -164,7 +164,7 @@ def test_a_loss_is_in_training_mode_in_training_only():
 @pytest.mark.parametrize(
     ("name", "loss", "said"),
     [
-        ("regression", Own(scale=nn.Parameter(torch.ones(()))), "has parameters, which are not trained"),
+        ("regression", Own(scale=nn.Parameter(torch.ones(()))), "has untrained parameters: freeze them"),
         ("regression", Own(calls=torch.zeros(())), "keeps state, which clients would share"),
         ("regression", lambda outputs, labels: next(CALLS) * outputs.mean(), "keeps state, which clients would share"),
         ("regression", lambda outputs, labels: outputs.detach().mean(), "returned a number without a gradient"),
