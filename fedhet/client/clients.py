@@ -15,7 +15,7 @@ from fedhet.client.client import Client
 from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
-from fedhet.client.state import ClientStore, start
+from fedhet.client.state import ClientStore, check_order, start
 from fedhet.client.work import Job, Loop
 from fedhet.config import client_setup, user_functions
 from fedhet.config.client_setup import ClientInfo, ModelFunction
@@ -101,6 +101,8 @@ class Clients:
                 used = f"{len(data.train)} of {whole} examples in {len(data.train.groups or ())} groups"
                 log.info("client %s: %s; trains on %s", info.name, policy, used)
             data = data.aligned(names_in(request.names))  # after groups and splits, which the server must not change
+            if info.config.start_from and request.question == HANDSHAKE:
+                check_order(info, data.names)
             network.representation.places = checked.task.outputs.places
             client = Client(
                 name=info.name,

@@ -24,12 +24,13 @@ from fedhet.config import client_setup, configuration, user_functions
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.toml import from_json, load
 from fedhet.data import PublicDataset
+from fedhet.data.names import Names, permuted, shown
 from fedhet.errors import ConfigError, FedhetError, ModelError, check_kinds
 from fedhet.messages import LostState, difference, spec_of
 from fedhet.methods import registry
 from fedhet.models.copies import copied, load_state
 from fedhet.models.representation import precision
-from fedhet.results.history import read_clients, run_of
+from fedhet.results.history import names_of_model, read_clients, run_of
 from fedhet.utils.files import expanded, file_name, read_tensors, round_folder, state_folder, write_tensors, write_text
 from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.randomness import seeded
@@ -100,10 +101,10 @@ class ClientStore:
             write_text(path, json.dumps(kept))
         return kept
 
-    def write_model(self, tensors: dict[str, Tensor], round: int = 0) -> None:
-        """Save the tensors of the client's personal model after `round`; 0 stands for the end of the run."""
+    def write_model(self, tensors: dict[str, Tensor], round: int, names: str) -> None:
+        """Save the client's personal model after `round` (0: the end of the run), with the order of its `names`."""
         path = self._base / self._run / "models" / round_folder(round) / f"{file_name(self._client)}.safetensors"
-        write_tensors(path, tensors)
+        write_tensors(path, tensors, names=names)
         if self._run:  # else the server collects it
             log.info("client %s: its personal model is %s", self._client, path)
 
@@ -163,7 +164,8 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
         network = fedhet.load_model("runs/try", 3, model=my_model)
 
     It is the client's trained network or, if the method predicts in another way, a module that contains this network:
-    for example, FedProto's returns minus the squared distances to the prototypes.
+    for example, FedProto's returns minus the squared distances to the prototypes. If columns or classes have names, a
+    line of the log has the order of its inputs and outputs.
 
     Args:
         run: the run directory, the result of `fedhet.run`, or a run's folder `models/round-N` (`save-every`).
@@ -212,7 +214,21 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
             saved = side.of_saved(name, config, network, int(beside[ROUND]), from_parts(beside, EXAMPLE))
             predictor = saved.loaded(more).eval()
             _load(predictor, predictor.state_dict() | more, path, name)
+    if orders := [f"its {kind} have the order {shown(names)}" for kind, names in names_of_model(path).items()]:
+        log.info("client %s: %s: %s", name, path, "; ".join(orders))
     return user_functions.as_given(predictor) if function else predictor
+
+
+def check_order(info: ClientInfo, names: Names) -> None:
+    """Raise a ConfigError if the client's network in `start-from` has another order of `names` than its data now."""
+    places = [expanded(info.config.start_from) / inner for inner in ("", "models")]
+    for path in (place / f"{file_name(name)}.safetensors" for place in places for name in (info.name, GLOBAL)):
+        for kind, theirs in names_of_model(path).items():
+            if permuted(ours := names.get(kind, theirs), theirs):
+                raise ConfigError(
+                    f"start-from: the {kind} of the network in {path} have the order {shown(theirs)}, but this run's "
+                    f"is {shown(ours)}: repeat that run with the client's data in this order, or leave start-from out"
+                )
 
 
 def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:

@@ -19,7 +19,7 @@ from fedhet.config import client_setup
 from fedhet.data import Examples, resident
 from fedhet.errors import ConfigError, ModelError, Refused
 from fedhet.messages import Payload, to_arrays
-from fedhet.messages.protocol import STARTS, WHOLE, Measured
+from fedhet.messages.protocol import STARTS, WHOLE, Measured, names_text
 from fedhet.models.copies import load_state
 from fedhet.models.representation import isolated
 from fedhet.tasks import LARGEST
@@ -280,7 +280,7 @@ def _write_model(job: Job, round: int = 0) -> None:
             beside |= parts_of(for_each(inputs, torch.ones_like), EXAMPLE)  # of the inputs, only the shape
             width = torch.tensor(part.width if part else 1.0, dtype=torch.float64)
             beside |= {WIDTH: width, ROUND: torch.tensor(client.request.round)}
-        client.store.write_model(tensors | beside, round)
+        client.store.write_model(tensors | beside, round, names_text(client.data.names))
 
 
 def measure(job: Job, when: str) -> ClientWork[None]:

@@ -68,14 +68,16 @@ def _classes(dataset: Any) -> tuple[str, ...]:
                 raise DataError(f"{whose}: give its members the same numbers, for example by target_transform")
         return most
     if isinstance(features := getattr(dataset, "features", None), Mapping):  # of a Hugging Face dataset
-        listed = [_names_of_feature(features[name]) for name in LABELS if name in features]
-        return _printable(listed[0]) if len(listed) == 1 else ()
+        labels = [features[name] for name in LABELS if name in features]
+        feature: Any = labels[0] if len(labels) == 1 else None
+        while hasattr(feature, "feature"):  # a sequence, such as one of tokens
+            feature = feature.feature
+        return _printable(getattr(feature, "names", None) or ())
     if getattr(dataset, "target_transform", None) is not None:  # which can change the numbers
         return ()
     numbers, classes = getattr(dataset, "class_to_idx", None), getattr(dataset, "classes", ())
     if numbers is None and isinstance(classes, Mapping):
-        numbered_first = not all(isinstance(key, str) for key in classes)
-        numbers = {name: number for number, name in classes.items()} if numbered_first else classes
+        numbers = classes if all(isinstance(name, str) for name in classes) else {n: k for k, n in classes.items()}
     if isinstance(numbers, Mapping):
         by_number = {number: name for name, number in numbers.items()}
         if {*by_number} != {*range(len(by_number))}:  # the user's own numbering, which has gaps
@@ -87,25 +89,18 @@ def _classes(dataset: Any) -> tuple[str, ...]:
     return _printable(classes) if known else ()
 
 
-def _names_of_feature(feature: Any) -> Sequence[str]:
-    """Return the names of a Hugging Face `ClassLabel`, also in a sequence for tokens."""
-    while hasattr(feature, "feature"):
-        feature = feature.feature
-    return getattr(feature, "names", None) or ()
-
-
 # ---- comparison
 
 
 def alike(kind: str, ours: Sequence[str], theirs: Sequence[str]) -> bool:
     """Return whether names have the same order, or either are only numbers; some last classes may be missing."""
     few = min(len(ours), len(theirs)) if kind == CLASSES else None
-    return ours[:few] == theirs[:few] or ({*ours} != {*theirs} and (_plain(ours) or _plain(theirs)))
+    return ours[:few] == theirs[:few] or ({*ours} != {*theirs} and (plain(ours) or plain(theirs)))
 
 
 def merged(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
     """Return one of two tuples of names that are `alike`: the one that says more."""
-    return max(ours, theirs, key=lambda names: (not _plain(names), len(names)))
+    return max(ours, theirs, key=lambda names: (not plain(names), len(names)))
 
 
 def permuted(ours: Sequence[str], theirs: Sequence[str]) -> bool:
@@ -113,7 +108,8 @@ def permuted(ours: Sequence[str], theirs: Sequence[str]) -> bool:
     return ours != theirs and sorted(ours) == sorted(theirs) and len({*ours}) == len(ours)
 
 
-def _plain(names: Sequence[str]) -> bool:
+def plain(names: Sequence[str]) -> bool:
+    """Return whether names are only the numbers of places, which say nothing, or there are none."""
     return [*names] == [str(number) for number in range(len(names))]
 
 
@@ -125,8 +121,8 @@ def renumbering(ours: Sequence[str], theirs: Sequence[str]) -> Callable[[Tensor]
     def change(labels: Tensor) -> Tensor:
         if not labels.numel():
             return labels
-        several = labels.ndim == 2 and labels.shape[1] == len(places)  # a column for each class, not tokens
-        if labels.is_floating_point() or several or int(labels.max()) >= len(places):
+        # Labels with a column for each class have no numbers of classes, unlike those of tokens.
+        if labels.is_floating_point() or labels.shape[1:] == places.shape or int(labels.max()) >= len(places):
             raise DataError(f"{unlike('its classes', ours, theirs)}, and its labels are not numbers of these classes")
         new = places.to(labels.device)[labels.long().clamp(min=0)]
         return torch.where(labels < 0, labels, new.to(labels.dtype))  # negative labels are ignored

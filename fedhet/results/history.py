@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedhet.config import toml
+from fedhet.data.names import Names
 from fedhet.errors import FedhetError, damage
 from fedhet.messages.protocol import names_in
 from fedhet.methods.method import ABSENT
 from fedhet.methods.options import OWN, Config
 from fedhet.results.observers import RunInfo
-from fedhet.utils.files import check_links
+from fedhet.utils.files import NAMES, check_links, read_safetensors
 from fedhet.utils.statistics import STATISTICS, ClientRow, Metric, Work, client_order, grouped, never_took_part
 from fedhet.utils.text import all_printable, printable
 
@@ -314,6 +315,11 @@ class RunFiles:
 def run_of(path: Path) -> Path | None:
     """Return the directory of the run to which `path` belongs: it, its `models` or a `models/round-N`; else None."""
     return next((folder for folder in (path, *path.parents[:2]) if (folder / "config.toml").is_file()), None)
+
+
+def names_of_model(path: Path) -> Names:
+    """Return names of classes and columns in the order that the network in a file has them, if known."""
+    return names_in(read_safetensors(path, "pt")[1].get(NAMES, "")) if path.is_file() else {}
 
 
 def read_run(folder: Path | str) -> RunFiles:

@@ -200,8 +200,9 @@ class RunDirectory(Observer):
         for place in places:
             for path in sorted((place / run.state.run / name).glob("*.safetensors")):
                 files.write_whole(self.folder / name / path.name, partial(shutil.move, path))
+        names = {files.NAMES: run.state.names} if run.state.names else {}
         if (run.traits.whole or run.state.serves) and run.state.model:
-            files.write_arrays(self.folder / name / "global.safetensors", run.state.model)
+            files.write_arrays(self.folder / name / "global.safetensors", run.state.model, metadata=names)
 
     def _remove_models(self, round: int) -> None:
         kept = {files.round_folder(number) for number in range(1, round + 1)}

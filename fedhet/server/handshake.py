@@ -7,7 +7,7 @@ from typing import Any
 
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.config.validation import effective, is_complete
-from fedhet.data.names import CLASSES, alike, merged, permuted, unlike
+from fedhet.data.names import CLASSES, alike, merged, permuted, plain, shown, unlike
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.insides import simulated
 from fedhet.flower.messages import name_in, read_reply
@@ -22,6 +22,7 @@ from fedhet.results.state import ClientRecord
 from fedhet.server.claims import check_claims
 from fedhet.server.federation import reason_of
 from fedhet.server.round import Common, Hooks
+from fedhet.server.run import named
 from fedhet.utils.files import expanded, state_folder
 from fedhet.utils.statistics import client_order, in_order
 from fedhet.utils.text import log
@@ -137,12 +138,18 @@ class Handshake:
         """Choose an order of classes and columns, the most frequent; ask clients with another order again, with it."""
         in_turn = sorted(opened, key=lambda node: client_order(opened[node][1].client))
         listed = {node: names_in(opened[node][1].report.names) for node in in_turn}
-        for (kind, order), _ in Counter(item for names in listed.values() for item in names.items()).most_common():
+        votes = Counter(item for names in listed.values() for item in names.items()).most_common()
+        for (kind, order), _ in sorted(votes, key=lambda vote: plain(vote[0][1])):
             if kind not in names_in(self.run.state.names):
                 self._note_names(kind, order)
         chosen = names_in(self.run.state.names)
+        for kind, order in chosen.items():
+            lacking = [opened[node][1].client for node, names in listed.items() if plain(names.get(kind, ()))]
+            if lacking and self.run.traits.compares(kind) and not plain(order):
+                clients = named(lacking, len(lacking))
+                self.run.warn_once(f"{clients}: give names to the {kind}, or check that their order is {shown(order)}")
         others = [n for n, names in listed.items() if any(permuted(names.get(k, chosen[k]), chosen[k]) for k in chosen)]
-        return opened | self._opened(others, payload, unseen=unseen)
+        return {n: one for n, one in opened.items() if n not in others} | self._opened(others, payload, unseen=unseen)
 
     def _note_names(self, kind: str, names: tuple[str, ...]) -> None:
         text = names_text({**names_in(self.run.state.names), kind: names})

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"  # name of the file that locks a folder for one process
 SEAL = "fedhet"  # key of a safetensors file's metadata for its digest and text
+NAMES = "names"  # key of the metadata for names of a network's classes and columns, in its order
 PACKED = "packed"  # name of the array, and key of the metadata, of tensors that are written as one array
 LONGEST_NAME = 200  # largest number of bytes of a client's name; names of files have up to 255, with endings
 # Device names that Windows reserves, with any ending.
@@ -173,11 +174,11 @@ def write_arrays(
 
 def read_arrays(path: Path) -> "tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]":
     """Return a safetensors file's arrays by name, and its metadata; raises a FedhetError if missing or damaged."""
-    return _read(path, "numpy")
+    return read_safetensors(path, "numpy")
 
 
-def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]", *, packed: bool = False) -> None:
-    """Write tensors atomically to a safetensors file, with a digest of their content.
+def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]", *, packed: bool = False, names: str = "") -> None:
+    """Write tensors, and `names` of classes and columns, atomically to a safetensors file with a digest of its content.
 
     If `packed`, the file has the bytes of all tensors as one array, which takes half the time for small tensors.
     """
@@ -189,7 +190,7 @@ def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]", *, packed: 
         kinds = {name: (str(each.dtype).removeprefix("torch."), [*each.shape]) for name, each in tensors.items()}
         return _save(save, path, {PACKED: torch.cat(content)}, {PACKED: json.dumps(kinds)})
     apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    _save(save, path, apart, {})
+    _save(save, path, apart, {NAMES: names} if names else {})
 
 
 def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
@@ -198,7 +199,7 @@ def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
 
     if not path.is_file():
         return None
-    tensors, metadata = _read(path, "pt")
+    tensors, metadata = read_safetensors(path, "pt")
     if PACKED not in metadata:
         return tensors
     try:
@@ -211,7 +212,8 @@ def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
         raise FedhetError(f"{path} is damaged ({damage(error)}): restore it from a copy") from error
 
 
-def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
+def read_safetensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the arrays of a file, as `numpy` or `pt` (PyTorch) has them, and its metadata."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -301,6 +301,57 @@ def test_runs_that_start_from_others_keep_the_order(tmp_path, place):
     assert started.summary["personal_accuracy"] == expected.summary["personal_accuracy"]
 
 
+def test_a_network_in_another_order_is_refused(tmp_path):
+    data = data_of([ORDERS[0], ORDERS[1], ORDERS[0]])
+    settings = {"test-on": "local", "learning-rate": 1e-9, "rounds": 1}
+    _, before = run(tmp_path / "local", "local", data, **settings | {"learning-rate": 0.5, "local-epochs": 30})
+    assert before.summary["personal_accuracy"]["weighted"] == 1
+    settings["shared-init"] = False
+    start = settings | {"start-from": str(tmp_path / "local")}
+    _, refused = run(tmp_path / "refused", "layer-average", data, **start)
+    (reason,) = {failure["reason"] for row in refused.history for failure in row["failures"]}
+    assert reason.startswith("start-from: the classes of the network in ")
+    assert "have the order cat, ant, bee, but this run's is ant, bee, cat: repeat that run with" in reason
+    # A method without common classes keeps the client's own order.
+    settings.pop("shared-init")
+    _, kept = run(tmp_path / "kept", "local", data, **settings | {"start-from": start["start-from"]})
+    assert kept.summary["personal_accuracy"]["weighted"] == 1
+    data = data_of([ORDERS[0]] * 3)
+    run(tmp_path / "repeated", "local", data, **settings)
+    start["start-from"] = str(tmp_path / "repeated")
+    _, admitted = run(tmp_path / "admitted", "layer-average", data, **start)
+    assert not admitted.summary["failures"]
+
+
+def test_loading_a_model_logs_its_order(tmp_path, caplog):
+    run(tmp_path / "run", "fedavg", data_of([ORDERS[0], ORDERS[1], ORDERS[0]], table=True))
+    run(tmp_path / "own", "local", data_of([ORDERS[1]] * 3), **{"test-on": "local"})
+    with caplog.at_level("INFO", "flwr.fedhet"):
+        fedhet.load_model(tmp_path / "run", 1, model=small)
+        fedhet.load_model(tmp_path / "own", 1, model=small)
+    assert [line.split("safetensors: ")[1] for line in caplog.messages if "safetensors" in line] == [
+        "its columns have the order ant, bee, cat",
+        "its classes have the order cat, ant, bee",
+    ]
+
+
+def test_clients_without_names_are_named(tmp_path):
+    named = data_of([ORDERS[1], ORDERS[1], ORDERS[1]], table=True)
+
+    def data(client):
+        parts = named(client)
+        if client.partition_id == 1:
+            return parts
+        return {part: (frame[[*ORDERS[0]]].to_numpy(), labels) for part, (frame, labels) in parts.items()}
+
+    _, done = run(tmp_path / "run", "fedavg", data)
+    message = "2 clients (0, 2): give names to the columns, or check that their order is cat, ant, bee"
+    assert message in done.summary["warnings"]
+    for method, form in ("fedavg", named), ("local", data):
+        _, done = run(tmp_path / method, method, form, **{"test-on": "local"})
+        assert not any("give names" in line for line in done.summary.get("warnings", ()))
+
+
 @pytest.mark.parametrize(
     ("method", "refused"), [("fedavg", True), ("fedproto", True), ("local", False), ("fedrep", False)]
 )
