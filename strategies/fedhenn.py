@@ -67,7 +67,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             return payloads
         # After a round that did not count, the last target is for other rows than this round's.
         target = self.state.target if self.state.target_round == round else {}
-        if round > 1 and (target or not self.options.sent):
+        if round > 1 and (target or not self.sent_name):
             common.values["eta"] = self.options.eta(round)
             common.arrays["rad"] = {"rows": self.rad(round)}
             if target:
@@ -79,8 +79,8 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
     def check_reply(self, reply: Reply) -> None:
         super().check_reply(reply)
         reply.values.number("distance", default=0.0)
-        if self.options.sent in reply.arrays or self._asks_for_next_rad(self.state.round + 1):
-            name, rows = self.options.sent, len(self.rad(1))
+        if self.sent_name in reply.arrays or self._asks_for_next_rad(self.state.round + 1):
+            name, rows = self.sent_name, len(self.rad(1))
             values = packed_rows(reply, name, check_posteriors if name == "posteriors" else None)
             if len(values) != rows:
                 raise WireError(
@@ -90,7 +90,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         if self.options.homogeneous:
             super().aggregate_fit(round, replies)
-        name = self.options.sent
+        name = self.sent_name
         sent = {client: reply.arrays[name] for client, reply in replies.items() if name in reply.arrays}
         if sent:
             values = {client: unpack(arrays) for client, arrays in sent.items()}
@@ -101,8 +101,13 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         """Return the indices of a round's alignment examples in the public dataset, drawn at random from the seed."""
         return public_rows(self.config.seed, "rad", round, self.state.public_size, self.options.rad_size)
 
+    @property
+    def sent_name(self) -> str:
+        """Name of what clients send for alignment examples: `features`, `posteriors`, or empty if nothing."""
+        return next((name for name in ("features", "posteriors") if name in self.traits.sends), "")
+
     def _asks_for_next_rad(self, round: int) -> bool:
-        return bool(self.options.sent) and round != self.run.last_round
+        return bool(self.sent_name) and round != self.run.last_round
 
     def next_target(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
         """Return the target F (L, r) of the L alignment examples of `round`, as arrays: F = `values` * 2^`exponent`.

@@ -85,12 +85,13 @@ class Training:
             inputs, labels = examples.at(rows)
             return self.prepare(inputs, augmenting), labels
 
+        # Before layers are frozen, so that a phase that trains only the head has the same mini-batches.
+        rows, total = mini_batches(model, phase, examples, self.order or self.generator, privacy)
         with only_trained(model, phase.trains) as parameters:
             if privacy is not None:
                 of_one, phase = private_loss(model, phase, task)
                 inputs, labels = examples.at(slice(0, 1))
                 privacy.check(model, of_one, self.prepare(torch.zeros_like(inputs), augmenting), labels)
-            rows, total = mini_batches(model, phase, examples, self.order or self.generator, privacy)
             optimizer = before.optimizer if phase.continues and before.optimizer else how.build(model, parameters)
             for number, index in enumerate(rows):
                 if privacy is None:
