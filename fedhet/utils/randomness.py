@@ -14,7 +14,6 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.random import mtrand
 from numpy.typing import NDArray
-from scipy.special import ndtri
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, SequentialSampler
 from torch.utils.data import dataset as datasets
@@ -52,6 +51,8 @@ class SecretStream:
 
         A bit gives the sign, and 63 bits the tail probability, so that large numbers are as dense as others.
         """
+        from scipy.special import ndtri  # imported here, because the import is slow
+
         bits = self._bits(shape.numel())
         sizes = -ndtri(((bits >> np.uint64(1)) + 0.5) * 2.0**-64)
         return torch.from_numpy(np.where(bits & np.uint64(1), sizes, -sizes)).reshape(shape)

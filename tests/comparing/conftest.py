@@ -5,6 +5,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
                 yield job.name, str(error)
 
     monkeypatch.setattr("fedhet.comparing.runs.run_jobs", run_jobs)
+    # Runs have processes of their own outside of tests, so that none is within the comparison.
+    monkeypatch.setattr(running, "alone", nullcontext)
     monkeypatch.setattr("fedhet.comparing.save_png", lambda figure, path: None)
     monkeypatch.setattr("fedhet.comparing.write_together", lambda *_: None)
     monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)

@@ -29,9 +29,12 @@ from .reading import TRAIN, Victim, nearest
 SIZE, RATE, MOMENTUM = 10, 0.01, 0.9
 TRAINING = {"batch-size": SIZE, "learning-rate": RATE, "momentum": MOMENTUM, "local-epochs": 1}
 SCALES = torch.linspace(1, 2, 32)
-UNITS = PublicDataset(torch.cat([*(1e3 * scale * torch.eye(64) for scale in SCALES), torch.zeros(1, 64)]))
+LARGEST = 50.0  # within what a node with a policy accepts as public inputs, twice this
+UNITS = PublicDataset(torch.cat([*(LARGEST * scale * torch.eye(64) for scale in SCALES), torch.zeros(1, 64)]))
 """Public examples whose outputs are the weights of a linear network, at many scales, since outputs are rounded."""
-LABELLED = PublicDataset(UNITS.inputs.repeat(10, 1) / 100, torch.arange(10).repeat_interleave(len(UNITS.inputs)))
+LABELLED = PublicDataset(
+    UNITS.inputs.repeat(10, 1) * (10 / LARGEST), torch.arange(10).repeat_interleave(len(UNITS.inputs))
+)
 """The same once for each class, at scales where float32 tells improbable classes apart."""
 BLOCK = {"fedharm.blocks": "1", "fedharm.slots": "10", "optimizer": "sgd", "lr-schedule": "constant"}
 KERNELS = {"fedhenn.target": "kernel", "representation": "1", "weight-decay": 0.0}
@@ -77,7 +80,7 @@ def replies(victim, payload, rounds, public=None):
         yield victim.ask("train", payload, Request(round=round, epochs=1, **further))
 
 
-def weights_of(outputs, scale=1e3):
+def weights_of(outputs, scale=LARGEST):
     """Return the weights (10, 64) that outputs (n, 10) for units at these scales tell."""
     outputs = outputs.double()
     each = (outputs[:-1] - outputs[-1]).view(len(SCALES), 64, 10) / (scale * SCALES.double()[:, None, None])
