@@ -156,8 +156,7 @@ def run_configs() -> Path:
 def presets() -> list[str]:
     """Return the names of all presets."""
     folder = run_configs()
-    paths = sorted(path.relative_to(folder) for path in folder.rglob("*.toml"))
-    return [path.with_suffix("").as_posix() for path in paths if path.parts[0] != "studies"]
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.toml"))
 
 
 def preset_settings(name: str) -> dict[str, Any]:

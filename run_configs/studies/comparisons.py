@@ -5,7 +5,7 @@
 
 `comparisons/PAGE.toml` declares the comparisons and tables of `run_configs/PAGE/README.md`. A comparison leaves the
 files of `fedhet compare` in the folder of `--runs`; its `comparison.csv` and `tuning.csv` are kept as `NAME.csv` and
-`NAME_tuning.csv` in `run_configs/PAGE/results/`.
+`NAME_tuning.csv` in `results/PAGE/`.
 """
 
 import argparse
@@ -115,7 +115,7 @@ class Page:
             self.comparisons[comparison] = Comparison(**merged[comparison])
         self.summaries = {summary: Summary(**own) for summary, own in declared.get("summaries", {}).items()}
         self.file = run_configs() / name / "README.md"
-        self.results = self.file.parent / "results"
+        self.results = HERE / "results" / name
 
     def rows_of(self, name: str) -> list[dict[str, str]]:
         """Return the rows of a csv file of results, or nothing if it does not exist."""
@@ -175,7 +175,7 @@ class Page:
             **setup,
         )
         found.check()
-        self.results.mkdir(exist_ok=True)
+        self.results.mkdir(parents=True, exist_ok=True)
         for file, kept in (("tuning.csv", f"{name}_tuning.csv"), ("comparison.csv", f"{name}.csv")):
             if (runs / file).is_file():
                 write_text(self.results / kept, (runs / file).read_text(encoding="utf-8"))

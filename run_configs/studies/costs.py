@@ -1,6 +1,6 @@
 """Measure what a round costs a client under a method, and write the table of costs in `run_configs/grid/README.md`.
 
-    python run_configs/studies/costs.py fedhenn   # measures, and replaces its rows in grid/costs.csv
+    python run_configs/studies/costs.py fedhenn   # measures, and replaces its rows in results/grid/costs.csv
     python run_configs/studies/costs.py           # only writes the table
 
 Four clients train with the settings of the grid's `digits-72-iid-equal`. Of the last but one, the message of the
@@ -155,7 +155,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     page = comparisons.Page("grid").file
-    file = page.parent / "costs.csv"
+    file = comparisons.Page("grid").results / "costs.csv"
     rows: list[Mapping[str, Any]] = list(comparisons.read_csv(file))
     for method in given.methods:
         rows = [row for row in rows if row["method"] != method] + list(rows_of(method))

@@ -2,7 +2,7 @@
 
     python run_configs/studies/papers.py
 
-In `run_configs/papers`, `numbers.csv` has each number that the papers print, with its run and where it is found in the
+In the folder `papers`, `numbers.csv` has each number that the papers print, with its run and where it is found in the
 run's files; `runs.csv` has the preset, keys and cost of each run, and `measured.csv` the results at the paper's scale.
 """
 
@@ -15,7 +15,8 @@ from fedhet.utils.files import write_text
 
 comparisons = module_of(str(Path(__file__).resolve().parent / "comparisons.py"))
 
-PAGE, FOLDER = run_configs() / "PAPERS.md", run_configs() / "papers"
+PAGE = run_configs() / "PAPERS.md"
+FOLDER = Path(__file__).resolve().parent / "papers"
 NUMBER = ("paper", "table", "dataset", "setting", "method", "metric")  # the columns that identify a number
 
 
@@ -40,7 +41,7 @@ def measured() -> Iterator[list[str]]:
     for row in comparisons.read_csv(FOLDER / "measured.csv"):
         number = numbers[tuple(row[name] for name in NUMBER)]
         title = f"{row['paper']}, {row['table']}: {row['method']}, {row['dataset']}, {row['setting']}"
-        curves = " ".join(f"[{seed}](papers/{row['curve'].format(seed)})" for seed in row["seeds"].split())
+        curves = " ".join(f"[{seed}](studies/papers/{row['curve'].format(seed)})" for seed in row["seeds"].split())
         difference = f"{float(row['value']) - float(number['value']):+.2f}"
         yield [title, number["run"], number["value"], row["value"], difference, curves]
 
