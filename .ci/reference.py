@@ -21,7 +21,7 @@ def build(folder: Path) -> None:
     vars(fedhet).update(public)  # pdoc does not ask a module's __getattr__
     fedhet.__all__ = [*public]
     rooms = [module.name for module in pkgutil.iter_modules([str(Path(fedhet.__file__).parent)], "fedhet.")]
-    modules = [name for name in (*rooms, "fedhet.strategies", "fedhet.client_apps") if name not in LEFT_OUT]
+    modules = [name for name in rooms if name not in LEFT_OUT]
     pdoc.render.configure(docformat="google")
     pdoc.pdoc("fedhet", *modules, output_directory=folder)
 

@@ -1,15 +1,8 @@
 """Federated learning among clients whose neural networks differ, as a Flower app. Types are in `__init__.pyi`."""
 
-from pathlib import Path
 from typing import Any
 
 from fedhet.utils.text import __version__
-
-# In a checkout and in a Flower app bundle, `strategies/` and `client_apps/` are next to this folder; a wheel has them
-# inside it. In both cases their modules are `fedhet.strategies.X` and `fedhet.client_apps.X`.
-_ROOT = Path(__file__).resolve().parent.parent
-if (_ROOT / "strategies").is_dir() and (_ROOT / "client_apps").is_dir():
-    __path__.append(str(_ROOT))
 
 _LAZY = {
     "guard": "fedhet.client.guard",

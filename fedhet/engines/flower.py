@@ -252,8 +252,8 @@ def make_app(app: Path) -> Path:
     package = Path(__file__).resolve().parents[1]
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, app / "fedhet", ignore=ignored)
-    for name in ("strategies", "client_apps", "run_configs"):
-        if not (package / name).is_dir():
+    if not (package / "run_configs").is_dir():  # a checkout, in which these folders are beside the package
+        for name in ("strategies", "client_apps", "run_configs"):
             shutil.copytree(package.parent / name, app / name, ignore=ignored)
     project = {"name": "fedhet", "version": __version__, "license": "Apache-2.0"}
     project["description"] = "A copy of fedhet, made for one run"

@@ -10,7 +10,7 @@ import re
 import sys
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -139,7 +139,7 @@ def _own_sides(which: str) -> dict[str, str]:
     """Return the `server` or `client` classes (`which`) of included methods, as `module:Class` by the method's name."""
     found, package = {}, SIDES[which][0]
     names = {name.replace("-", ""): name for name in own_methods()}
-    for folder in find_spec(package).submodule_search_locations:  # type: ignore[union-attr]
+    for folder in importlib.import_module(package).__path__:
         for path in sorted(Path(folder).glob("[a-z]*.py")):
             for each in re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
                 if each.lower() in names:

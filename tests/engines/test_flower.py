@@ -86,7 +86,7 @@ class TestApp:
             package = tmp_path / "site-packages" / "fedhet"
             shutil.copytree(ROOT / "fedhet", package)
             for name in ("strategies", "client_apps", "run_configs"):
-                shutil.copytree(ROOT / name, package / name)
+                shutil.copytree(ROOT / name, package / name, dirs_exist_ok=True)
             monkeypatch.setattr(flower, "__file__", str(package / "engines" / "flower.py"))
         app = make_app(tmp_path / "app")
         settings, warnings = load_and_validate(app / "pyproject.toml")
