@@ -19,8 +19,7 @@ from typing import Any, get_args
 from torch import nn
 
 from fedhet import data, make_client_app, models
-from fedhet.config import client_setup, configuration
-from fedhet.config.client_setup import ClientInfo
+from fedhet.config import configuration
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.engines.flower import app_table
 from fedhet.errors import FedhetError
@@ -30,6 +29,8 @@ from fedhet.methods.keys import default_of
 from fedhet.methods.method import METRICS, STRUCTURE, Traits
 from fedhet.methods.options import Config, fields_of
 from fedhet.methods.sharing import BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES
+from fedhet.setup import client_setup
+from fedhet.setup.client_setup import ClientInfo
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = ROOT / "run_configs" / "README.md"

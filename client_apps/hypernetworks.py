@@ -18,12 +18,12 @@ from fedhet.algorithms.hypernets.design import Catalogue, catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork, Written
 from fedhet.algorithms.hypernets.personal import begin_of, calibrated
 from fedhet.client import Client, ClientSide
-from fedhet.config import client_setup
 from fedhet.data import DataSet
 from fedhet.messages import Payload, to_arrays
 from fedhet.methods.included.hypernetworks import FLHAGHNOptions, PFedHNOptions
 from fedhet.methods.options import OWN
 from fedhet.models.copies import Start, multiplies, starts_of
+from fedhet.setup import client_setup
 from fedhet.training import Phase
 from fedhet.utils.randomness import seeded
 

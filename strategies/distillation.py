@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from fedhet import models
 from fedhet.algorithms.alignment.targets import pack, unpack
-from fedhet.config import client_setup
 from fedhet.data import Examples
 from fedhet.errors import FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, load_into, to_arrays
@@ -28,6 +27,7 @@ from fedhet.messages.payload import add_factors, from_factors, to_factors
 from fedhet.methods.included import distillation as declared
 from fedhet.models.representation import precision
 from fedhet.server import Common, FederatedStrategy, State, in_order
+from fedhet.setup import client_setup
 from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft_divergence
 from fedhet.utils.machine import device_of
 from fedhet.utils.process import standard_settings

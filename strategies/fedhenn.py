@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows, mean_target, pack, unpack
-from fedhet.config import client_setup
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
 from fedhet.methods.included.fedhenn import LEAST_ROWS, FedHeNNOptions, fedhenn
 from fedhet.server import FederatedStrategy, State
+from fedhet.setup import client_setup
 from fedhet.utils.randomness import numpy_generator, torch_generator
 
 

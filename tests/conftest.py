@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from fedhet.algorithms.graphs import graph
 from fedhet.algorithms.matching import Matching
 from fedhet.client.app import make_client_app
-from fedhet.config.client_setup import ClientInfo
 from fedhet.methods import registry
 from fedhet.models.copies import storage_place
 from fedhet.results.observers import Observer, RoundReport, RunInfo
+from fedhet.setup.client_setup import ClientInfo
 from fedhet.utils.machine import cores
 from fedhet.utils.statistics import ClientRow
 from tests import made_up

@@ -266,19 +266,20 @@ def test_a_users_key_without_effect_is_refused(settings, key, reason, default, r
 @pytest.mark.parametrize(("settings", "key", "reason", "default", "remedy"), INEFFECTIVE)
 def test_a_presets_key_without_effect_is_reset(settings, key, reason, default, remedy, tmp_path, monkeypatch):
     preset = {name: value for name, value in settings.items() if name != reason}
-    (tmp_path / "of-mine.toml").write_text(to_toml(preset))
+    (tmp_path / "of").mkdir()
+    (tmp_path / "of/mine.toml").write_text(to_toml(preset))
     monkeypatch.setattr(configuration, "run_configs", lambda: tmp_path)
     for config in (
-        resolve({"preset": "of-mine", reason: settings[reason]}),
+        resolve({"preset": "of/mine", reason: settings[reason]}),
         resolve(settings, over={reason}),
-        resolve(configuration.named(tmp_path / "of-mine.toml") | {reason: settings[reason]}),
+        resolve(configuration.named(tmp_path / "of/mine.toml") | {reason: settings[reason]}),
     ):
         assert (config.flat().get(key), config.remarks) == (default, ())
         assert key not in config.chosen
         assert resolve(config.flat()).remarks == ()
     # The user's own key is refused whatever set the one that it belongs to.
-    (tmp_path / "of-mine.toml").write_text(to_toml({name: settings[name] for name in settings if name != key}))
-    assert problems(preset="of-mine", **{key: settings[key]})[0].startswith(f"{key} has no effect")
+    (tmp_path / "of/mine.toml").write_text(to_toml({name: settings[name] for name in settings if name != key}))
+    assert problems(preset="of/mine", **{key: settings[key]})[0].startswith(f"{key} has no effect")
     with pytest.raises(ConfigError, match=f"{key} has no effect"):
         resolve(settings, over={key})
 

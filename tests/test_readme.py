@@ -284,7 +284,7 @@ def test_every_command_is_understood(command: str) -> None:
 @pytest.mark.parametrize("command", commands(STUDIES))
 def test_every_command_of_a_study_is_understood(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to where training begins, without its data, which only the user has."""
-    monkeypatch.setattr("fedhet.config.client_setup.check", lambda config, **own: None)
+    monkeypatch.setattr("fedhet.setup.client_setup.check", lambda config, **own: None)
     result = CliRunner().invoke(cli.app, shlex.split(command.replace("=S", "=0"))[1:], prog_name="fedhet")
     assert result.exit_code == 0 or isinstance(result.exception, Planned), result.output
 

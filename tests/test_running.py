@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import fedhet
 from fedhet.config import configuration
-from fedhet.config.user_functions import data_function, model_function
 from fedhet.engines.running import _configured
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.observers import Observer
+from fedhet.setup.user_functions import data_function, model_function
 from fedhet.tasks import Task
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
@@ -56,7 +56,7 @@ def test_heavy_packages_are_imported_late(tmp_path):
 
 
 def resolved(config):
-    return _configured(config, None, None, fedhet.config.user_functions.UserFunctions())
+    return _configured(config, None, None, fedhet.setup.user_functions.UserFunctions())
 
 
 def test_settings_are_added_to_a_preset():

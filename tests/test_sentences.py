@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedhet
-from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import FedhetError
 from fedhet.results.observers import Observer, RoundReport, RunInfo
+from fedhet.setup.client_setup import ClientInfo
 
 
 def data(client: ClientInfo) -> Any:

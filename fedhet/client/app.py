@@ -14,8 +14,6 @@ from fedhet.client.clients import Clients
 from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
 from fedhet.client.policy import Policy, memory_limited, name_of, opened
 from fedhet.client.work import ClientWork, Job, Loop, T
-from fedhet.config.client_setup import ClientInfo
-from fedhet.config.user_functions import UserFunctions
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError, UserCodeError, WriteError
@@ -30,6 +28,8 @@ from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config
 from fedhet.models.copies import kinds_of
+from fedhet.setup.client_setup import ClientInfo
+from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Task, as_task
 from fedhet.training import BATCH, compute_in_batches
 from fedhet.utils.files import private_files

@@ -17,8 +17,6 @@ from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
 from fedhet.client.state import ClientStore, check_order, start
 from fedhet.client.work import Job, Loop
-from fedhet.config import client_setup, user_functions
-from fedhet.config.client_setup import ClientInfo, ModelFunction
 from fedhet.data import ClientData, resident, with_drawn_test_set, with_validation
 from fedhet.errors import ConfigError, DataError, ModelError, Refused
 from fedhet.messages import Payload, Request
@@ -27,6 +25,8 @@ from fedhet.methods import registry
 from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that
 from fedhet.models.copies import Start, load_state
 from fedhet.models.representation import Representation, precision
+from fedhet.setup import client_setup, user_functions
+from fedhet.setup.client_setup import ClientInfo, ModelFunction
 from fedhet.tasks import Task
 from fedhet.training import Privacy
 from fedhet.utils.files import state_folder

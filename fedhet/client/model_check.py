@@ -11,8 +11,6 @@ from torch.utils._pytree import tree_leaves
 
 from fedhet.client.client import Client
 from fedhet.client.work import Job
-from fedhet.config import user_functions
-from fedhet.config.client_setup import ModelFunction
 from fedhet.data import ClientData, Examples
 from fedhet.data.examples import digest
 from fedhet.data.own import check_scale
@@ -21,6 +19,8 @@ from fedhet.messages import WireError
 from fedhet.messages.protocol import HANDSHAKE
 from fedhet.models.copies import copied, entries
 from fedhet.models.representation import Captured, Representation
+from fedhet.setup import user_functions
+from fedhet.setup.client_setup import ModelFunction
 from fedhet.tasks import Task
 from fedhet.training.evaluation import forward
 from fedhet.utils.inputs import Inputs, parts_of

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.client.policy import NODE_KEYS, Policy, settings_at_node, with_data
-from fedhet.config import client_setup
-from fedhet.config.client_setup import ClientInfo
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError, in_words, nearest
 from fedhet.methods.options import Config
+from fedhet.setup import client_setup
+from fedhet.setup.client_setup import ClientInfo
 from fedhet.utils.files import check_place, plain_name, private_files, state_folder
 from fedhet.utils.machine import describe, device_of
 from fedhet.utils.text import __version__

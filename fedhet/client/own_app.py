@@ -10,8 +10,6 @@ from fedhet.client.clients import Clients
 from fedhet.client.guard import COUNT, Guarded
 from fedhet.client.policy import POLICY_KEYS, Policy, misspelt
 from fedhet.client.work import Job, enough
-from fedhet.config import user_functions
-from fedhet.config.client_setup import ClientInfo
 from fedhet.config.flower_names import OURS
 from fedhet.data import ClientData, Examples
 from fedhet.errors import ConfigError, FedhetError, ModelError
@@ -23,6 +21,8 @@ from fedhet.messages import WireError, check, load_into, spec_of, to_arrays
 from fedhet.methods import registry
 from fedhet.methods.keys import kebab
 from fedhet.methods.options import Config
+from fedhet.setup import user_functions
+from fedhet.setup.client_setup import ClientInfo
 from fedhet.tasks import LARGEST, as_task
 from fedhet.training import Trained
 from fedhet.utils.randomness import derive_seed, splitting_alike

@@ -19,7 +19,6 @@ from torch import Tensor
 from fedhet.client.client import AnySide
 from fedhet.client.state import ClientStore
 from fedhet.config import configuration
-from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError, Refused, in_words, nearest
 from fedhet.flower import Context, Message
 from fedhet.flower.insides import hash_of_app
@@ -29,6 +28,7 @@ from fedhet.messages.protocol import HANDSHAKE, MOST_PARTITIONS, WHOLE, Measured
 from fedhet.methods import registry
 from fedhet.methods.method import KINDS, METRICS, STRUCTURE
 from fedhet.methods.options import Config, keys_about, keys_that, listed
+from fedhet.setup.client_setup import ClientInfo
 from fedhet.tasks import Task
 from fedhet.utils.files import plain_name, private_files, state_folder
 from fedhet.utils.machine import out_of_memory, proof

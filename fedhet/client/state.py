@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import resize
 from fedhet.algorithms.graphs.blocks import EXITS
-from fedhet.config import client_setup, configuration, user_functions
-from fedhet.config.client_setup import ClientInfo
+from fedhet.config import configuration
 from fedhet.config.toml import from_json, load
 from fedhet.data import PublicDataset
 from fedhet.data.names import Names, permuted, shown
@@ -31,6 +30,8 @@ from fedhet.methods import registry
 from fedhet.models.copies import copied, load_state
 from fedhet.models.representation import precision
 from fedhet.results.history import names_of_model, read_clients, run_of
+from fedhet.setup import client_setup, user_functions
+from fedhet.setup.client_setup import ClientInfo
 from fedhet.utils.files import expanded, file_name, read_tensors, round_folder, state_folder, write_tensors, write_text
 from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.randomness import seeded

@@ -15,13 +15,13 @@ from fedhet.client.client import AnySide, Client
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
 from fedhet.client.state import EXAMPLE, PREDICTOR, ROUND, WIDTH
-from fedhet.config import client_setup
 from fedhet.data import Examples, resident
 from fedhet.errors import ConfigError, ModelError, Refused
 from fedhet.messages import Payload, to_arrays
 from fedhet.messages.protocol import STARTS, WHOLE, Measured, names_text
 from fedhet.models.copies import load_state
 from fedhet.models.representation import isolated
+from fedhet.setup import client_setup
 from fedhet.tasks import LARGEST
 from fedhet.training import Computation, Evaluation, Phase, Training
 from fedhet.utils.inputs import for_each, parts_of

@@ -15,11 +15,11 @@ from fedhet.comparing.measures import VariantResult, absent, measure, verdict
 from fedhet.comparing.runs import Execution, check, prepared, unused
 from fedhet.comparing.settings import Choice, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tuning import RATE, WHOLE, Tuning, tune
-from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.results.figures import save_png
 from fedhet.results.history import showing
 from fedhet.results.report import Section, table, write_together
+from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Task
 from fedhet.utils.files import csv_lines, expanded, write_text
 from fedhet.utils.process import alone

@@ -8,12 +8,12 @@ from typing import Any
 
 from fedhet.client.policy import Policy
 from fedhet.comparing.settings import Choice, shared_settings, variants_of
-from fedhet.config import client_setup
-from fedhet.config.user_functions import UserFunctions
 from fedhet.engines.running import shake_hands
 from fedhet.methods import registry
 from fedhet.methods.options import Config
 from fedhet.server.handshake import NOBODY
+from fedhet.setup import client_setup
+from fedhet.setup.user_functions import UserFunctions
 
 CONTROLS = ("local", "label-spreading", "logistic-regression", "nearest-neighbour")
 """Names of the methods in which clients exchange nothing. `recommend` compares federated methods with them."""

@@ -24,7 +24,6 @@ from fedhet.comparing.tables import TerminalTable, notes_below
 from fedhet.comparing.tuning import WHOLE, Tuning, check_tuning, held_out, trial_run, validation_accuracies
 from fedhet.config import configuration
 from fedhet.config.toml import to_toml
-from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import ineffective
 from fedhet.errors import ConfigError, FedhetError, check_list
 from fedhet.methods import registry
@@ -32,6 +31,7 @@ from fedhet.methods.options import Value
 from fedhet.results.history import read_run
 from fedhet.results.report import Section
 from fedhet.results.terminal import format_bytes, format_seconds, format_value
+from fedhet.setup.user_functions import UserFunctions
 from fedhet.utils.files import expanded, write_text
 from fedhet.utils.process import alone
 from fedhet.utils.statistics import grouped

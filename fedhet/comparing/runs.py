@@ -16,8 +16,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedhet.comparing.settings import FILES, PLACES, PlannedRun
-from fedhet.config import client_setup, configuration
-from fedhet.config.user_functions import UserFunctions
+from fedhet.config import configuration
 from fedhet.config.validation import ineffective
 from fedhet.engines import children, running
 from fedhet.engines.children import RUN, Child, ChildError
@@ -28,6 +27,8 @@ from fedhet.methods.keys import default_of
 from fedhet.results.history import read_run
 from fedhet.results.report import complete_report
 from fedhet.server.run import numbered
+from fedhet.setup import client_setup
+from fedhet.setup.user_functions import UserFunctions
 from fedhet.utils import text
 from fedhet.utils.files import LOCK, check_links, check_place, expanded
 from fedhet.utils.machine import device_of, runs_at_once

@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedhet.config import client_setup, configuration, toml
+from fedhet.config import configuration, toml
 from fedhet.config.toml import parse_settings, toml_value
-from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import is_complete
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
 from fedhet.methods.keys import default_of
 from fedhet.methods.method import UNSCORED, Method
 from fedhet.methods.options import OWN, Config, Value, fields_of, keys_about, keys_that
+from fedhet.setup import client_setup
+from fedhet.setup.user_functions import UserFunctions
 from fedhet.utils.statistics import grouped
 
 Choice = dict[str, Value]

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from fedhet import models
 from fedhet.client.app import make_client_app
-from fedhet.config import client_setup, configuration
-from fedhet.config.user_functions import UserFunctions
+from fedhet.config import configuration
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
 from fedhet.engines.children import RUN
@@ -35,6 +34,8 @@ from fedhet.results.recorder import check_folder, resuming
 from fedhet.results.terminal import headline
 from fedhet.server.app import serve
 from fedhet.server.run import new_folder
+from fedhet.setup import client_setup
+from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Task
 from fedhet.utils import text
 from fedhet.utils.files import check_place, expanded

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from fedhet.config import client_setup, configuration
-from fedhet.config.user_functions import UserFunctions
+from fedhet.config import configuration
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
 from fedhet.data.examples import relabelled, resident
@@ -28,6 +27,8 @@ from fedhet.results.terminal import ProgressLine
 from fedhet.server import EvaluateFunction, FederatedStrategy
 from fedhet.server.reporter import VALIDATION
 from fedhet.server.run import run_folder
+from fedhet.setup import client_setup
+from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import as_task
 from fedhet.training import Evaluation
 from fedhet.utils import text

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedhet.config import client_setup, configuration, flower_names
-from fedhet.config.client_setup import ClientInfo, ModelFunction
+from fedhet.config import configuration, flower_names
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError, ModelError
@@ -24,6 +23,8 @@ from fedhet.messages import Arrays, Reply, difference, spec_of
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config
 from fedhet.results.state import State
+from fedhet.setup import client_setup
+from fedhet.setup.client_setup import ClientInfo, ModelFunction
 from fedhet.utils.files import expanded
 from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import grouped

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedhet.config import configuration, user_functions
+from fedhet.config import configuration
 from fedhet.config.flower_names import FlowerOptions, settings_of, to_send
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
@@ -32,6 +32,7 @@ from fedhet.server.handshake import Handshake
 from fedhet.server.reporter import Reporter, unseen_clients
 from fedhet.server.round import P, S
 from fedhet.server.run import Round, Run, named, run_folder
+from fedhet.setup import user_functions
 from fedhet.utils.process import standard_settings
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import console, log

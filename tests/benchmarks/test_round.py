@@ -17,11 +17,12 @@ import fedhet
 from fedhet import models
 from fedhet.algorithms.alignment.cka import distance_to
 from fedhet.algorithms.alignment.targets import cluster_rows
-from fedhet.config import client_setup, configuration
+from fedhet.config import configuration
 from fedhet.data import ClientData, load
 from fedhet.engines.running import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.results.observers import Observer, RoundReport, RunInfo
+from fedhet.setup import client_setup
 from fedhet.training import read
 from fedhet.utils.process import standard_settings
 

@@ -186,8 +186,8 @@ def test_split_seed(tiny):
         grid = LocalGrid(make_client_app(), 2)
         context = grid._contexts[FIRST_NODE + 1]
         context.node_config.update(node)
-        info = fedhet.config.client_setup.ClientInfo("1", 1, 2, configuration.resolve({"seed": 3}), context.node_config)
-        found = fedhet.config.client_setup.data_of(info)
+        info = fedhet.setup.client_setup.ClientInfo("1", 1, 2, configuration.resolve({"seed": 3}), context.node_config)
+        found = fedhet.setup.client_setup.data_of(info)
         return found.train.labels, len(found.train)
 
     assert torch.equal(parts()[0], parts(**{"split-seed": 3})[0])

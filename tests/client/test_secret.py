@@ -6,9 +6,9 @@ import torch
 from fedhet.client.clients import Clients
 from fedhet.client.secret import NodeSecret, groups_of
 from fedhet.config import configuration
-from fedhet.config.client_setup import ClientInfo
 from fedhet.data import ClientData, Examples
 from fedhet.errors import FedhetError, Refused
+from fedhet.setup.client_setup import ClientInfo
 from fedhet.tasks import Task
 from fedhet.training.training import grouped_batches
 

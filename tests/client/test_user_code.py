@@ -20,10 +20,10 @@ import fedhet
 from fedhet.client.app import make_client_app
 from fedhet.client.model_check import ROWS, unsaved_state
 from fedhet.config import configuration
-from fedhet.config.client_setup import ClientInfo
 from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError, ModelError
 from fedhet.models.copies import copied, separated
+from fedhet.setup.client_setup import ClientInfo
 
 pytestmark = [pytest.mark.usefixtures("home", "no_report"), pytest.mark.filterwarnings("ignore:`torch.nn.utils")]
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from fedhet.comparing.candidates import CONTROLS, ask
 from fedhet.config import configuration, validation
-from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
+from fedhet.setup.user_functions import UserFunctions
 
 DIGITS = {"preset": "fedhenn/digits", "clients": 2, "public-samples": 20, "samples-per-client": 30}
 

@@ -21,10 +21,11 @@ from synthetic_runs import write_run
 from fedhet.comparing import recommending, runs
 from fedhet.comparing.candidates import CONTROLS, SEED
 from fedhet.comparing.recommending import recommend
-from fedhet.config import client_setup, configuration
+from fedhet.config import configuration
 from fedhet.engines import running
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import read_run
+from fedhet.setup import client_setup
 
 SETTINGS = {"preset": "fedhenn/digits", "clients": 2, "rounds": 3}
 METHODS = ("fedhenn", "fedmd", "fedproto", "layer-average", "fedavg")

@@ -7,8 +7,8 @@ from fedhet.comparing.runs import check
 from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.config import configuration
 from fedhet.config.toml import to_toml
-from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError
+from fedhet.setup.user_functions import UserFunctions
 
 FEDMA = {"preset": "fedma/digits", "clients": 2, "fedma.passes": 2}
 

@@ -9,9 +9,10 @@ from stand_in import SETTINGS
 
 import fedhet
 from fedhet.comparing import Tuning
-from fedhet.config import client_setup, configuration
+from fedhet.config import configuration
 from fedhet.data import Examples
 from fedhet.errors import ConfigError
+from fedhet.setup import client_setup
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 RATES = {"learning-rate": [0.1, 0.2, 0.4]}

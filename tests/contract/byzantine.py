@@ -13,12 +13,12 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fedhet.config import client_setup
 from fedhet.flower import ClientApp, ConfigRecord, Error, Message, RecordDict
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.messages import read_request
 from fedhet.messages.protocol import FIRST, HANDSHAKE
 from fedhet.server import FederatedStrategy, State
+from fedhet.setup import client_setup
 from fedhet.testing import PARTIAL, Case
 
 from .changes import Change, changes

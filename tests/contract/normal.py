@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from fedhet.client.app import make_client_app
-from fedhet.config import client_setup
-from fedhet.config.client_setup import ClientInfo
 from fedhet.engines.workers import WorkerGrid
 from fedhet.errors import FedhetError
 from fedhet.flower import ArrayRecord, Strategy
@@ -21,6 +19,8 @@ from fedhet.methods import registry
 from fedhet.models.registry import _BUILDERS
 from fedhet.models.representation import head_name
 from fedhet.server import Hooks
+from fedhet.setup import client_setup
+from fedhet.setup.client_setup import ClientInfo
 from fedhet.testing import PARTIAL, Case, Run, run
 from fedhet.utils import process
 from fedhet.utils.files import read_tensors

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.client.app import make_client_app
-from fedhet.config import client_setup
-from fedhet.config.client_setup import ClientInfo
 from fedhet.data import ClientData, Examples
 from fedhet.flower import ArrayRecord, ClientApp, Context, Message, MetricRecord, RecordDict
 from fedhet.flower.grid import FIRST_NODE
@@ -25,6 +23,8 @@ from fedhet.flower.insides import RUN_ID, be_server, identify
 from fedhet.flower.messages import decode_arrays, encode_arrays, write_refusal
 from fedhet.messages.protocol import JOIN
 from fedhet.methods.method import KINDS, METRICS, STRUCTURE
+from fedhet.setup import client_setup
+from fedhet.setup.client_setup import ClientInfo
 from fedhet.testing import Case
 
 from .runs import RecordedRuns, where

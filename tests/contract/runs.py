@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedhet.client.app import make_client_app
-from fedhet.config import client_setup, configuration
+from fedhet.config import configuration
 from fedhet.flower import Array, ClientApp, Message, RecordDict
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.messages import decode_arrays, encode_arrays
@@ -18,6 +18,7 @@ from fedhet.methods.options import Value
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.server import FederatedStrategy, State
 from fedhet.server.app import serve
+from fedhet.setup import client_setup
 from fedhet.testing import PARTIAL, Case, Run, RunCache, Tampering, run
 
 

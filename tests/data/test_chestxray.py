@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 
 from fedhet import data
-from fedhet.config import client_setup, configuration
+from fedhet.config import configuration
 from fedhet.data.chestxray import FINDINGS, chestxray14
 from fedhet.errors import DataError
+from fedhet.setup import client_setup
 
 COLUMNS = ["Image Index", "Finding Labels", "Follow-up #", "Patient ID", "Patient Age", "Patient Gender"]
 PATIENTS, EACH = 30, 3

@@ -8,12 +8,13 @@ import torch
 
 from fedhet import data
 from fedhet.client.clients import Clients
-from fedhet.config import client_setup, configuration
-from fedhet.config.client_setup import ClientInfo
-from fedhet.config.user_functions import data_function
+from fedhet.config import configuration
 from fedhet.data import ClientData, Examples
 from fedhet.data.examples import Owners
 from fedhet.errors import DataError
+from fedhet.setup import client_setup
+from fedhet.setup.client_setup import ClientInfo
+from fedhet.setup.user_functions import data_function
 
 CPU = torch.device("cpu")
 

@@ -8,9 +8,10 @@ import torch
 from PIL import Image
 
 from fedhet import data
-from fedhet.config import client_setup, configuration
-from fedhet.config.client_setup import ClientInfo
+from fedhet.config import configuration
 from fedhet.errors import DataError
+from fedhet.setup import client_setup
+from fedhet.setup.client_setup import ClientInfo
 
 
 def write(folder: Path, name: str, level: int = 7) -> None:

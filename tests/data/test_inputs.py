@@ -10,14 +10,14 @@ from torch.utils.data import DataLoader
 
 import fedhet
 from fedhet.algorithms.graphs import architecture_graph
-from fedhet.config.client_setup import ClientInfo
-from fedhet.config.user_functions import model_function
 from fedhet.data.examples import digest
 from fedhet.data.own import as_client_data
 from fedhet.errors import FedhetError
 from fedhet.messages.protocol import public_dataset_in, with_public_dataset
 from fedhet.methods.options import Config
 from fedhet.models.representation import Representation
+from fedhet.setup.client_setup import ClientInfo
+from fedhet.setup.user_functions import model_function
 from fedhet.utils.inputs import Inputs, from_parts, parts_of
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")

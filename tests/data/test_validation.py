@@ -2,10 +2,11 @@
 
 import torch
 
-from fedhet.config import client_setup, configuration
-from fedhet.config.client_setup import ClientInfo
+from fedhet.config import configuration
 from fedhet.data import ClientData, Examples, PublicDataset, with_validation
 from fedhet.methods.options import Config
+from fedhet.setup import client_setup
+from fedhet.setup.client_setup import ClientInfo
 
 
 def own(labels, **parts):

@@ -71,7 +71,7 @@ def test_an_empty_configuration_is_no_run(done):
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(settings, reason, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedhet.config.client_setup.memory", lambda: 16 * 10**9)
+    monkeypatch.setattr("fedhet.setup.client_setup.memory", lambda: 16 * 10**9)
     arguments = [f"--set={key}={value}" for key, value in {**SETTINGS, **settings}.items()]
     made = CliRunner().invoke(cli.app, ["run", "local/digits", *arguments, "--out", str(tmp_path / "run")])
     assert made.exit_code == 2, made.output

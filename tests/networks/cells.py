@@ -15,11 +15,12 @@ from fedhet.algorithms.graphs.permutations import permutation_groups
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork, begin_of, calibrated
 from fedhet.client.model_check import _is_head_of
-from fedhet.config import configuration, user_functions
+from fedhet.config import configuration
 from fedhet.messages import load_into, to_arrays
 from fedhet.models.copies import kinds_of, multiplies
 from fedhet.models.representation import Representation, head_name
 from fedhet.server import average_shared
+from fedhet.setup import user_functions
 
 from .listed import Build
 

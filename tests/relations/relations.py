@@ -25,11 +25,11 @@ from torch import nn
 
 import fedhet
 from fedhet.config import configuration
-from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.server.app import serve
+from fedhet.setup.user_functions import UserFunctions
 from tests.relations import outcomes
 from tests.relations.outcomes import Outcome, close, equal, new, run
 from tests.relations.programs import (

@@ -11,11 +11,12 @@ from torch import nn
 import fedhet
 from fedhet.algorithms.hypernets.design import start
 from fedhet.client.app import make_client_app
-from fedhet.config import client_setup, configuration
+from fedhet.config import configuration
 from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.messages import decode_arrays, encode_arrays
+from fedhet.setup import client_setup
 from fedhet.testing import Case, Run, Tampering, run
 from tests.small import SMALL
 
@@ -256,7 +257,7 @@ def test_claimed_architectures_are_checked_without_memory(tmp_path, monkeypatch)
     models_build = client_setup.models.build
     config = Case.of("ensemble", {"test-on": "both"}).config(rounds=1)
     with monkeypatch.context() as patched:
-        patched.setattr("fedhet.config.client_setup.models.build", build)
+        patched.setattr("fedhet.setup.client_setup.models.build", build)
         run_locally(config, tmp_path / "run", app=saying("1", architecture="mlp-100"))
     done = Run(tmp_path / "run")
     assert [client for _, client in done.failures] == ["1"]

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedhet.config import client_setup
+from fedhet.setup import client_setup
 
 UNLIKE = {"rounds": 3, "momentum": 0.5, "partition": "classes", "classes_per_client": 4}
 """Settings of a short run of clients whose data differ."""

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from fedhet import make_client_app
-from fedhet.config import client_setup, configuration
-from fedhet.config.client_setup import ClientInfo
+from fedhet.config import configuration
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.messages import decode
 from fedhet.methods import registry
 from fedhet.results.history import read_clients
 from fedhet.results.observers import Observer
 from fedhet.server.app import serve
+from fedhet.setup import client_setup
+from fedhet.setup.client_setup import ClientInfo
 from fedhet.testing import Run
 from fedhet.training import Training
 from fedhet.utils.files import read_tensors

@@ -9,8 +9,9 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.semi_supervised import LabelSpreading
 
 import fedhet
-from fedhet.config import client_setup, configuration
-from fedhet.config.client_setup import ClientInfo
+from fedhet.config import configuration
+from fedhet.setup import client_setup
+from fedhet.setup.client_setup import ClientInfo
 
 SETTINGS = {
     "preset": "",

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedhet.config import client_setup
 from fedhet.methods import registry
+from fedhet.setup import client_setup
 from fedhet.utils.files import read_tensors
 from tests.small import SMALL
 

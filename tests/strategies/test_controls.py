@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedhet.config import client_setup, configuration
+from fedhet.config import configuration
+from fedhet.setup import client_setup
 
 
 def control(method: str, name: str) -> str:

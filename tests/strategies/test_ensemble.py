@@ -6,8 +6,8 @@ from fedhet.strategies.averaging import Mean
 from torch import nn
 
 from fedhet import models
-from fedhet.config import client_setup
 from fedhet.errors import FedhetError
+from fedhet.setup import client_setup
 from fedhet.training import Evaluation
 
 

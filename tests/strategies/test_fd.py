@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedhet.config import client_setup
+from fedhet.setup import client_setup
 
 OWN = {"partition": "classes", "classes_per_client": 6, "architectures": "mlp,cnn-1-1"}
 

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet.algorithms.alignment import targets
-from fedhet.config import client_setup
 from fedhet.errors import FedhetError
 from fedhet.methods.included.distillation import FedDFOptions
 from fedhet.models import registry as models
 from fedhet.results.history import read_run
 from fedhet.results.terminal import headline
+from fedhet.setup import client_setup
 from fedhet.training import Evaluation
 from fedhet.utils.randomness import seeded, torch_generator
 from tests.strategies.by_hand import (

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet.config import client_setup
+from fedhet.setup import client_setup
 from fedhet.utils.randomness import seeded, torch_generator
 from tests.strategies.by_hand import UNLIKE, WHO, assert_equal, live, rounds_of, stepped
 

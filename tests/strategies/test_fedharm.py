@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedhet.algorithms.alignment import targets
 from fedhet.algorithms.alignment.targets import describe, pack_all, target_of, unpack_all
 from fedhet.algorithms.graphs import blocks
-from fedhet.config import client_setup
+from fedhet.setup import client_setup
 
 # Networks without BatchNorm, whose blocks are named by hand: fast, and alike in training and in evaluation.
 BLOCKS = "body.1,body.2; body.2,body.4"

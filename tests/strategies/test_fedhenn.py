@@ -17,14 +17,14 @@ from fedhet import FedHeNN
 from fedhet.algorithms.alignment import targets
 from fedhet.algorithms.alignment.cka import linear_cka, procrustes_distance, rbf_kernel
 from fedhet.algorithms.alignment.targets import unpack
-from fedhet.config import client_setup
-from fedhet.config.client_setup import ClientInfo
 from fedhet.config.configuration import resolve
 from fedhet.data import load
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.messages import WireError
 from fedhet.models.representation import Representation
 from fedhet.results.history import Row, read_history
+from fedhet.setup import client_setup
+from fedhet.setup.client_setup import ClientInfo
 from fedhet.training import read
 from fedhet.utils.files import read_tensors
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedhet import make_client_app
 from fedhet.algorithms.alignment.targets import unpack
-from fedhet.config import client_setup
 from fedhet.config.configuration import resolve
 from fedhet.engines.running import run_locally
 from fedhet.results.history import read_history
+from fedhet.setup import client_setup
 from fedhet.training import read
 
 OWN = {"fedhenn.target": "kernel", "fedhenn.eta0": 0.3, "fedhenn.schedule": "constant"}

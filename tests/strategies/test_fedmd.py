@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from fedhet.algorithms.alignment import targets
-from fedhet.config import client_setup
 from fedhet.errors import FedhetError
 from fedhet.methods.included.distillation import FedMDOptions
+from fedhet.setup import client_setup
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 
 SMALL = {

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet.config import client_setup, configuration
+from fedhet.config import configuration
 from fedhet.methods import registry
 from fedhet.models.representation import Representation
+from fedhet.setup import client_setup
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 
 

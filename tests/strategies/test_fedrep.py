@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.config import client_setup
 from fedhet.errors import FedhetError
+from fedhet.setup import client_setup
 from fedhet.training import Evaluation
 
 

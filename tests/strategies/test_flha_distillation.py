@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from fedhet import models
-from fedhet.config import client_setup
+from fedhet.setup import client_setup
 from fedhet.training import Step
 
 OWN = {"architectures": "cnn-1-1,mlp", "rounds": 4}

@@ -11,11 +11,12 @@ from fedhet.algorithms.graphs import layer_graph
 from fedhet.algorithms.hypernets import heads
 from fedhet.algorithms.hypernets.design import catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
-from fedhet.config import client_setup, configuration
+from fedhet.config import configuration
 from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.messages import load_into
 from fedhet.models import registry as models
+from fedhet.setup import client_setup
 
 MIXED = {"architectures": "mlp,cnn-1-1", "clients": 2, "rounds": 1, "learning_rate": 0.01}
 

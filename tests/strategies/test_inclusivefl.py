@@ -8,9 +8,10 @@ from fedhet.client_apps.submodels import InclusiveFL, LastExit
 from torch import nn
 
 from fedhet.algorithms.graphs.blocks import groups_by_depth
-from fedhet.config import client_setup, configuration
-from fedhet.config.user_functions import UserFunctions
+from fedhet.config import configuration
 from fedhet.errors import FedhetError
+from fedhet.setup import client_setup
+from fedhet.setup.user_functions import UserFunctions
 from tests.strategies.by_hand import THREE, assert_equal
 
 SAME = THREE | {"clients": 4}

@@ -10,12 +10,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedhet
 from fedhet.config import configuration
-from fedhet.config.client_setup import ClientInfo
 from fedhet.config.configuration import read
-from fedhet.config.user_functions import UserFunctions
 from fedhet.data import Examples
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import read_run
+from fedhet.setup.client_setup import ClientInfo
+from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Task
 from fedhet.training import Evaluation
 from fedhet.utils.files import read_tensors

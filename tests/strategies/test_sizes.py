@@ -11,10 +11,11 @@ from torch import nn
 from fedhet import FedAvg, HeteroFL
 from fedhet.algorithms.graphs import Submodel, architecture_graph
 from fedhet.algorithms.graphs.permutations import permutation_groups
-from fedhet.config import client_setup, configuration
+from fedhet.config import configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.server import average_shared
 from fedhet.server.submodel import cut
+from fedhet.setup import client_setup
 from fedhet.utils.randomness import torch_generator
 from tests.small import SMALL
 from tests.strategies.by_hand import THREE as SAME

@@ -9,9 +9,9 @@ from torch import Tensor
 from fedhet.algorithms.graphs import layer_graph
 from fedhet.algorithms.hypernets.design import catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
-from fedhet.config import client_setup
 from fedhet.data import ClientData, DataSet
 from fedhet.messages import load_into
+from fedhet.setup import client_setup
 from fedhet.training import Evaluation, Optimisation, Phase, Training, reestimate
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 

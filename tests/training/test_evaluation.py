@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedhet.config.user_functions import model_function
 from fedhet.data import Examples
 from fedhet.data.own import as_input
 from fedhet.data.reading import LazyInputs
 from fedhet.models.representation import Representation
+from fedhet.setup.user_functions import model_function
 from fedhet.tasks import Task
 from fedhet.training import Evaluation, evaluation
 from fedhet.training.evaluation import read

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedhet.config.client_setup import ClientInfo, ModelFunction, public_dataset
 from fedhet.config.toml import toml_value
 from fedhet.config.validation import effective, is_complete
 from fedhet.data import ClientData, Examples, PublicDataset
@@ -22,6 +21,7 @@ from fedhet.methods.keys import OwnPart, kebab
 from fedhet.methods.options import Config
 from fedhet.models.copies import held_by, in_use, separated, unusable
 from fedhet.models.representation import by_name
+from fedhet.setup.client_setup import ClientInfo, ModelFunction, public_dataset
 from fedhet.tasks import Task, as_task
 from fedhet.utils.inputs import Inputs, together
 from fedhet.utils.process import settings_restored, standard_settings
