@@ -185,24 +185,34 @@ def report(
 @app.command()
 def clean(
     days: Annotated[float, typer.Option(min=0, help="Age in days from which runs are removed.")] = 30,
-    state_dir: Annotated[Path | None, arguments.place("The node's state; by default ~/.fedhet/state.")] = None,
+    state_dir: arguments.StateDir = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Remove all runs, decoded images and Flower's apps.")
+    ] = False,
 ) -> None:
     """Remove clients' states and public datasets of old runs from this node's folder."""
     with _errors(everything_is_input=True):
-        from fedhet.client.state import remove_old
+        from fedhet.client.state import CACHE, remove_old
+        from fedhet.data.files import cache_folder
+        from fedhet.engines.superlink import flwr_home
 
         home = state_folder(state_dir or "", "")
-        removed = remove_old(home, days)
+        images = [home / CACHE, cache_folder() / "folder", cache_folder() / "chestxray14"]
+        others = [*images, flwr_home() / "apps", *home.glob("nodes/*.reply")] if everything else []
+        removed = remove_old(home, 0 if everything else days, others)
         for path in removed:
             typer.echo(printable(f"removed {path}"))
         if not removed:
             typer.echo(printable(f"nothing is removed: {home} has nothing that was not written to for {days:g} days"))
+        if everything:
+            kept = f"{home} keeps its secrets (nodes), privacy account (account.json) and audit.jsonl"
+            typer.echo(printable(f"{kept}: remove them by hand, but only with the images"))
 
 
 @node.command()
 def accept_data(
     name: Annotated[str, typer.Argument(help="The client's name: `name` or `partition-id` of the node config.")],
-    state_dir: Annotated[Path | None, arguments.place("The node's state; by default ~/.fedhet/state.")] = None,
+    state_dir: arguments.StateDir = None,
 ) -> None:
     """Let a node train on other examples or another split from its next run on; secret and privacy account stay."""
     with _errors(everything_is_input=True):
@@ -229,6 +239,20 @@ def node_check(
             typer.echo(printable(f"{'ok' if passed else 'FAULT':6}{sentence}"))
         if not all(passed for passed, _ in results):
             _stop("correct the faults before the node takes part in a run", FAILED)
+
+
+@node.command("log")
+def node_log(
+    since: Annotated[str, typer.Option(metavar="DAY", help="today, yesterday, or a date.")] = "yesterday",
+    state_dir: arguments.StateDir = None,
+) -> None:
+    """Show what left a node: kinds, bytes and epsilon by run."""
+    with _errors():
+        from fedhet.client import audit
+
+        home, begin = state_folder(state_dir or "", ""), audit.since(since)
+        lines = audit.summary(home, begin) or [f"nothing since {begin:%Y-%m-%d %H:%M} in {home / audit.FILE}"]
+        typer.echo(printable("\n".join(lines), keep="\n"))
 
 
 @app.command("list")

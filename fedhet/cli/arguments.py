@@ -57,6 +57,7 @@ Data = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder with the data set's files.", parser=lambda name: path_of(name).resolve()),
 ]
+StateDir = Annotated[Path | None, place("The node's state; by default ~/.fedhet/state.")]
 Kinds = Annotated[
     str | None, typer.Option(metavar="KIND,...", help=f"What clients may send: {', '.join(KINDS)}; default: all.")
 ]

@@ -1,25 +1,26 @@
 """The Flower ClientApp that serves every method: it answers each message with a reply or a refusal."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from typing import Any
 
 import torch
 
 from fedhet.algorithms.matching import groups_to_json
-from fedhet.client import work
+from fedhet.client import audit, work
 from fedhet.client.clients import Clients
 from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
-from fedhet.client.policy import Policy, memory_limited, name_of, opened
+from fedhet.client.policy import POLICY_KEYS, Policy, memory_limited, name_of, opened
+from fedhet.client.state import CACHE
 from fedhet.client.work import ClientWork, Job, Loop, T
 from fedhet.data import PublicDataset
-from fedhet.data.files import nothing_downloaded
+from fedhet.data.files import cache_folder, nothing_downloaded
 from fedhet.errors import FedhetError, UserCodeError, WriteError
 from fedhet.flower import ClientApp, Context, Message, MessageType
 from fedhet.flower.grid import ANSWER_ALL
-from fedhet.flower.insides import failure, filled, from_bytes, hash_of_app, to_bytes
+from fedhet.flower.insides import failure, filled, from_bytes, to_bytes
 from fedhet.flower.messages import decode, identity, write_refusal, write_reply
 from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import LostState, Payload, Reply, Report, WireError, spec_of
@@ -32,7 +33,7 @@ from fedhet.setup.client_setup import ClientInfo
 from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Task, as_task
 from fedhet.training import BATCH, compute_in_batches
-from fedhet.utils.files import private_files
+from fedhet.utils.files import private_files, state_folder
 from fedhet.utils.machine import cluster_machine, in_ray
 from fedhet.utils.machine import describe as describe_device
 from fedhet.utils.process import standard_settings
@@ -132,17 +133,22 @@ class Answers:
 
     def _work(self, answer: Answer, message: Message, context: Context) -> ClientWork[Message]:
         name, policy, machine = name_of(context), Policy(), cluster_machine()
-        asked, refused = message.metadata.message_type, False
+        asked, refused, origin = message.metadata.message_type, False, ""
+        entry = {"client": name, "asked": asked, "run": ""}
+        home = state_folder(str(context.node_config.get("state-dir", "")), "")
         try:
             info, request, policy = opened(message, context, in_cluster=bool(machine), settings=self._settings)
             asked = f"{asked} {request.question}".strip()
+            entry |= {"asked": asked, "run": request.run}
             run = f"run {request.run}, " if request.run else ""
             asked = f"{asked} ({info.config.method_name}, {run}round {request.round})"
+            home = state_folder(info.config.state_dir, "")
+            images = home / CACHE if policy.deployed else cache_folder() if machine else None
             loop, payload = self._loop(info.config, message, context) if self._loop else None, decode(message.content)
             with (
                 private_files(policy.deployed),
                 memory_limited(context),
-                nothing_downloaded(policy.deployed or bool(machine)),
+                nothing_downloaded(images),
                 self._clients.job(info, request, policy, payload, loop) as job,
             ):
                 if self._clipping:
@@ -157,11 +163,16 @@ class Answers:
                     reply = self._reply(job, policy.outgoing(answered, job.side), info)
                     record = write_reply(reply, flower=request.flower or self._flower)
                     filled(record, {name: each for name, each in job.records.items() if name not in record})
-                    outcome = f"sent {policy.account(reply, job.side)}" if policy.deployed else "sent"
+                    sizes = policy.account(reply, job.side)
                     if account:
                         account.answer(number, to_bytes(record))
                 else:
-                    record, outcome = from_bytes(sent), "sent the reply to the same message again"
+                    record, sizes = from_bytes(sent), {"the reply to the same message again": len(sent)}
+            outcome = f"sent {audit.in_words(sizes)}"
+            if policy.deployed:
+                policy.check_size(sizes)
+                epsilon = job.client.privacy.epsilon if job.client.privacy else 0.0
+                origin = audit.keep(home, message, **entry, sent=sizes, epsilon=epsilon)
             if job.client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()
         except Exception as raised:  # elsewhere Flower would tell the server what was raised
@@ -181,8 +192,11 @@ class Answers:
             flags = {"lost": isinstance(error, LostState), "unwritten": isinstance(error, WriteError)}
             record = write_refusal(name, reason, again=again, **flags)
             outcome, refused = f"refused: {reason}", True
+            if policy.deployed or not context.node_config.keys().isdisjoint(POLICY_KEYS):
+                with suppress(OSError):  # a full disk can be the reason
+                    origin = audit.keep(home, message, **entry, refused=reason)
         if policy.deployed or refused:
-            log.info("client %s: %s: %s%s", name, asked, outcome, _origin(message) if policy.deployed else "")
+            log.info("client %s: %s: %s%s", name, asked, outcome, origin)
         return Message(record, reply_to=message)
 
     def question(self, job: Job) -> ClientWork[Payload]:
@@ -261,12 +275,6 @@ class Answers:
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
             report.public, report.public_size = public.digest, len(public)
-
-
-def _origin(message: Message) -> str:
-    """Return the time, Flower's run and the app that this process has loaded, for the node's log."""
-    time = datetime.now().astimezone().isoformat(timespec="seconds")
-    return f" [{time}, Flower's run {message.metadata.run_id}, app {hash_of_app()}]"
 
 
 def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:

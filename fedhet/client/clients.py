@@ -98,8 +98,13 @@ class Clients:
             if secret and not policy.noise:
                 data = secret.grouped(data, policy.least, checked.task.outputs)
             if policy.deployed and request.question == HANDSHAKE:
-                used = f"{len(data.train)} of {whole} examples in {len(data.train.groups or ())} groups"
-                log.info("client %s: %s; trains on %s", info.name, policy, used)
+                spent = groups = ""
+                if secret and policy.noise:
+                    spent = f" ({secret.epsilon(policy.delta_of(len(data.train))):.4g} is spent)"
+                if data.train.groups:
+                    groups = f" in {len(data.train.groups)} groups"
+                used = f"{len(data.train)} of {whole} examples{groups}"
+                log.info("client %s: %s%s; trains on %s", info.name, policy, spent, used)
             data = data.aligned(names_in(request.names))  # after groups and splits, which the server must not change
             if info.config.start_from and request.question == HANDSHAKE:
                 check_order(info, data.names)
@@ -266,7 +271,7 @@ def _privacy(
             "own loss: leave them out"
         )
 
-    delta = policy.delta or 1 / (10 * examples)
+    delta = policy.delta_of(examples)
 
     def spend(noise: float, rate: float, steps: int) -> float:
         epsilon = secret.spend(noise, rate, steps, policy.budget, delta)

@@ -1,13 +1,18 @@
 """A node's policy for Flower apps that are not fedhet's (`fedhet.guard`)."""
 
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 
+from fedhet.client import audit
 from fedhet.client.policy import POLICY_KEYS, Policy, memory_limited, name_of
 from fedhet.errors import ConfigError, FedhetError, Refused, UserCodeError, nearest
 from fedhet.flower import ArrayRecord, ClientApp, Context, Message, MetricRecord, RecordDict
-from fedhet.flower.insides import failure, hash_of_app, to_bytes
+from fedhet.flower.insides import failure, to_bytes
 from fedhet.flower.messages import is_request
 from fedhet.methods.method import KINDS, METRICS, TEACHING
+from fedhet.utils.files import state_folder
 from fedhet.utils.text import log
 
 COUNT = "num-examples"
@@ -19,11 +24,11 @@ def guard(app: ClientApp, kinds: Mapping[str, str] | None = None) -> ClientApp:
 
         app = fedhet.guard(ClientApp())  # or your own app, below its functions with @app.train() and @app.evaluate()
 
-    At a node without `allow`, `allow-apps` and `min-examples`, messages pass unchanged. At others, replies need the
-    metric `num-examples`, of at least `min-examples`. A reply with a kind that is not in `allow` is refused; metrics
-    are left out instead, and have four digits. Reasons of failures stay in the node's log, which has a line for each
-    message. What your functions put into an allowed record is not checked. For fedhet's strategies, too, pass the
-    result to `fedhet.wrap`.
+    At a node without a policy (`fedhet.client.policy.POLICY_KEYS`), messages pass unchanged. At others, replies need
+    the metric `num-examples`, of at least `min-examples`. A reply with a kind that is not in `allow`, or beyond
+    `max-bytes`, is refused; metrics are left out instead, and have four digits. Reasons of failures stay in the node's
+    log, which has a line for each message. What your functions put into an allowed record is not checked. For fedhet's
+    strategies, too, pass the result to `fedhet.wrap`.
 
     Args:
         app: your ClientApp.
@@ -54,26 +59,35 @@ class Guarded(ClientApp):
         if context.node_config.keys().isdisjoint(POLICY_KEYS):
             return self.own(message, context)
         name, asked = name_of(context), message.metadata.message_type
-        policy = Policy(deployed=True)
+        home = state_folder(str(context.node_config.get("state-dir", "")), "")
+        keep = partial(audit.keep, home, message, client=name, asked=asked, run="of another app")
+        policy, origin = Policy(deployed=True), ""
         try:
             policy = Policy.of(context.node_config, deployed=True)
-            policy.admit(context.node_config)
+            policy.admit(context.node_config, home)
             if policy.noise:
                 raise Refused("this node trains with dp-noise: create the app with fedhet.make_client_app")
             if is_request(message):
                 raise Refused("fedhet's strategies need fedhet.wrap(fedhet.guard(app), model)")
             with memory_limited(context):
-                content, outcome = self._allowed(self.own(message, context), policy)
+                content, sizes, examples = self._allowed(self.own(message, context), policy)
             reply = Message(content, reply_to=message)
+            origin = keep(sent=sizes)
+            outcome = f"sent {audit.in_words(sizes)} of {examples} examples"
         except Exception as raised:
             reason = policy.reason(name, UserCodeError.within(raised))
             reply = failure(message, reason)
             outcome = f"refused: {reason}"
-        log.info("client %s: %s: %s (app %s)", name, asked, outcome, hash_of_app())
+            with suppress(OSError):  # a full disk can be the reason
+                origin = keep(refused=reason)
+        log.info("client %s: %s: %s%s", name, asked, outcome, origin)
         return reply
 
-    def _allowed(self, reply: Message, policy: Policy) -> tuple[RecordDict, str]:
-        """Return what may be sent of a reply, and a text for the log; raise `Refused` if it may not be sent."""
+    def _allowed(self, reply: Message, policy: Policy) -> tuple[RecordDict, Counter[str], float]:
+        """Return what may be sent of a reply, its bytes by kind, and the number of examples behind it.
+
+        Raises `Refused` if the reply may not be sent.
+        """
         if reply.has_error():
             raise FedhetError(f"the app failed: {reply.error.reason}")
         counts = [record.get(COUNT) for record in reply.content.metric_records.values()]
@@ -83,14 +97,15 @@ class Guarded(ClientApp):
                 f"the app's reply is of {least} examples, but its node requires at least {policy.least} "
                 f"(min-examples): return the metric {COUNT}, and add examples if they are fewer"
             )
-        content, kinds = RecordDict(), []
+        content, sizes = RecordDict(), Counter[str]()
         for name, record in reply.content.items():
             default = "weights" if isinstance(record, ArrayRecord) else f"an undeclared kind ({name})"
             kind = METRICS if isinstance(record, MetricRecord) else self._kinds.get(name, default)
             policy.check_kinds("the app", (kind,), remedy=f"leave out {name}, or let the node's owner allow its kind")
             content[name] = _metrics(record, policy) if isinstance(record, MetricRecord) else record
-            kinds.append(f"{kind} ({len(to_bytes(RecordDict({name: record})))} bytes)")
-        return content, f"sent {', '.join(kinds)} of {least} examples"
+            sizes[kind] += len(to_bytes(RecordDict({name: content[name]})))
+        policy.check_size(sizes)
+        return content, sizes, least
 
 
 def _metrics(record: MetricRecord, policy: Policy) -> MetricRecord:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.client.policy import NODE_KEYS, Policy, settings_at_node, with_data
+from fedhet.client.state import CACHE
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError, in_words, nearest
 from fedhet.methods.options import Config
@@ -64,7 +65,7 @@ def _machine(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks:
 
 def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks:
     place, parts = node.get("partition-id", 0), node.get("num-partitions", 1)
-    with private_files(), nothing_downloaded():
+    with private_files(), nothing_downloaded(state_folder(config.state_dir, CACHE)):
         data = client_setup.data_of(ClientInfo("", place, parts, config, dict(node)))
     assert data.dataset is not None
     labels, numbers = data.train.labels.unique(return_counts=True, dim=0)

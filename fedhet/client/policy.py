@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fedhet.client.audit import entries
 from fedhet.client.client import AnySide
 from fedhet.client.state import ClientStore
 from fedhet.config import configuration
@@ -41,7 +44,10 @@ NOISY = frozenset({*KINDS} - {"statistics", "prototypes"} | {STRUCTURE})
 LEAST = 10
 """Default of `min-examples`, the minimum number of examples behind every number sent, if `Policy.deployed` is set."""
 
-POLICY_KEYS = ("allow", "allow-apps", "min-examples", "dp-noise", "dp-clip", "dp-epsilon", "dp-delta")
+POLICY_KEYS = (
+    *("allow", "allow-apps", "min-examples", "max-bytes", "max-per-hour"),
+    *("dp-noise", "dp-clip", "dp-epsilon", "dp-delta"),
+)
 """The keys of a node config that limit what the node sends."""
 
 NODE_KEYS = frozenset(
@@ -67,6 +73,8 @@ class Policy:
         clip: largest norm of an example's gradient in differentially private training.
         budget: largest epsilon of all the node's runs together, beyond which it refuses to train.
         delta: the delta of epsilon; None for 1 / (10 n), where n is the number of training examples.
+        largest: largest number of bytes of a reply.
+        hourly: largest number of messages in an hour that the node answers.
     """
 
     allowed: frozenset[str] | None = None
@@ -76,6 +84,8 @@ class Policy:
     clip: float = 0.0
     budget: float = math.inf
     delta: float | None = None
+    largest: float = math.inf
+    hourly: float = math.inf
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], *, deployed: bool) -> "Policy":
@@ -97,13 +107,18 @@ class Policy:
                 "the node config has only some of the settings for differential privacy: set both dp-noise and "
                 "dp-clip, or remove dp-noise, dp-clip, dp-epsilon and dp-delta"
             )
-        return cls(allowed, least, deployed, noise, clip, budget, delta)
+        largest, hourly = (number_in(node_config, key, math.inf) for key in ("max-bytes", "max-per-hour"))
+        return cls(allowed, least, deployed, noise, clip, budget, delta, largest, hourly)
 
     def __str__(self) -> str:
         """Return the effective policy in words, for the node's log."""
         kinds = "all kinds of values" if self.allowed is None else ", ".join(sorted(self.allowed)) or "nothing"
         noise = f"dp-noise {self.noise:g}, epsilon at most {self.budget:g}" if self.noise else "without dp-noise"
         return f"may send {kinds}, from at least {self.least} examples, {noise}"
+
+    def delta_of(self, examples: int) -> float:
+        """Return the delta of differential privacy for a number of training examples."""
+        return self.delta or 1 / (10 * examples)
 
     @property
     def tells_metrics(self) -> bool:
@@ -115,8 +130,11 @@ class Policy:
         """Whether the node draws its mini-batches with a secret seed instead of the run's seed."""
         return self.noise > 0 or (self.deployed and self.allowed is not None)
 
-    def admit(self, node_config: Mapping[str, Any]) -> None:
-        """Raise `Refused` if the node allows nothing to be sent, or does not run this app (`allow-apps`)."""
+    def admit(self, node_config: Mapping[str, Any], state: Path) -> None:
+        """Raise `Refused` if the node allows nothing to be sent, or neither this app nor further messages in an hour.
+
+        `state` is the folder with the node's audit file.
+        """
         if self.allowed is not None and not self.allowed:
             raise Refused(
                 "this node allows nothing to be sent (allow = '' in its node config), so it cannot take part in a run: "
@@ -127,6 +145,20 @@ class Policy:
             raise Refused(
                 f"this node runs only the apps that its owner has listed (allow-apps), and not {app}: let the owner "
                 "read the app's files, and add this hash"
+            )
+        hour = datetime.now().astimezone() - timedelta(hours=1)
+        if self.hourly < math.inf and sum(bool(entry["sent"]) for entry in entries(state, hour)) >= self.hourly:
+            raise Refused(
+                f"this node answers at most {self.hourly:g} messages in an hour (max-per-hour in its node config): "
+                "wait, or let its owner raise the limit"
+            )
+
+    def check_size(self, sizes: Mapping[str, int]) -> None:
+        """Raise `Refused` if a reply with bytes `sizes` by kind has more than `max-bytes`."""
+        if (size := sum(sizes.values())) > self.largest:
+            raise Refused(
+                f"the reply has {size} bytes, but its node sends at most {self.largest:g} (max-bytes in its node "
+                "config): choose a method that sends less, or let its owner raise the limit"
             )
 
     def check_shared(self, side: AnySide) -> None:
@@ -167,8 +199,8 @@ class Policy:
                 values[name] = self.rounded(value)
         return Payload(payload.arrays, values)
 
-    def account(self, reply: Reply, side: AnySide) -> str:
-        """Return text for the node's log: kinds (`KINDS`) and bytes of values in `reply` of the client side `side`."""
+    def account(self, reply: Reply, side: AnySide) -> dict[str, int]:
+        """Return bytes of arrays by kind (`KINDS`) in `reply` of the client side `side`; 0 for other values."""
         bytes_of: Counter[str] = Counter()
         for group, arrays in reply.payload.arrays.items():
             for name, array in arrays.items():
@@ -176,8 +208,9 @@ class Policy:
         told = {side.traits.sends.get(name, STRUCTURE) for name in reply.payload.values}
         if reply.measured or reply.further or reply.evaluated or reply.train_loss is not None:
             told.add(METRICS)
-        kinds = [f"{kind} ({size} bytes)" for kind, size in sorted(bytes_of.items())]
-        return ", ".join([*kinds, *sorted(told - bytes_of.keys()), "numbers of examples"])
+        return dict(sorted(bytes_of.items())) | dict.fromkeys(
+            [*sorted(told - bytes_of.keys()), "numbers of examples"], 0
+        )
 
     def measured(
         self, metric: Metric, loss: float, *, examples: int, ranked: bool, behind: Sequence[int] | None = None
@@ -336,7 +369,7 @@ def opened(
             f"the folder {folder} for the clients' state does not exist on this machine: a simulation on several "
             "machines needs a run directory (--out) that all of them share"
         )
-    policy.admit(node)
+    policy.admit(node, state_folder(config.state_dir, ""))
     traits = registry.traits(config)
     policy.check_kinds(config.method_name, traits.kinds, noisy_sums=traits.noisy_sums)
     if policy.deployed:

@@ -145,6 +145,11 @@ class NodeSecret:
             self._repeated += 1
         return epsilon
 
+    def epsilon(self, delta: float) -> float:
+        """Return the epsilon at `delta` that all clients of the node have spent."""
+        with locked(self._path.parent, wait=True):
+            return epsilon_of(self._read(self._account)["spent"], delta)
+
     def grouped(self, data: ClientData, least: int, outputs: Outputs) -> ClientData:
         """Return the client's data with its training examples in fixed groups of at least `least` examples.
 

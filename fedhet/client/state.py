@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -40,6 +40,8 @@ from fedhet.utils.text import log
 KEPT_DAYS = 90  # number of days after which a new run removes unused runs and public datasets from a node's folder
 
 BEGINNING = "beginning"  # folder with hashes of each client's task, network and examples at the start of a run
+
+CACHE = "cache"  # folder with a node's decoded images
 
 GLOBAL = "global"  # file name of the global model, without extension, among the models of a run
 
@@ -140,8 +142,11 @@ def _read_public(path: Path, modified: int) -> PublicDataset:
         raise LookupError from error
 
 
-def remove_old(base: Path, days: float) -> list[Path]:
-    """Remove runs and public datasets unused for `days` days from a node's folder `base`; return the removed paths."""
+def remove_old(base: Path, days: float, others: Iterable[Path] = ()) -> list[Path]:
+    """Remove runs and public datasets unused for `days` days from a node's folder `base`; return the removed paths.
+
+    The files and folders `others` are removed, too.
+    """
     oldest, removed = time.time() - 86400 * days, []
     runs = {path.parent for name in (BEGINNING, "clients") for path in base.glob(f"*/{name}")}
     parts, root = {BEGINNING, "clients", "models"}, base.resolve()  # folders with other files are not removed
@@ -151,8 +156,10 @@ def remove_old(base: Path, days: float) -> list[Path]:
             continue
         files = [path, *path.rglob("*")]
         if max((each.stat().st_mtime for each in files if each.is_file()), default=0) < oldest:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
             removed.append(path)
+    removed += [path for path in others if path.exists() and not path.is_symlink()]
+    for path in removed:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     return removed
 
 

@@ -25,21 +25,24 @@ from fedhet.utils.machine import cores
 
 _OPENERS: dict[str, Callable[..., Any]] = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 
-_downloads = ContextVar("downloads", default=True)
+_images: ContextVar[Path | None] = ContextVar("images", default=None)
 
 
 @contextmanager
-def nothing_downloaded(really: bool = True) -> Iterator[None]:
-    """Context manager that forbids downloads of data sets if `really` is True: a server must not fill a node's disk."""
-    token = _downloads.set(_downloads.get() and not really)
+def nothing_downloaded(images: Path | None) -> Iterator[None]:
+    """Context manager that forbids downloads of data sets, because a server must not fill a node's disk.
+
+    Decoded images are cached in the folder `images`. If it is None, the context has no effect.
+    """
+    token = _images.set(images or _images.get())
     try:
         yield
     finally:
-        _downloads.reset(token)
+        _images.reset(token)
 
 
 def cache_folder() -> Path:
-    """Return the folder in the user's cache for downloaded data sets and decoded images."""
+    """Return the folder in the user's cache for downloaded data sets and, except at nodes, decoded images."""
     return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedhet"
 
 
@@ -79,7 +82,7 @@ def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset:
 
 def _download(dataset: str) -> None:
     cache = cache_folder()
-    if not _downloads.get():
+    if _images.get():
         raise DataError(
             f"{dataset} is not in {cache}, and nodes do not download data sets: set data in the node config, or in the "
             f"run config of a simulation, to a folder with the files of {dataset}"
@@ -173,7 +176,7 @@ def images_of(files: Sequence[Path], side: int, *, mode: str, dataset: str, enla
     Unless `enlarge`, images are smaller if the first one is. Raises a DataError if a file is no image of 8 bits.
     """
     content = digest(side, *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
-    cache = cache_folder() / dataset / f"{content}.safetensors"
+    cache = (_images.get() or cache_folder()) / dataset / f"{content}.safetensors"
     with suppress(FedhetError):  # a damaged file is replaced
         if (kept := read_tensors(cache)) is not None:
             return kept["images"]
@@ -185,6 +188,9 @@ def images_of(files: Sequence[Path], side: int, *, mode: str, dataset: str, enla
     with suppress(OSError):  # images that cannot be kept are decoded again
         write_tensors(cache, {"images": images})
         cache.chmod(0o600)
+        for older in cache.parent.iterdir() if _images.get() else ():
+            if older != cache:  # it may have images that the node's owner has removed
+                older.unlink()
     return images
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 import fedhet
+from fedhet.client import audit
 from fedhet.errors import ConfigError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.messages import write_request
@@ -61,7 +63,8 @@ def test_allowed_kinds_pass(type, caplog):
     assert dict(reply.content["metrics"]) == {"num-examples": 40, "loss": 0.1235, "each": [0.5555, 1.0]}
     (line,) = [line for line in caplog.messages if line.startswith("client 0: ")]
     assert line.startswith(f"client 0: {type}: sent weights (")
-    assert line.endswith("of 40 examples (app installed)")
+    assert "of 40 examples [" in line
+    assert line.endswith("app installed]")
 
 
 def test_metrics_are_left_out_unless_they_are_allowed():
@@ -90,6 +93,21 @@ def test_few_examples(examples):
     )
     assert reason(asked(fedhet.guard(answering(lambda: records(10))), allow="weights")) == ""
     assert "is of 0 examples" in reason(asked(fedhet.guard(answering(dict)), min_examples=1))
+
+
+def test_size_and_rate(tmp_path):
+    app = fedhet.guard(answering(records))
+    node = {"allow": "weights,metrics", "state_dir": str(tmp_path)}
+    refusal = reason(asked(app, max_bytes=100, **node))
+    assert re.match(
+        r"the reply has \d+ bytes, but its node sends at most 100 \(max-bytes in its node config\): ", refusal
+    )
+    assert [reason(asked(app, max_per_hour=2, **node)) for _ in range(2)] == ["", ""]
+    refusal = reason(asked(app, max_per_hour=2, **node))
+    assert refusal.startswith("this node answers at most 2 messages in an hour (max-per-hour in its node config): ")
+    heading, total = audit.summary(tmp_path, audit.since("today"))
+    assert heading.startswith("client 0, run of another app (Flower's ")
+    assert "4 messages, of which 2 were refused; sent weights (" in total
 
 
 def test_private_errors_stay_in_the_log(caplog):
@@ -127,7 +145,7 @@ def test_listed_apps(tmp_path, monkeypatch, caplog):
             "read the app's files, and add this hash"
         )
     assert reason(asked(fedhet.guard(answering(records)), allow_apps=f"1234,{listed}")) == ""
-    assert f"(app {listed})" in caplog.text
+    assert f"app {listed}]" in caplog.text
     (bundle / "client.py").write_text("x = 2")
     assert "runs only the apps" in reason(asked(fedhet.guard(answering(records)), allow_apps=listed))
 

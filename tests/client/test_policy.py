@@ -15,6 +15,7 @@ from torch import nn
 import fedhet
 from fedhet import data as datasets
 from fedhet.algorithms.alignment.targets import pack
+from fedhet.client import audit
 from fedhet.client.app import make_client_app
 from fedhet.client.policy import KINDS, Policy
 from fedhet.config import configuration
@@ -133,8 +134,17 @@ def test_audit_log(federate, caplog, tmp_path):
         "client 1: train (fedavg, run R, round 2): sent weights (204 bytes), metrics, numbers of examples",
         "client 1: evaluate (fedavg, run R, round 3): sent metrics, numbers of examples",
     ]
+    heading, total = audit.summary(node, audit.since("today"))
+    assert re.fullmatch(r"client 1, run [0-9a-f]+ \(Flower's \d+\), app installed", heading)
+    assert total.endswith(
+        ": 5 messages, of which 0 were refused; sent numbers of examples, weights (612 bytes), metrics"
+    )
+    with (node / audit.FILE).open("a") as file:
+        file.write('{"time"\n')
+    assert "is damaged" in audit.summary(node, audit.since("today"))[2]
     caplog.clear()
     federate("FedProto", {"allow": "weights", "state-dir": str(node)})
+    assert "refused" in (node / audit.FILE).read_text()
     assert any("client 1: query: refused: this node allows only weights" in line for line in caplog.messages)
     modes = {path.stat().st_mode & 0o77 for path in node.rglob("*")}
     assert modes == {0}, "only the node's user can read what it writes"
@@ -481,7 +491,7 @@ def test_notes_stay_at_the_node(federate, elsewhere, caplog):
 # ---- what a server cannot make a node do
 
 
-def test_no_downloads_at_nodes(monkeypatch):
+def test_no_downloads_at_nodes(monkeypatch, tmp_path):
     def download(**_):
         raise AssertionError("was downloaded")
 
@@ -489,7 +499,7 @@ def test_no_downloads_at_nodes(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
     reply = asked(LocalGrid(make_client_app(), 2), "query", {"method": "local", "dataset": "mnist"}, "handshake")
     assert "the reason is in its node's log" in str(reply.content["report"]["refusal"])
-    with datasets.files.nothing_downloaded(), pytest.raises(DataError, match="nodes do not download data sets"):
+    with datasets.files.nothing_downloaded(tmp_path), pytest.raises(DataError, match="nodes do not download data sets"):
         datasets.load("mnist")
     assert not cache_folder().exists()
 

@@ -9,6 +9,8 @@ from PIL import Image
 
 from fedhet import data
 from fedhet.config import configuration
+from fedhet.data.files import nothing_downloaded
+from fedhet.data.registry import LOADED
 from fedhet.errors import DataError
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo
@@ -36,6 +38,18 @@ def test_subfolders_are_classes_and_every_fifth_image_is_for_tests(
     assert tuple(dataset.transform(dataset.test.inputs[:]).shape) == (4, *dataset.input_shape)
     (kept,) = (tmp_path / "cache").rglob("*.safetensors")
     assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_node_keeps_only_the_images_that_its_folder_has(tmp_path: Path) -> None:
+    place, images = tmp_path / "images", tmp_path / "state/cache"
+    for number in range(6):
+        write(place, f"ill/{number}.png", number)
+    with nothing_downloaded(images):
+        for files in (6, 5):
+            assert len(data.load("folder", place).train) == files - 1
+            (place / f"ill/{files - 1}.png").unlink()
+            LOADED.clear()
+    assert len([*images.rglob("*.safetensors")]) == 1
 
 
 def test_all_classes_are_listed(tmp_path: Path) -> None:
