@@ -3,10 +3,13 @@
     python .ci/generate.py
 
 These are the app table in pyproject.toml, the typed strategies in fedhet/__init__.pyi, the names in
-fedhet/cli/names.json, and the tables of methods on three pages. A test checks that they are current.
+fedhet/cli/names.json, the methods with their keys in fedhet/methods/names.json, and the tables of methods on three
+pages. A test checks that they are current.
 """
 
+import importlib
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -14,11 +17,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
 from torch import nn
 
-from fedhet import data, make_client_app, models
+from fedhet import data, make_client_app, models, strategies
 from fedhet.config import configuration
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.engines.flower import app_table
@@ -26,13 +30,14 @@ from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
 from fedhet.methods.keys import default_of
-from fedhet.methods.method import METRICS, STRUCTURE, Traits
-from fedhet.methods.options import Config, fields_of
+from fedhet.methods.method import METRICS, STRUCTURE, Method, Traits
+from fedhet.methods.options import Config, fields_of, rows_about
 from fedhet.methods.sharing import BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo
 
 ROOT = Path(__file__).resolve().parents[1]
+NAMES = ROOT / "fedhet" / "methods" / "names.json"
 METHODS = ROOT / "run_configs" / "README.md"
 QUESTIONS = ROOT / "fedhet" / "methods" / "README.md"
 DEPLOYMENT = ROOT / "run_configs" / "deployment" / "privacy.md"
@@ -111,6 +116,7 @@ def generated() -> dict[Path, str]:
         ROOT / "pyproject.toml": project(),
         ROOT / "fedhet/__init__.pyi": stub(),
         ROOT / "fedhet/cli/names.json": names(),
+        NAMES: declared(),
         **texts,
     }
 
@@ -138,6 +144,24 @@ def names() -> str:
     listed = {"models": models.names(), "families of models": sorted(models.FAMILIES)}
     listed |= {"data sets": data.names(), "partitions": data.partitions()}
     return json.dumps(listed, indent=1) + "\n"
+
+
+def declared() -> str:
+    """Return each method that a module of `fedhet.strategies` declares, its class and its keys, as JSON."""
+    names = [f"fedhet.strategies.{module.name}" for module in pkgutil.iter_modules(strategies.__path__)]
+    methods = [method for name in names for method in _declared_in(importlib.import_module(name))]
+    by_name = {
+        method.name: {"class": method.server, "keys": rows_about(method.Options, f"{method.name}.")}
+        for method in methods
+    }
+    return json.dumps(by_name, indent=1, sort_keys=True) + "\n"
+
+
+def _declared_in(module: ModuleType) -> Iterator[Method]:
+    for name, value in vars(module).items():
+        method = getattr(value, "method", None)
+        if isinstance(method, Method) and method.server == f"{module.__name__}:{name}":
+            yield method
 
 
 def _formatted(text: str, name: str) -> str:
@@ -274,5 +298,6 @@ def _sent(name: str) -> str:
 
 
 if __name__ == "__main__":
+    NAMES.write_text(declared(), encoding="utf-8")  # The registry reads this file, which the others depend on.
     for path, text in generated().items():
         path.write_text(text, encoding="utf-8")

@@ -46,7 +46,7 @@ ODD = [
         "../..",
         "a:b",
         "os:system",
-        "fedhet.methods.included.averaging:local",
+        "fedhet.strategies.local:Local",
         "fedhet:nothing",
         "torchvision/",
         "timm/x",

@@ -146,13 +146,12 @@ class TestWorkingFolder:
 
 class TestFiles:
     CONTROLS = """
-from fedhet.methods.included.averaging import fedprox
-from fedhet.strategies.averaging import FedAvg
+from fedhet.strategies.fedprox import FedProx
 
-class Mine(FedAvg):
+class Mine(FedProx):
     pass
 
-mine = fedprox.variant("fedprox-mine", server=Mine, common={"rounds": 7})
+mine = FedProx.method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
 """
 
     def test_a_method_of_a_file(self, module, monkeypatch):

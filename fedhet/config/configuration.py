@@ -17,9 +17,9 @@ from fedhet.config import toml
 from fedhet.config.validation import SUPPLIED, conflicts, effective
 from fedhet.errors import ConfigError, nearest
 from fedhet.methods import registry
-from fedhet.methods.keys import checked, default_of, takes
+from fedhet.methods.keys import KeyRow, checked
 from fedhet.methods.method import Method
-from fedhet.methods.options import OWN, Config, Value, fields_of, keys_that
+from fedhet.methods.options import OWN, Config, Value, fields_of, keys_that, rows_about
 from fedhet.utils.files import expanded
 from fedhet.utils.text import log
 
@@ -35,8 +35,6 @@ OWN_SGD: Mapping[str, Value] = {"optimizer": "sgd", "learning-rate": 0.05, "mome
 
 EXTRA = "extra-keys"
 """Key of Flower's run config whose value, TOML text, sets keys that the app's pyproject.toml does not declare."""
-
-KeyRow = tuple[str, Value, str, str]  # a configuration key, its default, its accepted values and its description
 
 
 def resolve(
@@ -256,15 +254,14 @@ def from_file(
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
     """Yield the keys that only `method` has, or all keys; without `outside`, no keys of methods outside fedhet."""
-    names = ["", *(registry.methods() if outside else registry.own_methods())]
-    for name in names if method is None else [registry.method(method).family]:
+    if method is None:
+        yield from rows_about(Config)
+    every = registry.methods() if outside else registry.own_methods()
+    for name in every if method is None else [method]:
         try:
-            options: Any = registry.method(name).Options if name else Config
+            yield from registry.key_rows(name)
         except ConfigError as error:  # an installed package that is broken
             log.warning("%s", error)
-            continue
-        for key, field in fields_of(options).items():
-            yield f"{name}.{key}" if name else key, default_of(field), takes(field), field.metadata["help"]
 
 
 def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:

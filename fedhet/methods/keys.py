@@ -12,6 +12,9 @@ from fedhet.errors import ConfigError, shown
 Value = bool | int | float | str
 About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
+KeyRow = tuple[str, Value, str, str]
+"""A configuration key, its default, its accepted values and its description."""
+
 OwnPart = Literal["data", "model", "loader", "augmentation"]
 """An argument that a user passes in Python and that replaces keys: data, a model, a DataLoader or an augmentation."""
 

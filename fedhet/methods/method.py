@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from fedhet.methods import options
 from fedhet.methods.options import Aggregation, Value
 from fedhet.methods.sharing import BODY, HEAD, NOTHING, Sharing
+
+T = TypeVar("T", bound=type[Any])
 
 METRICS, STRUCTURE = "metrics", "structure"
 """Kinds of values that any method can make clients send: metrics, and facts about a network, such as widths."""
@@ -157,13 +159,14 @@ class Method:
         name: the name in configurations, and the prefix of its own keys.
         traits: the method's properties, or a function that returns them for an instance of `Options`.
         Options: frozen dataclass of the keys that only this method has, with the paper's values.
-        server, client: `"package.module:Class"` for the server and for clients. By default the class with the method's
-            name in `strategies/` or `client_apps/` or, without one, `fedhet.server.FederatedStrategy`, which averages
-            shared arrays, and `fedhet.client.ClientSide`, which trains on the client's examples.
+        server: `"package.module:Class"` of the strategy, by default `fedhet.server.FederatedStrategy`, which averages
+            shared arrays.
+        client: `"package.module:Class"` of the client side, by default `fedhet.client.ClientSide`, which trains on the
+            client's examples.
         common: the paper's values of keys that all methods have, such as `rounds`.
         own: values of keys for a user's own models and data, in place of those that fedhet uses for most methods.
         trains: what clients train instead of networks (a hypernetwork); comparisons keep its optimizer settings.
-        family: the prefix of the method's keys: its name or, for a copy that `variant` made, the original's.
+        variant_of: name of the method whose keys this one has, if `variant` made it.
     """
 
     name: str
@@ -174,18 +177,18 @@ class Method:
     common: Mapping[str, Value] = field(default_factory=dict, hash=False)
     own: Mapping[str, Value] = field(default_factory=dict, hash=False)
     trains: str = ""
-    family: str = ""
+    variant_of: str = ""
 
-    def __post_init__(self) -> None:
-        if not self.family:
-            object.__setattr__(self, "family", self.name)
+    @property
+    def family(self) -> str:
+        """The prefix of the method's keys: its name or, for a copy that `variant` made, the original's."""
+        return self.variant_of or self.name
 
     def variant(self, name: str, **changes: Any) -> "Method":
         """Return a copy with a new name and new attributes; `server` and `client` may be classes or `module:Class`."""
         for side in {"server", "client"} & changes.keys():
-            if isinstance(each := changes[side], type):
-                changes[side] = f"{each.__module__}:{each.__qualname__}"
-        return replace(self, name=name, family=self.family, **changes)
+            changes[side] = _reference(changes[side])
+        return replace(self, name=name, variant_of=self.family, **changes)
 
     @property
     def settles_rounds(self) -> bool:
@@ -195,3 +198,30 @@ class Method:
     def traits_of(self, options: options.Options) -> Traits:
         """Return the method's properties for the values in `options`, the keys that only this method has."""
         return self.traits(options) if callable(self.traits) else self.traits
+
+
+def method(
+    name: str,
+    traits: Traits | Callable[[Any], Traits],
+    Options: type[options.Options] = options.Options,
+    *,
+    client: str | type = "",
+    common: Mapping[str, Value] | None = None,
+    own: Mapping[str, Value] | None = None,
+    trains: str = "",
+) -> Callable[[T], T]:
+    """Return a decorator of a strategy that declares its method, and sets the class's attribute `method` to it.
+
+    The arguments are attributes of `Method`; `client` may also be a class.
+    """
+
+    def declare(strategy: T) -> T:
+        server = _reference(strategy)
+        strategy.method = Method(name, traits, Options, server, _reference(client), common or {}, own or {}, trains)
+        return strategy
+
+    return declare
+
+
+def _reference(side: str | type) -> str:
+    return side if isinstance(side, str) else f"{side.__module__}:{side.__qualname__}"

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from fedhet.errors import ConfigError
-from fedhet.methods.keys import About, kebab
+from fedhet.methods.keys import About, KeyRow, default_of, kebab, takes
 from fedhet.methods.keys import Value as Value
 from fedhet.methods.keys import option as option
 
@@ -249,6 +249,12 @@ def fields_of(options: Any) -> Mapping[str, dataclasses.Field[Any]]:
         if isinstance(field.type, str):  # in a module with `from __future__ import annotations`
             field.type = get_type_hints(options)[field.name]
     return MappingProxyType({kebab(f.name): f for f in fields(options) if f.metadata})
+
+
+def rows_about(options: Any, prefix: str = "") -> list[KeyRow]:
+    """Return a row about each key in a class, `Config` or a subclass of `Options`, with `prefix` before its name."""
+    keys = fields_of(options).items()
+    return [(prefix + key, default_of(field), takes(field), field.metadata["help"]) for key, field in keys]
 
 
 def listed(value: str) -> list[str]:

@@ -5,6 +5,7 @@ A method (`fedhet.methods.method.Method`) is included in fedhet, provided by an 
 """
 
 import importlib
+import json
 import pkgutil
 import re
 import sys
@@ -16,7 +17,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import ConfigError, nearest
+from fedhet.methods.keys import KeyRow
 from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import rows_about
 
 if TYPE_CHECKING:
     from fedhet.methods.options import Config
@@ -33,6 +36,12 @@ _registered: dict[str, Method] = {}
 
 
 @cache
+def _declared() -> dict[str, dict[str, Any]]:
+    """Return what .ci/generate.py found out about each included method: its strategy's `class`, and its `keys`."""
+    return json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
+
+
+@cache
 def _included() -> dict[str, Method]:
     package = importlib.import_module("fedhet.methods.included")
     names = [f"{package.__name__}.{each.name}" for each in pkgutil.iter_modules(package.__path__)]
@@ -42,12 +51,12 @@ def _included() -> dict[str, Method]:
 
 def own_methods() -> list[str]:
     """Return the sorted names of the methods that are included in fedhet."""
-    return sorted(_included())
+    return sorted({*_declared(), *_included()})
 
 
 def installed_methods() -> list[str]:
     """Return the sorted names of the methods in fedhet and other installed packages."""
-    return sorted({*_included(), *_installed()})
+    return sorted({*own_methods(), *_installed()})
 
 
 def methods() -> list[str]:
@@ -76,6 +85,8 @@ def method(reference: str, *, trusted: bool = True) -> Method:
     """
     if found := _registered.get(reference) or _included().get(reference):
         return found
+    if reference in _declared():
+        return _own(reference)
     if reference in _installed():
         return _loaded(reference)
     if ":" in reference and (imported := _imported(reference) if trusted else _imported_before(reference)):
@@ -131,7 +142,16 @@ def strategy_classes() -> dict[str, str]:
     """
     found = {**_own_sides("client"), **_own_sides("server")}
     names = {name: reference.rpartition(":")[2] for name, reference in found.items()}
-    return {names.get(name, name.title().replace("-", "")): name for name in own_methods()}
+    old = {names.get(name, name.title().replace("-", "")): name for name in _included()}
+    return old | {declared["class"].rpartition(":")[2]: name for name, declared in _declared().items()}
+
+
+def key_rows(reference: str) -> list[KeyRow]:
+    """Return rows about the keys that only one method has; methods of fedhet are not imported for it."""
+    if reference in _declared():
+        return [(key, default, takes, help) for key, default, takes, help in _declared()[reference]["keys"]]
+    found = method(reference)
+    return rows_about(found.Options, f"{found.family}.")
 
 
 @cache
@@ -145,6 +165,11 @@ def _own_sides(which: str) -> dict[str, str]:
                 if each.lower() in names:
                     found[names[each.lower()]] = f"{package}.{path.stem}:{each}"
     return found
+
+
+@cache
+def _own(name: str) -> Method:
+    return _method_at(_declared()[name]["class"], f"method {name!r}")
 
 
 @cache
@@ -171,15 +196,19 @@ def _imported(reference: str) -> Method:
 
 def _imported_before(reference: str) -> Method | None:
     module, name = _place(reference)
-    method = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    method = _declaration(vars(sys.modules[module]).get(name)) if module in sys.modules else None
     return method if isinstance(method, Method) and _registered.get(method.name) is method else None
 
 
 def _method_at(reference: str, subject: str) -> Method:
-    method = _object(reference, subject)
+    method = _declaration(_object(reference, subject))
     if not isinstance(method, Method):
         raise ConfigError(f"{subject} is a {type(method).__name__}: name an instance of fedhet.methods.method.Method")
     return method
+
+
+def _declaration(value: Any) -> Any:
+    return vars(value).get("method", value) if isinstance(value, type) else value
 
 
 def _object(reference: str, subject: str) -> Any:

@@ -7,10 +7,9 @@ They take the methods' keys and are named on the command line by file and name:
 
 from collections.abc import Mapping
 
-from fedhet.strategies.submodels import DepthFL, InclusiveFL
-
 from fedhet.messages import Reply
 from fedhet.methods.included.submodels import depthfl, inclusivefl
+from fedhet.strategies.submodels import DepthFL, InclusiveFL
 
 
 class ExitsLargeOnly(DepthFL):

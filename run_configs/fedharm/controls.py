@@ -8,15 +8,15 @@ What they give is no gain from peers. Each takes FedHARM's keys and is named on 
 from dataclasses import replace
 
 import torch
-from fedhet.client_apps.fedharm import FedHARM as FedHARMClient
-from fedhet.strategies.fedharm import FedHARM as FedHARMServer
 from torch import Tensor
 
 from fedhet.algorithms.alignment.targets import target_of
+from fedhet.client_apps.fedharm import FedHARM as FedHARMClient
 from fedhet.messages import Payload
 from fedhet.methods.included.fedharm import FedHARMOptions, fedharm
 from fedhet.methods.included.fedharm import traits as traits_of
 from fedhet.methods.method import Traits
+from fedhet.strategies.fedharm import FedHARM as FedHARMServer
 from fedhet.utils.randomness import torch_generator
 
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from fedhet.client_apps.fedhenn import FedHeNN as FedHeNNClient
-from fedhet.strategies.fedhenn import FedHeNN as FedHeNNServer
 from torch import Tensor
 
 from fedhet.algorithms.alignment.targets import cluster_rows, mean_target, pack
+from fedhet.client_apps.fedhenn import FedHeNN as FedHeNNClient
 from fedhet.messages import Arrays, Payload
 from fedhet.methods.included.fedhenn import FedHeNNOptions, fedhenn
 from fedhet.methods.method import Traits
+from fedhet.strategies.fedhenn import FedHeNN as FedHeNNServer
 from fedhet.utils.randomness import torch_generator
 
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from fedhet.strategies.matching import PFNM, FedMA
 
 from fedhet.algorithms.matching import LayerMatch, Matching
 from fedhet.methods.included.matching import fedma, pfnm
+from fedhet.strategies.matching import PFNM, FedMA
 
 Array = np.ndarray[Any, Any]
 

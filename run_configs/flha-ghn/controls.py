@@ -7,9 +7,8 @@ Each is a method that takes FLHA-GHN's keys, named on the command line by file a
 
 from dataclasses import replace
 
-from fedhet.client_apps.hypernetworks import FLHAGHN
-
 from fedhet.algorithms.graphs import LayerGraph
+from fedhet.client_apps.hypernetworks import FLHAGHN
 from fedhet.methods.included.hypernetworks import flha_ghn
 from fedhet.utils.randomness import numpy_generator
 

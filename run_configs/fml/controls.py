@@ -8,9 +8,9 @@ keys, of which `shared-model` counts, and is named on the command line by file a
 
 from collections.abc import Callable, Sequence
 
-from fedhet.client_apps.distillation import FML
 from torch import Tensor
 
+from fedhet.client_apps.distillation import FML
 from fedhet.messages import Payload
 from fedhet.methods.included.distillation import fml
 from fedhet.methods.method import Traits

@@ -7,10 +7,9 @@ It takes HeteroFL's keys and is named on the command line by file and name:
 
 from collections.abc import Mapping
 
-from fedhet.strategies.submodels import HeteroFL
-
 from fedhet.messages import Reply
 from fedhet.methods.included.submodels import heterofl
+from fedhet.strategies.submodels import HeteroFL
 
 
 class LargeOnly(HeteroFL):

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fedhet.client_apps.prototypes import ByPrototype
 from torch import nn
 
 import fedhet
 from fedhet.client import ClientStore
+from fedhet.client_apps.prototypes import ByPrototype
 from fedhet.config import configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import registry

@@ -15,7 +15,7 @@ from fedhet.data.names import CLASSES, alike, names_of
 from fedhet.data.own import as_client_data
 from fedhet.errors import DataError
 from fedhet.messages import Report, WireError
-from fedhet.methods.included.averaging import fedavg, fedrep, lg_fedavg
+from fedhet.methods import registry
 from fedhet.utils.files import read_tensors
 
 LEVELS = {"ant": 20, "bee": 120, "cat": 230}
@@ -207,9 +207,9 @@ def test_names_in_a_report():
 
 
 def test_methods_that_compare_names():
-    assert [fedavg.traits.compares(kind) for kind in (CLASSES, "columns")] == [True, True]
-    assert [fedrep.traits.compares(kind) for kind in (CLASSES, "columns")] == [False, True]
-    assert [lg_fedavg.traits.compares(kind) for kind in (CLASSES, "columns")] == [True, False]
+    assert [registry.method("fedavg").traits.compares(kind) for kind in (CLASSES, "columns")] == [True, True]
+    assert [registry.method("fedrep").traits.compares(kind) for kind in (CLASSES, "columns")] == [False, True]
+    assert [registry.method("lg-fedavg").traits.compares(kind) for kind in (CLASSES, "columns")] == [True, False]
 
 
 # ---- between clients

@@ -60,7 +60,7 @@ class TestApp:
         wanted |= {
             path.relative_to(ROOT).as_posix()
             for side in ("strategies", "client_apps")
-            for path in (ROOT / side).glob("*.py")
+            for path in (ROOT / side).rglob("*.py")
         }
         assert wanted <= names
         assert {name.split("/")[0] for name in names} == {
@@ -94,7 +94,7 @@ class TestApp:
         assert settings["tool"]["flwr"]["app"]["config"]["preset"] == "fedhenn/digits"
         inside = "fedhet/" if installed else ""
         names = members(build_fab_from_disk(app))
-        assert {f"{inside}strategies/averaging.py", f"{inside}run_configs/fedavg/digits.toml"} <= names
+        assert {f"{inside}strategies/families/classifiers.py", f"{inside}run_configs/fedavg/digits.toml"} <= names
         copied = subprocess.run(
             [sys.executable, "-c", "import fedhet.client.app, fedhet.strategies as s; print(s.__file__)"],
             cwd=app,
@@ -118,9 +118,7 @@ class TestApp:
     def test_outside_methods_keys_travel_in_extra_keys(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pyproject: dict[str, Any]
     ) -> None:
-        monkeypatch.setattr(
-            registry, "_registered", {"mine": replace(registry.method("fedprox"), name="mine", family="")}
-        )
+        monkeypatch.setattr(registry, "_registered", {"mine": replace(registry.method("fedprox"), name="mine")})
         config = configuration.resolve({"method": "mine", "mine.mu": 0.75})
         settings = flower._run_config(config, tmp_path, False, True)
         assert settings.keys() <= flatten(pyproject["tool"]["flwr"]["app"]["config"]).keys()

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from fedhet.strategies.averaging import Mean
 from torch import nn
 
 from fedhet import models
 from fedhet.errors import FedhetError
 from fedhet.setup import client_setup
+from fedhet.strategies.ensemble import Mean
 from fedhet.training import Evaluation
 
 

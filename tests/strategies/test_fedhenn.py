@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedhet.client_apps.fedhenn import public_rows
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,6 +16,7 @@ from fedhet import FedHeNN
 from fedhet.algorithms.alignment import targets
 from fedhet.algorithms.alignment.cka import linear_cka, procrustes_distance, rbf_kernel
 from fedhet.algorithms.alignment.targets import unpack
+from fedhet.client_apps.fedhenn import public_rows
 from fedhet.config.configuration import resolve
 from fedhet.data import load
 from fedhet.errors import ConfigError, FedhetError

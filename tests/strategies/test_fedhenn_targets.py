@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedhet.client_apps.fedhenn import FedHeNN
 from torch import Tensor
 
 from fedhet import make_client_app
 from fedhet.algorithms.alignment.targets import unpack
+from fedhet.client_apps.fedhenn import FedHeNN
 from fedhet.config.configuration import resolve
 from fedhet.engines.running import run_locally
 from fedhet.results.history import read_history

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedhet.client_apps.submodels import InclusiveFL, LastExit
 from torch import nn
 
 from fedhet.algorithms.graphs.blocks import groups_by_depth
+from fedhet.client_apps.submodels import InclusiveFL, LastExit
 from fedhet.config import configuration
 from fedhet.errors import FedhetError
 from fedhet.setup import client_setup

@@ -1,4 +1,4 @@
-"""Strategies of FedAvg, LG-FedAvg, FedRep, and of Ensemble, a baseline of the FedMA paper (tables 1 and 2)."""
+"""Ensemble, a baseline of the FedMA paper (tables 1 and 2): the mean prediction of the clients' networks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,47 +7,42 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.messages import Arrays, Reply, load_into
-from fedhet.methods.included.averaging import FedRepOptions, ensemble, fedavg, fedrep, lg_fedavg
+from fedhet.methods.method import Traits, method
 from fedhet.methods.options import Options
+from fedhet.methods.sharing import Sharing
 from fedhet.models.representation import in_precision, precision
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 
 
-class FedAvg(FederatedStrategy[Options, State]):
-    """FedAvg: the average of clients' networks weighted by numbers of examples (McMahan et al., AISTATS 2017)."""
-
-    method = fedavg
-
-
-class LGFedAvg(FederatedStrategy[Options, State]):
-    """LG-FedAvg: the average of the heads of clients' networks (Liang et al., 2020)."""
-
-    method = lg_fedavg
-
-
-class FedRep(FederatedStrategy[FedRepOptions, State]):
-    """FedRep: the average of all arrays but the head (Collins et al., ICML 2021); a final round only trains heads."""
-
-    method = fedrep
-
-    def check_reply(self, reply: Reply) -> None:
-        if self.run.round.closing:
-            reply.arrays.clear()
-        else:
-            super().check_reply(reply)
+class Keys(Options):
+    without = ("batch-norm",)  # Clients always send whole networks.
 
 
 @dataclass
-class EnsembleState(State):
-    """The state of Ensemble: `member` maps each client to the latest weights of its network."""
+class Members(State):
+    """The networks of the ensemble: `member` maps each client to the latest weights of its network."""
 
     member: ArraysBy = field(default_factory=dict)
 
 
-class Ensemble(FederatedStrategy[Options, EnsembleState]):
+@method(
+    "ensemble",
+    Traits(shares=Sharing("everything", averaged=False), keeps="model", common_init=True, serves_clients=False),
+    Keys,
+    common={
+        "clients": 16,
+        "rounds": 1,
+        "shared-init": False,
+        "test-on": "both",
+        "batch-size": 64,
+        "learning-rate": 0.01,
+        "momentum": 0.9,
+        "local-epochs": 150,
+    },
+    own={"rounds": 1, "local-epochs": 100},
+)
+class Ensemble(FederatedStrategy[Keys, Members]):
     """Ensemble: the server collects locally trained networks of any architecture and averages their predictions."""
-
-    method = ensemble
 
     def admit(self, reply: Reply) -> None:
         if self.config.test_on != "local" and (self.run.model or not reply.report.own_data):

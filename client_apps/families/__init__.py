@@ -1,0 +1,1 @@
+"""What the client sides of several methods share."""

@@ -1,0 +1,24 @@
+"""Client side of local training, which sends nothing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from fedhet.client import ClientSide
+from fedhet.data import Examples
+from fedhet.messages import Payload
+from fedhet.strategies.local import Keys
+from fedhet.training import Phase
+
+
+class Local(ClientSide[Keys]):
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        phases = super().phases(payload)
+        if self.options.public == "unused":
+            return phases
+        public = self.client.public
+        assert public.labels is not None  # as the traits say
+        inputs, labels = self.client.data.train.at(slice(None))
+        examples = Examples(torch.cat([inputs, public.inputs]), torch.cat([labels, public.labels]))
+        return [replace(phase, examples=examples, augmented=True) for phase in phases]

@@ -1,0 +1,1 @@
+"""What the strategies of several methods share."""

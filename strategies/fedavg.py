@@ -1,0 +1,15 @@
+"""FedAvg (McMahan et al., AISTATS 2017): the server averages the clients' networks.
+
+client i:  w_i(t) = argmin_w  L_i(w), from w(t-1)
+server:    w(t) = sum_i n_i w_i(t) / sum_i n_i        for n_i examples
+"""
+
+from fedhet.methods.method import Traits, method
+from fedhet.methods.options import Options
+from fedhet.methods.sharing import EVERYTHING
+from fedhet.server import FederatedStrategy, State
+
+
+@method("fedavg", Traits(networks="equal", shares=EVERYTHING, common_init=True))
+class FedAvg(FederatedStrategy[Options, State]):
+    """FedAvg: the average of clients' networks weighted by numbers of examples (McMahan et al., AISTATS 2017)."""

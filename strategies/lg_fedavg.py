@@ -1,0 +1,15 @@
+"""LG-FedAvg (Liang et al., 2020): the server averages the networks' heads, and clients keep their other layers.
+
+client i:  h_i, phi_i(t) = argmin  L_i(h, phi), from h(t-1) and phi_i(t-1)
+server:    h(t) = sum_i n_i h_i / sum_i n_i
+"""
+
+from fedhet.methods.method import Traits, method
+from fedhet.methods.options import Options
+from fedhet.methods.sharing import HEAD
+from fedhet.server import FederatedStrategy, State
+
+
+@method("lg-fedavg", Traits(shares=HEAD, keeps="model", common_init=True))
+class LGFedAvg(FederatedStrategy[Options, State]):
+    """LG-FedAvg: the average of the heads of clients' networks (Liang et al., 2020)."""

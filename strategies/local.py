@@ -1,0 +1,25 @@
+"""Local training: each client trains its own network, the baseline of every comparison."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedhet.methods.method import Traits, method
+from fedhet.methods.options import Options, option
+from fedhet.server import FederatedStrategy, State
+
+
+@dataclass(frozen=True)
+class Keys(Options):
+    public: Literal["unused", "mixed"] = option(
+        "unused", "labelled public examples: unused, or mixed into the client's training batches"
+    )
+
+
+@method(
+    "local",
+    lambda keys: Traits(keeps="model", communicates=False, public="labelled" if keys.public == "mixed" else "none"),
+    Keys,
+    client="fedhet.client_apps.local:Local",
+)
+class Local(FederatedStrategy[Keys, State]):
+    """Local training: clients train their own networks and send nothing."""
