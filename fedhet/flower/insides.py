@@ -1,5 +1,6 @@
 """Access to undocumented parts of Flower; each has a test, which fails if a new version of Flower changes it."""
 
+import _thread
 import gc
 import inspect
 import os
@@ -27,6 +28,7 @@ from flwr.supercore.differential_privacy import KEY_NORM_BIT
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.errors import ConfigError
+from fedhet.utils.text import log
 
 R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord, RecordDict)
 
@@ -137,6 +139,18 @@ def private_wrapper_of(strategy: Strategy) -> PrivateWrapper | None:
 def simulated(grid: Grid | None) -> bool:
     """Return whether a grid belongs to a simulation of Flower's runtime."""
     return type(grid).__name__ == "InMemoryGrid"
+
+
+def check_cluster_of(grid: Grid) -> None:
+    """If `grid` belongs to a simulation whose Ray cluster does not answer, log that, end the simulation and raise."""
+    if not simulated(grid):
+        return
+    try:
+        check_cluster()
+    except ConfigError as error:
+        log.error("%s", error)
+        _thread.interrupt_main()  # the main thread waits for Ray
+        raise
 
 
 def check_cluster() -> None:

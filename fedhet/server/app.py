@@ -1,6 +1,5 @@
 """The server side of a run: on any Flower Grid, or as a Flower ServerApp."""
 
-import _thread
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,9 +12,8 @@ from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
 from fedhet.data.examples import relabelled, resident
 from fedhet.data.own import as_public_dataset
-from fedhet.errors import ConfigError
 from fedhet.flower import ArrayRecord, Context, Grid, MetricRecord, ServerApp
-from fedhet.flower.insides import check_cluster, simulated
+from fedhet.flower.insides import simulated
 from fedhet.messages.protocol import names_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
@@ -35,7 +33,6 @@ from fedhet.utils import text
 from fedhet.utils.files import expanded, private_files
 from fedhet.utils.machine import device_of
 from fedhet.utils.randomness import seeded
-from fedhet.utils.text import log
 
 
 def serve(
@@ -99,13 +96,6 @@ def make_server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        if simulated(grid):
-            try:
-                check_cluster()
-            except ConfigError as error:
-                log.error("%s", error)
-                _thread.interrupt_main()  # which waits for Ray
-                raise
         config = configuration.resolve(context.run_config)
         engine = config.engine if "engine" in config.chosen else "flwr"
         effective(config.replace(engine=engine), registry.traits(config), config.chosen)  # refuses local keys

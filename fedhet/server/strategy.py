@@ -16,7 +16,7 @@ from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result
-from fedhet.flower.insides import simulated
+from fedhet.flower.insides import check_cluster_of, simulated
 from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.flower.privacy import PrivacyLedger, mod_ledger, wrapper_ledger
 from fedhet.messages.protocol import JOIN
@@ -199,6 +199,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     def handshake(self, grid: Grid) -> None:
         """Wait for clients and admit those that can take part; raise a FedhetError if there are too few."""
+        check_cluster_of(grid)
         exact = "clients" in self.config.chosen
         least = max(self.config.min_clients, self.run.flower_options.least)
         wanted = self.config.clients if exact else least

@@ -158,3 +158,15 @@ def test_a_cluster_that_does_not_answer_is_refused(monkeypatch, tmp_path, scheme
             fedhet.run({"method": "local", "engine": "ray"}, out=tmp_path / "run", progress=False)
     monkeypatch.setenv("RAY_ADDRESS", "local")
     insides.check_cluster()
+
+
+def test_a_strategy_in_a_simulation_without_its_cluster_says_so_and_ends_the_simulation(monkeypatch, caplog):
+    ended = []
+    monkeypatch.setattr("fedhet.flower.insides.ANSWERED", 0.3)
+    monkeypatch.setattr("_thread.interrupt_main", lambda: ended.append(True))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ConfigError, match="no Ray cluster answers"):
+            fedhet.FedAvg().start(object.__new__(InMemoryGrid))
+    assert ended
+    assert "no Ray cluster answers" in caplog.text
