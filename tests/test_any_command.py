@@ -127,6 +127,7 @@ COMMANDS: dict[str, Words] = {
         )
     ),
     "report": words_of(st.tuples(st.lists(PLACE, max_size=3), options(out=PLACE))),
+    "results": words_of(st.tuples(PLACE, options(engine=JUNK, out=PLACE))),
     "clean": options(**{"days": NUMBER, "state-dir": PLACE}),
     "node": options(superlink=JUNK, **{"node-config": JUNK, "set": ANY_SET}).map(lambda words: ["check", *words]),
     "keys": st.lists(METHOD | JUNK, max_size=2),
@@ -189,7 +190,7 @@ def test_any_comparison_ends_in_words(command: list[str]) -> None:
     ends_in_words(command)
 
 
-@any_command("report", "clean", "node", "keys", "list", examples=30)
+@any_command("report", "results", "clean", "node", "keys", "list", examples=30)
 def test_any_other_command_ends_in_words(command: list[str]) -> None:
     ends_in_words(command)
 

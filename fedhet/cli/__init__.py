@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -183,6 +184,22 @@ def report(
 
 
 @app.command()
+def results(
+    run: Annotated[str, typer.Argument(metavar="FOLDER", help="The run's folder on the server's machine.")],
+    engine: Annotated[str, typer.Option(metavar="ENGINE", help="The SuperLink connection of the run.")],
+    out: Annotated[Path | None, arguments.place("A new folder; by default one of the same name in runs/.")] = None,
+) -> None:
+    """Bring summary, history, clients and global model of a run from the machine of a SuperLink."""
+    with _errors():
+        folder = out or Path("runs") / Path(run).name
+        _quietly("fedhet.engines.results").fetch(run, engine, folder)
+        from fedhet.results.terminal import closing_table
+
+        terminal().print(closing_table(folder))
+        typer.echo(printable(f"the results are in {folder.resolve()}"))
+
+
+@app.command()
 def clean(
     days: Annotated[float, typer.Option(min=0, help="Age in days from which runs are removed.")] = 30,
     state_dir: arguments.StateDir = None,
@@ -329,6 +346,9 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
         line.close()
     if not result.summary:
         typer.echo(f"completed in {time.perf_counter() - started:.1f} s; the results are in {folder.resolve()}{where}")
+        if isinstance(chosen, Config):
+            words = f"fedhet results {shlex.quote(str(folder.resolve()))} --engine {chosen.engine}"
+            typer.echo(printable(f"{words} brings them here"))
         return
     console.print(closing_table(result.folder))
     page = "report.html, " * (result.folder / "report.html").is_file()

@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
 
     The engine is `ray`, for a simulation on this machine, or the name of a SuperLink connection in Flower's config.
     `folder` is the run directory on the server's machine; with `resume`, the run in it is continued. `observers` are
-    notified of every round if this machine can read the folder.
+    notified of every round if this machine can read the folder, and otherwise receive the server's lines about rounds.
     """
     simulated = config.engine == superlink.SIMULATION
     if config.method_name not in registry.installed_methods():
@@ -59,8 +61,8 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
         raise ConfigError(
             f"Ray cannot start {sys.executable}, since its path has a space: set engine = 'local' or use another path"
         )
-    if not simulated and config.engine not in (known := connections()):
-        raise ConfigError(nearest("engine", config.engine, ["local", superlink.SIMULATION, *known]))
+    if not simulated:
+        check_connection(config.engine)
     federation = _federation(config) if simulated else []
     with ended_by_signals(), tempfile.TemporaryDirectory(prefix="fedhet-") as temporary, ExitStack() as stack:
         work = Path(temporary)
@@ -103,6 +105,7 @@ def _follow(
         asked = time.monotonic() + PENDING
         while process.poll() is None:
             watch.look()
+            watch.hear(superlink.printed(output))
             time.sleep(0.2)
             # Ray says this of worker processes that do not start in 40 seconds, and tries again for ever.
             if not watch.began and any("crashed during start" in line for line in superlink.printed(output)):
@@ -117,6 +120,7 @@ def _follow(
                         engine,
                     )
         watch.look()
+        watch.hear(superlink.printed(output))
     except BaseException:  # Ctrl-C too: the run must not go on without us
         if (run := superlink.started_run(output)) is not None:
             log.warning("stopping the run")
@@ -129,7 +133,9 @@ def _follow(
     # Flower exits with 0 even if a run failed; its list and the run's summary tell.
     ended, details = status()
     otherwise = f"the run ended as {ended}: {details}" if ended else "Flower did not start the run:"
-    watch.check(f"{otherwise}\n{superlink.tail(output)}", completed=ended == "finished:completed")
+    if not details:
+        otherwise += f"\n{superlink.tail(output)}"
+    watch.check(otherwise, completed=ended == "finished:completed")
 
 
 class _Watch:
@@ -139,6 +145,7 @@ class _Watch:
         self._run, self._last, self._folder, self._observers = run, last, folder, observers
         self._history, self._summary = folder / "history.jsonl", folder / "summary.json"
         self._size, self._seen = -1, -1  # bytes and rounds of the history; -1 before this run writes it
+        self._heard = 0  # lines of the server's log
         self._earlier = self._history.stat().st_ino if self._history.is_file() else None
         self._earlier_summary = self._summary.read_bytes() if self._summary.is_file() else b"{}"
 
@@ -168,6 +175,13 @@ class _Watch:
                 observer.round(self._run, report)
         self._seen = len(rows)
 
+    def hear(self, log: Sequence[str]) -> None:
+        """Notify observers of the rounds in the server's log, if this machine cannot read the run directory."""
+        rounds = [] if self.began else [line for line in log if re.match(r"round \d+/\d+: ", line)]
+        for line, observer in product(rounds[self._heard :], self._observers):
+            observer.heard(line)
+        self._heard = max(self._heard, len(rounds))
+
     def check(self, otherwise: str, *, completed: bool) -> None:
         """Raise a FedhetError if the run is not `completed`, with the error in `summary.json` or else `otherwise`."""
         found = self._summary.read_bytes() if self._summary.is_file() else self._earlier_summary
@@ -182,11 +196,13 @@ class _Watch:
             observer.failed(self._run, error) if error else observer.finished(self._run)
 
 
-def connections() -> list[str]:
-    """Return the names of the SuperLink connections in Flower's config."""
+def check_connection(engine: str) -> None:
+    """Check that Flower's config has a SuperLink connection of the name `engine`; raise a ConfigError otherwise."""
     path = superlink.flwr_home() / "config.toml"
     table = load(path).get("superlink", {}) if path.is_file() else {}
-    return [name for name, value in table.items() if isinstance(value, Mapping)]
+    known = [name for name, value in table.items() if isinstance(value, Mapping)]
+    if engine not in known:
+        raise ConfigError(nearest("engine", engine, ["local", superlink.SIMULATION, *known]))
 
 
 def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> dict[str, Any]:
@@ -247,8 +263,11 @@ def app_table() -> str:
     return tomli_w.dumps(nest({f"tool.flwr.app.config.{key}": value for key, value in declared.items()}))
 
 
-def make_app(app: Path) -> Path:
-    """Write a Flower app with a copy of the installed fedhet into the folder `app`, and return the folder."""
+def make_app(app: Path, server: str = "fedhet.server.app:app") -> Path:
+    """Write a Flower app with a copy of the installed fedhet into the folder `app`, and return the folder.
+
+    `server` is where its ServerApp is imported from.
+    """
     package = Path(__file__).resolve().parents[1]
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, app / "fedhet", ignore=ignored)
@@ -257,7 +276,7 @@ def make_app(app: Path) -> Path:
             shutil.copytree(package.parent / name, app / name, ignore=ignored)
     project = {"name": "fedhet", "version": __version__, "license": "Apache-2.0"}
     project["description"] = "A copy of fedhet, made for one run"
-    components = {"serverapp": "fedhet.server.app:app", "clientapp": "fedhet.client.app:app"}
+    components = {"serverapp": server, "clientapp": "fedhet.client.app:app"}
     table = {"project": project, "tool": {"flwr": {"app": {"publisher": "fedhet", "components": components}}}}
     (app / "pyproject.toml").write_text(f"{tomli_w.dumps(table)}\n{app_table()}", encoding="utf-8")
     return app

@@ -62,6 +62,9 @@ class Observer:
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Called after each round with its results (`report`), when `run.state` has been updated."""
 
+    def heard(self, line: str) -> None:
+        """Called with the server's line of progress about a round, if its files are on another machine."""
+
     def finished(self, run: RunInfo) -> None:
         """Called when the run is complete, after the evaluation at the end."""
 

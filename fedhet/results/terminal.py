@@ -176,6 +176,9 @@ class ProgressLine(Observer):
             left = (time.monotonic() - self._started) / row["round"] * (self._last - row["round"])
             self._say(f"round {row['round']}/{self._last}: {self._news}, {left:.0f} s left")
 
+    def heard(self, line: str) -> None:
+        self._say(line)
+
     def failed(self, run: RunInfo, error: BaseException) -> None:
         self.close()
 

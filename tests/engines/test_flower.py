@@ -1,5 +1,6 @@
 """Flower's engines: the app that is shipped, and its runs on Ray, which equal local ones."""
 
+import contextlib
 import io
 import json
 import os
@@ -12,7 +13,8 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,12 +25,12 @@ import fedhet
 from fedhet.cli import new_project
 from fedhet.config import configuration
 from fedhet.config.toml import flatten, to_toml
-from fedhet.engines import flower
+from fedhet.engines import flower, results
 from fedhet.engines.flower import make_app
 from fedhet.engines.superlink import command, environment_of_commands, superlink
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import registry
-from fedhet.results.observers import RunInfo
+from fedhet.results.observers import Observer, RunInfo
 from fedhet.results.state import State
 from fedhet.testing import Run
 
@@ -351,7 +353,7 @@ PRINTED = "Successfully started run 7\n\x1b[93mWARNING \x1b[0m:     1 of 3 clien
 def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Follows a run of which `flwr run` prints a text, and whose status is given."""
 
-    def follow(status: str, printed: str = PRINTED) -> None:
+    def follow(status: str, printed: str = PRINTED, observers: Sequence[Observer] = ()) -> None:
         listed = json.dumps({"runs": [{"status": status, "status-details": ""}]})
         monkeypatch.setattr(flower, "PENDING", 0.0)
         monkeypatch.setattr(flower.superlink, "command", lambda name: sys.executable)
@@ -365,7 +367,7 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
         monkeypatch.setattr(flower.superlink, "begin", begin)
         run = RunInfo("fedavg", registry.traits(configuration.resolve({})), State())
-        watch = flower._Watch(run, 1, tmp_path, [])
+        watch = flower._Watch(run, 1, tmp_path, observers)
         flower._follow([], tmp_path, {}, "hospitals", tmp_path / "run.log", watch)
 
     return follow
@@ -374,6 +376,44 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 def test_absent_clients_are_named_at_the_end(follow: Callable[[str], None], caplog: pytest.LogCaptureFixture) -> None:
     follow("finished:completed")
     assert caplog.messages == ["1 of 3 clients took no part: client 2: too few"]
+
+
+def test_rounds_of_a_server_elsewhere_are_told(follow: Callable[..., None], tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Listener(Observer):
+        def heard(self, line: str) -> None:
+            heard.append(line)
+
+    follow("finished:completed", f"{PRINTED}round 1/2: 3 clients\nround 2/2: 3 clients\n", [Listener()])
+    assert heard == ["round 1/2: 3 clients", "round 2/2: 3 clients"]
+    (tmp_path / "history.jsonl").write_text("{}")  # whose rounds are read from here
+    follow("finished:completed", f"{PRINTED}round 1/2: 3 clients\n", [Listener()])
+    assert len(heard) == 2
+
+
+def test_results_arrive_from_the_servers_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "models").mkdir(parents=True)
+
+    def ran(words: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
+        context: Any = SimpleNamespace(run_config=tomllib.loads(words[-1]))
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            results.main(cast(Any, None), context)
+        return subprocess.CompletedProcess(words, 0, output.getvalue(), "")
+
+    monkeypatch.setattr(results, "check_connection", lambda engine: None)
+    monkeypatch.setattr(results.subprocess, "run", ran)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    with pytest.raises(FedhetError, match="has no run: give the folder that fedhet run has printed"):
+        results.fetch(str(there), "hospitals", here)
+    for name in results.FILES:
+        (there / name).write_text(f"content of {name}")
+    (there / "key.pem").touch()
+    results.fetch(str(there), "hospitals", here)
+    sent = {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()}
+    assert sent == {*results.FILES}
+    assert all((here / name).read_text() == f"content of {name}" for name in sent)
 
 
 def test_pending_and_failed_runs_are_reported(
