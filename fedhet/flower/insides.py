@@ -1,7 +1,6 @@
 """Access to undocumented parts of Flower; each has a test, which fails if a new version of Flower changes it."""
 
 import _thread
-import gc
 import inspect
 import os
 import re
@@ -21,7 +20,6 @@ from flwr.server.strategy.aggregate import aggregate_krum as aggregate_krum
 from flwr.server.strategy.aggregate import aggregate_median as aggregate_median
 from flwr.server.strategy.aggregate import aggregate_trimmed_avg as aggregate_trimmed_avg
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
 from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedClippingBase
 from flwr.supercore.differential_privacy import KEY_NORM_BIT
@@ -124,16 +122,19 @@ def mods_of(app: ClientApp) -> list[Any]:
     return mods or [*app._mods]
 
 
-def private_wrapper_of(strategy: Strategy) -> PrivateWrapper | None:
-    """Return the differential privacy wrapper of `strategy`, or None; raises a ConfigError if there are several."""
-    # A wrapper passes nothing to the strategy's hooks that shows its noise and norm, which the accounting needs.
-    attributes = [each for each in gc.get_referrers(strategy) if isinstance(each, dict)]
-    holders = gc.get_referrers(strategy, *attributes)
-    wrappers = [each for each in holders if isinstance(each, PrivateWrapper) and each.strategy is strategy]
-    if len(wrappers) > 1:
-        names = ", ".join(sorted({type(each).__name__ for each in wrappers}))
-        raise ConfigError(f"{len(wrappers)} wrappers ({names}) contain the same strategy: create a strategy for each")
-    return wrappers[0] if wrappers else None
+def private_wrapper_of(strategy: object) -> PrivateWrapper | None:
+    """Return the differential privacy wrapper that is calling a method of `strategy`, or None.
+
+    A wrapper passes nothing to these methods that shows its noise and norm, which the accounting needs, so it is looked
+    up in the frames of the call.
+    """
+    frame = inspect.currentframe()
+    while frame:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, PrivateWrapper) and caller.strategy is strategy:
+            return caller
+        frame = frame.f_back
+    return None
 
 
 def simulated(grid: Grid | None) -> bool:

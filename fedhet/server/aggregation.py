@@ -78,12 +78,12 @@ class Aggregator:
         bound = self.bound
         if not groups or (not bound and len(groups) < 3):
             return groups
-        norms = {client: _norm(groups[client], starts.get(client, {}), scales.get(client, {})) for client in groups}
+        norms = {client: distance(groups[client], starts.get(client, {}), scales.get(client, {})) for client in groups}
         most = (bound or 1.0) * median(norms.values()) or math.inf  # if most clients did not train
         clipped, cuts = dict(groups), self.run.round.cuts
         for client, norm in norms.items():
             start = starts.get(client, {})
-            if norm <= most or (not bound and norm <= max(FURTHEST * most, FURTHEST_FROM_START * _norm(start, {}))):
+            if norm <= most or (not bound and norm <= max(FURTHEST * most, FURTHEST_FROM_START * distance(start, {}))):
                 continue
             if not bound:
                 text = "client %s: its update is over %g times the median one and %g times its weights: it is reduced"
@@ -151,7 +151,8 @@ def _toward(array: Array, before: Array | None, fraction: float) -> Array:
     return np.asarray(start + fraction * (array.astype(np.float64) - start), array.dtype)  # without axes it is a number
 
 
-def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = {}) -> float:
+def distance(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = {}) -> float:
+    """Return the root mean square of the floating-point entries of `arrays` - `before`, each times its `scales`."""
     squares, entries = 0.0, 0
     for name, array in arrays.items():
         if array.dtype.kind == "f":
@@ -159,16 +160,6 @@ def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = {}) -> f
             squares += scales.get(name, 1.0) ** 2 * float(np.vdot(moved, moved))
             entries += array.size
     return math.sqrt(squares / entries) if entries else 0.0
-
-
-def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
-    """Return, by client, the sum over arrays of the L2 distance to another client's nearest array of that name."""
-    total = dict.fromkeys(sent, 0.0)
-    for client, arrays in sent.items():
-        for name, array in arrays.items():
-            others = [group[name] for other, group in sent.items() if other != client and name in group]
-            total[client] += min((_norm({name: array}, {name: each}) for each in others), default=0.0)
-    return total
 
 
 def robust(clients: list[list[Array]], rule: str, fraction: float) -> list[Array]:

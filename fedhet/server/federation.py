@@ -3,10 +3,11 @@
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import Grid, Message, MessageType, RecordDict
+from fedhet.flower import Grid, Message, MessageType
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import simulated
 from fedhet.flower.messages import Encoder, check_written, read_reply, sent_along, write_request
@@ -24,7 +25,7 @@ GRACE = 10.0  # minimum time in seconds to wait for a required number of nodes, 
 
 
 class Federation:
-    """The clients of a run, and the exchange of messages with them, which counts bytes in `run.round`.
+    """The clients of a run, and the exchange of messages with them; only `_message` and `read` count bytes.
 
     Attributes:
         nodes: the Flower node id of each connected client, in order of client name.
@@ -75,25 +76,71 @@ class Federation:
                 self.run.round.fail(client, "is absent")
         return [client for client in self.nodes if client in wanted]
 
-    def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
-        """Return a message for each client; `kind` is Flower's message type, `asked` are fields of the `Request`."""
-        encoder, messages = Encoder(flower=self.run.flower), []
+    def admit(self, node: int, reply: Reply, claimed: str) -> None:
+        """Add a client, whose node claims the name `claimed` in its handshake `reply`."""
+        client = reply.client
+        self.nodes[client] = node
+        self.claimed[client] = claimed
+        self.known[client] = replace(reply, payload=Payload())
+        self.specs[client] = reply.report.spec
+        self.run.clients[node] = client
+
+    def connected(self, payloads: Mapping[str, Payload]) -> dict[str, Payload]:
+        """Return the payloads of connected clients."""
+        return {client: payload for client, payload in payloads.items() if client in self.nodes}
+
+    def failed_functions(self, replies: Mapping[str, Reply]) -> list[str]:
+        """Return the clients that should have trained by their own functions and have no valid reply."""
+        training = [client for client in self.nodes if client in self.run.round.training]
+        return [client for client in training if client not in replies and self.known[client].report.wrapped]
+
+    def training(self, payloads: Mapping[str, Payload], *, flower: bool = False) -> list[Message]:
+        """Return the messages of the current round that ask clients to train (see `messages`)."""
+        run = self.run
+        epochs = run.config.closing_epochs if run.round.closing else run.config.local_epochs
+        return self.messages(MessageType.TRAIN, payloads, flower=flower, epochs=epochs, evaluate=run.evaluates_now)
+
+    def evaluation(self, payloads: Mapping[str, Payload], *, flower: bool = False) -> list[Message]:
+        """Return the messages that ask clients to evaluate (see `messages`)."""
+        return self.messages(MessageType.EVALUATE, payloads, flower=flower, evaluate=True)
+
+    def messages(
+        self, kind: str, payloads: Mapping[str, Payload], *, flower: bool = False, **asked: Any
+    ) -> list[Message]:
+        """Return a message for each client; `kind` is Flower's message type, `asked` are fields of the `Request`.
+
+        With `flower`, arrays are in Flower's format, also those of replies.
+        """
+        encoder = Encoder(flower=flower)
+        messages = []
         for client, payload in payloads.items():
             called = client if client != self.claimed[client] else ""
-            own = {"expected": self.run.state.clients[client].trained, "called": called}
-            messages.append(self._message(kind, self.nodes[client], encoder(payload), **own, **asked))
-            self.run.round.down[client] += payload.nbytes
+            trained = self.run.state.clients[client].trained
+            node = self.nodes[client]
+            message = self._message(
+                kind, node, payload, encoder, expected=trained, called=called, flower=flower, **asked
+            )
+            messages.append(message)
         return messages
 
-    def _message(self, kind: str, node: int, content: RecordDict, **asked: Any) -> Message:
-        run, round = self.run, self.run.round
+    def _message(self, kind: str, node: int, payload: Payload, encoder: Encoder, **asked: Any) -> Message:
+        run = self.run
+        round = run.round
         common: dict[str, Any] = {"run": run.state.run, "public": run.state.public, "here": proof(run.config.text)}
-        common |= {"closing": round.closing, "final": round.final, "flower": run.flower, "names": run.state.names}
+        common |= {"closing": round.closing, "final": round.final, "names": run.state.names}
         request = Request(round.number, **common, **asked)
         entries = sent_along(run.train_config, run.evaluate_config, run.flower_options.names)
+        content = encoder(payload)
         write_request(content, request, run.config.text, entries)
         round.sent[node] = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
+        round.down[node] += payload.nbytes
         return round.sent[node]
+
+    def read(self, node: int, message: Message) -> Reply:
+        """Return the reply in a node's message; raise a FedhetError if it is an error, a refusal, or invalid."""
+        reply = read_reply(message)
+        self.run.round.up[node] += reply.payload.nbytes
+        return reply
 
     def ask(self, question: str, payloads: Mapping[str, Payload], check: Check | None = None) -> dict[str, Reply]:
         """Send a query to clients, in addition to the round's messages, and return the valid replies by client.
@@ -109,7 +156,7 @@ class Federation:
         """Send the query `question` to nodes and yield (node id, reply); `asked` are fields of the `Request`."""
         encoder = Encoder()
         messages = [
-            self._message(MessageType.QUERY, node, encoder(payload), question=question, **asked) for node in nodes
+            self._message(MessageType.QUERY, node, payload, encoder, question=question, **asked) for node in nodes
         ]
         return self.by_node(self.send(messages)) if messages else ()
 
@@ -122,7 +169,7 @@ class Federation:
         assert self.grid is not None, "a strategy talks to its clients only after start or configure_train"
         return self.grid.send_and_receive(messages, timeout=self.run.config.timeout)
 
-    def by_node(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
+    def by_node(self, replies: Iterable[Message], or_else: str = "") -> Iterator[tuple[int, Message]]:
         """Yield (node id, reply) in the order in which messages were sent; record nodes without a reply as failed."""
         round = self.run.round
         sent, round.sent = round.sent, {}
@@ -140,20 +187,22 @@ class Federation:
                     check_written(answers[node])
                 yield node, answers[node]
             else:
-                hook = " (or a hook of the strategy left the client out)" if self.run.flower else ""
-                round.fail(names.get(node, f"at node {node}"), f"no reply within {self.run.config.timeout:g} s{hook}")
+                reason = f"no reply within {self.run.config.timeout:g} s{or_else}"
+                round.fail(names.get(node, f"at node {node}"), reason)
 
-    def receive(self, replies: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
-        """Return replies by client that are valid and pass `check`, in order of name; record the others as failed."""
+    def receive(self, replies: Iterable[Message], check: Check | None = None, or_else: str = "") -> dict[str, Reply]:
+        """Return replies by client that are valid and pass `check`, in order of name; record the others as failed.
+
+        `or_else` is added to the reason of failure of a client without a reply.
+        """
         run, round = self.run, self.run.round
         names = {node: client for client, node in self.nodes.items()}
         valid: dict[str, Reply] = {}
         notes: list[tuple[str, str]] = []
-        for node, message in self.by_node(replies):
+        for node, message in self.by_node(replies, or_else):
             client = names[node]
             try:
-                reply = read_reply(message)
-                round.up[client] += reply.payload.nbytes
+                reply = self.read(node, message)
                 self._check(client, reply)
                 if check:
                     check(reply)
@@ -204,7 +253,8 @@ class Federation:
         ):
             if count != before and not wrapped:
                 raise WireError(
-                    f"the client has {count} {kind} examples, but had {before} in its handshake: do not change its data"
+                    f"the client has {count} {kind} examples, but reported {before} in the handshake: its data must "
+                    "not change during a run"
                 )
         if reply.given_weight and not wrapped:
             raise WireError(

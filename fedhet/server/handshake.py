@@ -1,17 +1,19 @@
 """The handshake, which admits clients whose networks and data the method can combine."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.config.validation import effective, is_complete
+from fedhet.data import PublicDataset
 from fedhet.data.names import CLASSES, alike, merged, permuted, plain, shown, unlike
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower.insides import simulated
-from fedhet.flower.messages import name_in, read_reply
-from fedhet.messages import Payload, Reply, Spec, check, check_finite, check_room
+from fedhet.flower import Grid
+from fedhet.flower.insides import check_cluster_of, simulated
+from fedhet.flower.messages import name_in
+from fedhet.messages import Arrays, Payload, Reply, Spec, check, check_finite, check_room
 from fedhet.messages.payload import bytes_of, difference
 from fedhet.messages.protocol import FIRST, HANDSHAKE, MOST_NAMES, names_in, names_text, with_public_dataset
 from fedhet.methods import registry
@@ -20,9 +22,8 @@ from fedhet.methods.options import Config
 from fedhet.results.history import read_run, run_of
 from fedhet.results.state import ClientRecord
 from fedhet.server.claims import check_claims
-from fedhet.server.federation import reason_of
-from fedhet.server.round import Common, Hooks
-from fedhet.server.run import named
+from fedhet.server.federation import Federation, await_nodes, reason_of
+from fedhet.server.run import Round, Run, named
 from fedhet.utils.files import expanded, state_folder
 from fedhet.utils.statistics import client_order, in_order
 from fedhet.utils.text import log
@@ -30,18 +31,70 @@ from fedhet.utils.text import log
 NOBODY = "no client can take part:"
 """First line of an error message, followed by the reasons why clients were refused."""
 
+
+class Common(NamedTuple):
+    """A value that must be equal for all clients of a run; `remedy` is advice for a client with another value."""
+
+    value: int | str
+    remedy: str
+
+
 Claims = list[tuple[str, Hashable]]  # names and values of properties in which clients must agree, such as the task
 
 UNSEEN = 2**26  # bytes of a network's arrays above which the client must send them before the server builds copies
 
 
 class Handshake:
-    """The admission of clients, which uses the description (`Report`) that a new node sends of its client."""
+    """The admission of clients, which uses the description (`Report`) that a new node sends of its client.
 
-    def __init__(self, strategy: Hooks[Any, Any]) -> None:
-        self.strategy, self.run, self.federation = strategy, strategy.run, strategy.federation
+    `public_dataset`, `common`, `accept` and `first_arrays` are hooks of the method, and the server has a number of
+    `copies` of each client's network in memory (see `FederatedStrategy`).
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        federation: Federation,
+        *,
+        public_dataset: Callable[[], PublicDataset | None],
+        common: Callable[[Reply], Mapping[str, Common]],
+        accept: Callable[[Reply], None],
+        first_arrays: Callable[[Spec], Arrays | None],
+        copies: int,
+    ) -> None:
+        self.run = run
+        self.federation = federation
+        self._public_of_server = public_dataset
+        self._common_of_method = common
+        self._accept = accept
+        self._first_arrays = first_arrays
+        self._copies = copies
         self._refused: set[int] = set()  # nodes whose client cannot take part
         self._waiting: set[int] = set()  # nodes of unseen clients
+
+    def begin(self, grid: Grid) -> None:
+        """Wait for clients, and admit those that can take part; raise a FedhetError if there are too few."""
+        check_cluster_of(grid)
+        run, federation = self.run, self.federation
+        exact = "clients" in run.config.chosen
+        least = max(run.config.min_clients, run.flower_options.least)
+        wanted = run.config.clients if exact else least
+        await_nodes(grid, wanted, exact=exact, patience=run.config.wait_for_clients)
+        federation.grid = grid
+        run.round = Round()
+        self.admit()
+        present = federation.nodes
+        if len(present) < least:
+            raise FedhetError(
+                f"only {len(present)} clients can take part, but {least} are needed; start more clients or lower "
+                f"min-clients:\n{run.round.reasons('no further node connected')}"
+            )
+        gone = [client for client in run.state.clients if client not in present]
+        if gone and federation.simulated:
+            raise FedhetError(
+                f"the run cannot continue without {named(gone)}, which took part before; remove the causes:\n"
+                f"{run.round.reasons('no such node')}"
+            )
 
     def admit(self, *, unseen: bool = False) -> None:
         """Admit new nodes as clients; with `unseen`, also the unseen clients, which join after the last round.
@@ -56,12 +109,14 @@ class Handshake:
         federation.nodes = {client: node for client, node in federation.nodes.items() if node in present}
         self._refused &= present
         self._waiting = set() if unseen else self._waiting & present
-        if new := present - {*federation.nodes.values()} - self._refused - self._waiting:
+        new = present - {*federation.nodes.values()} - self._refused - self._waiting
+        if new:
             self._ask(sorted(new), unseen=unseen)
         if not federation.nodes:
             why = "all join after the last round (unseen-clients)" if self._waiting else "there are no nodes"
             raise FedhetError(f"{NOBODY}\n{round.reasons(why)}")
-        self._check_settings()
+        if new:
+            self.check_settings()
         if len(federation.nodes) == 1 and self._refused and self.run.traits.communicates:
             (left,) = federation.nodes
             raise FedhetError(
@@ -69,7 +124,7 @@ class Handshake:
                 f"others:\n{round.reasons()}"
             )
 
-    def _check_settings(self) -> None:
+    def check_settings(self) -> None:
         """Set keys in `train_config`, such as `lr`; raise a ConfigError if a key that the user set has no effect."""
         known = [reply.report for reply in self.federation.known.values()]
         if not all(report.wrapped for report in known):
@@ -92,7 +147,7 @@ class Handshake:
         name gets it only if the client's node no longer replies. `unseen` admits those that join after the last round.
         """
         run, federation = self.run, self.federation
-        public = self.strategy.public_dataset()
+        public = self._public_of_server()
         payload = Payload() if public is None else with_public_dataset(public)
         if not run.state.names:
             run.state.names = names_text({**_names_before(run.config), **(public.names if public else {})})
@@ -109,9 +164,6 @@ class Handshake:
                 self._admit(node, reply, joining=unseen)
             except Exception as error:
                 self._refuse(node, reply.client, error)
-            else:
-                run.round.down[reply.client] += payload.nbytes
-                run.round.up[reply.client] += reply.payload.nbytes
         federation.nodes = {client: federation.nodes[client] for client in in_order(federation.nodes)}
 
     def _opened(self, nodes: Iterable[int], payload: Payload, *, unseen: bool) -> dict[int, tuple[Claims, Reply]]:
@@ -122,7 +174,7 @@ class Handshake:
         opened: dict[int, tuple[Claims, Reply]] = {}
         for node, message in self.federation.query(nodes, HANDSHAKE, payload, begun=bool(self.run.state.clients)):
             try:
-                reply = read_reply(message)
+                reply = self.federation.read(node, message)
                 if not unseen and _comes_last(reply, self.run.config.unseen_clients):
                     self._waiting.add(node)
                     continue
@@ -169,11 +221,11 @@ class Handshake:
         if report.common:
             remedy = "return the same examples as `common` for all clients, or leave it out"
             common["common test set"] = Common(report.common, remedy)
-        if report.public and traits.public != "none" and self.strategy.public_dataset() is None:
+        if report.public and traits.public != "none" and self._public_of_server() is None:
             common["digest of the public dataset"] = Common(
                 report.public, "give all clients the same examples in the same order"
             )
-        return common | dict(self.strategy.common(reply))
+        return common | dict(self._common_of_method(reply))
 
     def _claims(self, reply: Reply) -> Claims:
         traits, spec = self.run.traits, reply.report.spec
@@ -194,14 +246,13 @@ class Handshake:
 
     def _check_size(self, node: int, reply: Reply) -> None:
         """Check that the server has memory for a client's network and, if it is large, that the client can send it."""
-        spec, copies = reply.report.spec, self.strategy.copies
+        spec, copies = reply.report.spec, self._copies
         check_room(copies * bytes_of(spec), "the server needs memory for the client's network:")
         if not copies or bytes_of(spec) <= UNSEEN:
             return
         for _, message in self.federation.query([node], FIRST, Payload()):
-            sent = read_reply(message)
+            sent = self.federation.read(node, message)
             check(sent.arrays.get("model", {}), spec, "the client's network")
-            self.run.round.up[reply.client] += sent.payload.nbytes
             return
         raise FedhetError(f"client {reply.client} did not send its network as the server asked: see the client's log")
 
@@ -230,9 +281,7 @@ class Handshake:
             report.client, ClientRecord(reply.examples, report.architecture, partition=report.partition, node=kept)
         )
         known.examples = reply.examples
-        self.federation.nodes[report.client], self.federation.claimed[report.client] = node, claimed
-        self.federation.known[report.client] = replace(reply, payload=Payload())
-        self.federation.specs[report.client] = report.spec
+        self.federation.admit(node, reply, claimed)
         run.metric, run.own_data = report.metric, run.own_data or report.own_data
         run.noise[report.client] = report.noise
         if report.device not in run.devices:
@@ -259,7 +308,7 @@ class Handshake:
                 )
 
     def _agree(self, reply: Reply, *, joining: bool) -> None:
-        """Check values that all clients must share, such as the task, and call the method's `admit` for a new client.
+        """Check values that all clients must share, such as the task; a new client is shown to the method (`accept`).
 
         Raises a FedhetError if a value differs from that of the other clients. Arrays of the client that the shared
         model lacks are added to it with initial values, unless the client is `joining` after the last round.
@@ -274,11 +323,11 @@ class Handshake:
             if traits.public != "none":
                 digest, size = self._public_dataset(reply)
                 state.public, state.public_size = state.public or digest, state.public_size or size
-            self.strategy.admit(reply)
+            self._accept(reply)
         if traits.shares.averaged and not joining:
             known = state.model | self.run.initial
             missing = {key: each for key, each in reply.report.spec.items() if key not in known}
-            if missing and (first := self.strategy.first_arrays(missing)) is not None:
+            if missing and (first := self._first_arrays(missing)) is not None:
                 state.model = state.model | first
 
     def _agree_on_names(self, reply: Reply) -> None:
@@ -297,7 +346,7 @@ class Handshake:
 
     def _public_dataset(self, reply: Reply) -> tuple[str, int]:
         """Return digest and size of the server's public dataset, else the client's; raise a FedhetError without one."""
-        report, public = reply.report, self.strategy.public_dataset()
+        report, public = reply.report, self._public_of_server()
         if public is not None:
             return public.digest, len(public)
         if report.public:

@@ -2,19 +2,23 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
-from fedhet.flower import MetricRecord
+from fedhet.flower import Grid, MetricRecord
+from fedhet.flower.insides import simulated
 from fedhet.messages import Reply
 from fedhet.messages.protocol import STARTS
 from fedhet.methods.keys import kebab
 from fedhet.methods.method import ABSENT, UNSCORED
 from fedhet.results.observers import Observer, RoundReport, RunInfo
+from fedhet.results.recorder import RunDirectory, recorded
 from fedhet.results.state import ClientRecord
+from fedhet.results.terminal import ProgressLine
 from fedhet.server.claims import limited
-from fedhet.server.run import Run, named
+from fedhet.server.run import Run, named, run_folder
 from fedhet.utils.statistics import (
     ClientRow,
     Metric,
@@ -25,7 +29,7 @@ from fedhet.utils.statistics import (
     summarise,
     weighted_mean,
 )
-from fedhet.utils.text import log
+from fedhet.utils.text import console, log
 
 VALIDATION = "validation-"
 """Prefix of the names of metrics on validation examples in the server's evaluation of the global model."""
@@ -42,6 +46,7 @@ class Reporter:
         self.run, self.size_of, self.observers = run, size_of, list(observers)
         self.on_common_test: Mapping[str, Any] | None = None
         self.evaluated: MetricRecord | None = None
+        self.directory: RunDirectory | None = None  # of the current run, if the reporter records it
         self._rows: list[dict[str, Any]] = []
 
     def info(self) -> RunInfo:
@@ -49,6 +54,32 @@ class Reporter:
         run = self.run
         about = run.method.name, run.traits, run.state, run.metric, run.own_data, tuple(run.devices), run.config.test_on
         return RunInfo(*about, run.privacy.spent() if run.privacy else {}, (*run.told,))
+
+    @contextmanager
+    def recording(self, grid: Grid, *, lines: bool) -> Iterator[None]:
+        """Context manager that records a run in a directory if the key `out` is set, and continues a run in it.
+
+        With `lines`, progress is printed. If the reporter has observers, they record the run, and this has no effect.
+        """
+        if self.observers:
+            yield
+            return
+        config = self.run.config
+        folder = run_folder(config, grid) if config.out else None
+        if lines:
+            self.observers.append(ProgressLine(console(force_terminal=False), folder))
+        with ExitStack() as stack:
+            if folder:
+                opened = recorded(folder, config, "flwr", resume=config.resume, simulated=simulated(grid))
+                observers = stack.enter_context(opened)
+                self.directory = observers[0]
+                self.run.state = self.directory.resumed(self.run.state)
+                self.observers = [*observers, *self.observers]
+            try:
+                yield
+            finally:
+                self.observers = []
+                self.directory = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -79,6 +110,7 @@ class Reporter:
     ) -> MetricRecord:
         """Notify observers of the round's record, to which `more` adds entries, and return the record's metrics."""
         round = self.run.round
+        replies = {client: replies[client] for client in in_order(replies)}
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
         row = self.row(replies, metrics) | more
@@ -111,19 +143,29 @@ class Reporter:
             "train_loss": weighted_mean(losses) if finite else None,
             "work": vars(sum((reply.work for reply in replies.values()), Work())),
             "metrics": {**own_metrics(replies, "further"), **own_metrics(replies, "evaluated"), **metrics},
-            "bytes_up": round.up.total(),
-            "bytes_down": round.down.total(),
+            "bytes_up": self._by_client(round.up).total(),
+            "bytes_down": self._by_client(round.down).total(),
             "timing": {"seconds": time.perf_counter() - round.started},
         }
 
+    def _by_client(self, bytes_by_node: Mapping[int, int]) -> Counter[str]:
+        """Return bytes by client; nodes that were not admitted are left out."""
+        by_client = Counter[str]()
+        for node, count in bytes_by_node.items():
+            if node in self.run.clients:
+                by_client[self.run.clients[node]] += count
+        return by_client
+
     def _client_rows(self, replies: Mapping[str, Reply]) -> list[ClientRow]:
         round, scored, rows = self.run.round, self.run.traits.scored, []
-        for client in in_order({*replies, *round.up, *round.down}):
+        up = self._by_client(round.up)
+        down = self._by_client(round.down)
+        for client in in_order({*replies, *up, *down}):
             known = self.run.state.clients[client]
             evaluations = replies[client].measured if client in replies else {}
             measured = evaluations.get(scored) or evaluations.get(f"common-{scored}")
             accuracy, loss = (measured.metric.value, measured.loss) if measured else (None, None)
-            traffic = round.up[client], round.down[client]
+            traffic = up[client], down[client]
             network = ", ".join(filter(None, [known.architecture, self.size_of(client)]))
             epsilon = replies[client].further.get("epsilon") if client in replies else None
             rows.append(ClientRow(round.number, client, network, known.examples, accuracy, loss, *traffic, epsilon))

@@ -1,9 +1,10 @@
 """The state of a run and of its current round at the server, and the names of run directories."""
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,11 +16,14 @@ from torch import nn
 from fedhet.config import configuration, flower_names
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.data import PublicDataset
-from fedhet.errors import FedhetError, ModelError
+from fedhet.data.own import as_public_dataset
+from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.flower import Grid, Message
 from fedhet.flower.grid import LocalGrid
-from fedhet.flower.privacy import PrivacyLedger
+from fedhet.flower.insides import PrivateWrapper
+from fedhet.flower.privacy import PrivacyLedger, mod_ledger, wrapper_ledger
 from fedhet.messages import Arrays, Reply, difference, spec_of
+from fedhet.methods import registry
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config
 from fedhet.results.state import State
@@ -44,7 +48,7 @@ class Round:
         sent: messages that await a reply, by node id.
         failures: a dict with entries `client` and `reason` for each failure.
         cuts: a dict for each clipped update: the `client`, the update's `norm` and the norm after clipping (`to`).
-        down, up: bytes sent to each client, and received from it.
+        down, up: bytes sent to each node, and received from it, by node id.
     """
 
     number: int = 0
@@ -56,8 +60,8 @@ class Round:
     failures: list[dict[str, str]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     cuts: list[dict[str, Any]] = field(default_factory=list)
-    down: Counter[str] = field(default_factory=Counter)
-    up: Counter[str] = field(default_factory=Counter)
+    down: Counter[int] = field(default_factory=Counter)
+    up: Counter[int] = field(default_factory=Counter)
 
     def fail(self, client: str, reason: str) -> None:
         """Record that a client failed in this round; `reason` is a text for the log."""
@@ -86,11 +90,12 @@ class Run:
         metric, devices: name of the clients' metric, and descriptions of the devices on which clients compute.
         own_data: whether clients have data other than the configured data set.
         initial: `initial_arrays` of `FederatedStrategy.start`, until the shared arrays are set to them.
-        flower: whether Flower's `Strategy.start` runs the rounds, instead of fedhet's.
+        clients: the name of each admitted client by the id of its node; nodes that have left are included.
         flower_options: arguments of Flower's `FedAvg` that are not configuration keys, such as `min_train_nodes`.
         train_config, evaluate_config: entries for the clients' own functions and mods, which are sent unchanged.
         told: texts of the warnings logged so far, in order.
         noise: noise multiplier of each client's `LocalDpMod` (Flower's local differential privacy); 0 without it.
+        private_wrapper: the Flower strategy for differential privacy around the strategy, if any.
         privacy: record of the privacy budget spent; None without Flower's differential privacy.
     """
 
@@ -104,12 +109,13 @@ class Run:
     own_data: bool = False
     devices: list[str] = field(default_factory=list)
     initial: Arrays = field(default_factory=dict)
-    flower: bool = True
+    clients: dict[int, str] = field(default_factory=dict)
     flower_options: FlowerOptions = field(default_factory=FlowerOptions)
     train_config: dict[str, Any] = field(default_factory=dict)
     evaluate_config: dict[str, Any] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
     noise: dict[str, float] = field(default_factory=dict)
+    private_wrapper: PrivateWrapper | None = None
     privacy: PrivacyLedger | None = None
 
     @property
@@ -131,6 +137,29 @@ class Run:
         """Return whether clients are evaluated in this training round, as `evaluate-every` determines."""
         return round % self.config.evaluate_every == 0
 
+    @property
+    def evaluates_now(self) -> bool:
+        """Whether clients are evaluated in the current round, which may be the closing round."""
+        return self.round.closing or self.evaluates(self.round.number)
+
+    @contextmanager
+    def calling(self, hook: str) -> Iterator[None]:
+        """Context manager around a call of the method's `hook`, which seeds generators for the hook.
+
+        An exception in it becomes a FedhetError that names the hook.
+        """
+        number = self.round.number
+        try:
+            with seeded(self.config.seed, hook, number):
+                yield
+        except FedhetError:
+            raise
+        except Exception as error:
+            raise FedhetError(
+                f"round {number}: {hook} of {self.method.name} failed ({type(error).__name__}: {error}); fix the "
+                f"cause and resume the run, which continues after round {number - 1}"
+            ) from error
+
     def override(self, settings: Mapping[str, Any]) -> None:
         """Replace values in the configuration; `settings` has new values by key, such as `rounds`."""
         if settings:
@@ -142,6 +171,35 @@ class Run:
         flat = self.config.flat()
         ours = flower_names.for_training(self.train_config, flat)
         self.override({key: value for key, value in ours.items() if flat[key] != value})
+
+    def open_ledger(self, *, mean: bool) -> None:
+        """Set `privacy`, the record of the budget that this and the strategy's earlier runs spend.
+
+        `mean` says whether the server takes the weighted mean of models, without clipping.
+        """
+        earlier = self.privacy
+        if self.private_wrapper:
+            self.privacy = wrapper_ledger(self.private_wrapper, self.traits, mean=mean, earlier=earlier)
+        elif any(self.noise.values()):
+            self.privacy = mod_ledger(self.noise, self.traits, 0 if earlier else self.state.round, earlier)
+        elif earlier:
+            reason = "a later run adds no noise"
+            self.privacy = PrivacyLedger(earlier.name, self.traits, lambda *_: reason, earlier=earlier)
+
+    def check_that_rounds_counted(self, *, has_global_model: bool) -> None:
+        """Raise a FedhetError if the last 3 rounds (or the last half, if that is fewer) had too few valid replies."""
+        last = self.last_round
+        counted = max([0, *(client.trained for client in self.state.clients.values())])
+        if last - counted >= min(3, math.ceil(last / 2)) > 0:
+            raise FedhetError(
+                f"all rounds after round {counted} of {last} had fewer than {self.config.min_clients} valid replies; "
+                f"correct the causes, or lower min-clients:\n{self.round.reasons('no client was asked')}"
+            )
+        if last and self.traits.whole and not has_global_model:
+            raise FedhetError(
+                f"method {self.method.name} has no global model after round {last}, since rounds had too few valid "
+                "replies: resume the run with more rounds"
+            )
 
     def warn_once(self, line: str, clients: Sequence[str] = ()) -> None:
         """Log the warning `line`, after the names of `clients` (if any), unless it was logged before in the run."""
@@ -192,6 +250,18 @@ class Run:
                 raise FedhetError(
                     f"the server cannot build a network like client {client}'s ({error}): {GIVE_MODELS}"
                 ) from error
+
+
+def public_for(config: Config, public: Any) -> PublicDataset | None:
+    """Return a user's public dataset (see `FederatedStrategy`) without what the method does not need."""
+    dataset = as_public_dataset(public)
+    need = registry.traits(config).public
+    if dataset and need == "labelled" and dataset.labels is None:
+        name = config.method_name
+        raise ConfigError(f"{name} needs labels of the public dataset, which has only inputs: add labels")
+    if dataset and need != "labelled":
+        return dataset.unlabelled if need == "inputs" else None
+    return dataset
 
 
 def named(clients: Sequence[str], most: int = 3) -> str:

@@ -1,45 +1,47 @@
-"""The base class of all strategies, which runs a method from the handshake to the last evaluation."""
+"""The base class of all strategies: a method's hooks, and a run from the handshake to the last evaluation."""
 
 import logging
 import math
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar, cast, get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.config import configuration
 from fedhet.config.flower_names import FlowerOptions, settings_of, to_send
 from fedhet.data import PublicDataset
-from fedhet.data.own import as_public_dataset
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result
-from fedhet.flower.insides import check_cluster_of, simulated
-from fedhet.flower.messages import decode_arrays, encode_arrays
-from fedhet.flower.privacy import PrivacyLedger, mod_ledger, wrapper_ledger
-from fedhet.messages.protocol import JOIN
+from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result, Strategy
+from fedhet.flower.privacy import PrivacyLedger
+from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, as_declared, load_into
 from fedhet.methods import registry
-from fedhet.methods.options import Config, Value
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import Config, Options, Value
 from fedhet.results.observers import Observer
-from fedhet.results.recorder import RunDirectory, recorded
-from fedhet.results.terminal import ProgressLine
+from fedhet.results.state import State
 from fedhet.server.aggregation import Aggregator
-from fedhet.server.federation import Federation, await_nodes
-from fedhet.server.flower_loop import OFFERED, EvaluateFunction, FlowerLoop
-from fedhet.server.handshake import Handshake
-from fedhet.server.reporter import Reporter, unseen_clients
-from fedhet.server.round import P, S
-from fedhet.server.run import Round, Run, named, run_folder
+from fedhet.server.federation import Federation
+from fedhet.server.flower_loop import FlowerInterface, FlowerLoop
+from fedhet.server.handshake import Common, Handshake
+from fedhet.server.initial import check_initial_arrays, request_missing_arrays, take_initial_arrays
+from fedhet.server.loop import EvaluateFunction, run_all
+from fedhet.server.reporter import Reporter
+from fedhet.server.run import Round, Run, public_for
 from fedhet.setup import user_functions
-from fedhet.utils.process import standard_settings
-from fedhet.utils.randomness import seeded
-from fedhet.utils.text import console, log
+from fedhet.utils.randomness import numpy_generator
+from fedhet.utils.statistics import in_order
+from fedhet.utils.text import log
+
+P = TypeVar("P", bound=Options)
+S = TypeVar("S", bound=State)
 
 
-class FederatedStrategy(FlowerLoop[P, S]):
+class FederatedStrategy(FlowerInterface, Generic[P, S]):
     """The base class of all strategies: a `flwr.serverapp.strategy.Strategy` that runs on any Flower Grid.
+
+    A method overrides hooks, from `public_dataset` to `global_model`, whose defaults implement FedAvg.
 
     Args:
         config: a complete configuration, or None if keys are given by keyword.
@@ -51,14 +53,25 @@ class FederatedStrategy(FlowerLoop[P, S]):
         observers: objects that are notified of every round.
 
     Attributes:
+        role: "server", which distinguishes strategies from client classes.
+        method: the declaration of the method: its name, its configuration keys, and what it needs and exchanges.
+        state_class: class of `state`; by default the one in brackets, as in `FederatedStrategy[MyOptions, MyState]`.
+        copies: number of copies of each client's network that the server has in memory.
         on_common_test: the default of the argument `evaluate_fn` of `start`.
+        fresh: whether no run has used `state` yet, so that the next run starts from it.
+        run: the configuration, the state and the current `Round`, in which failures and bytes are counted.
+        federation, aggregator, reporter: the run's clients, the aggregation of arrays, and the reports to observers.
+        admission: the handshake with new clients.
 
     Raises:
         ConfigError: settings are unknown or invalid; the message lists all of them.
     """
 
+    role: ClassVar[str] = "server"
+    method: Method
+    state_class: ClassVar[type[State]] = State
+    copies: ClassVar[int] = 0
     on_common_test: EvaluateFunction | None = None
-    _directory: RunDirectory | None = None  # of the current run, if it writes one
 
     def __init__(
         self,
@@ -77,15 +90,19 @@ class FederatedStrategy(FlowerLoop[P, S]):
             given, options = settings_of(type(self), settings)
             config = configuration.resolve(given)
         self.method = registry.method(config.method_name)
-        dataset, need = as_public_dataset(public), registry.traits(config).public
-        if dataset and need == "labelled" and dataset.labels is None:
-            name = config.method_name
-            raise ConfigError(f"{name} needs labels of the public dataset, which has only inputs: add labels")
-        if dataset and need != "labelled":
-            dataset = dataset.unlabelled if need == "inputs" else None
+        dataset = public_for(config, public)
         function = user_functions.model_function(model)
         self._new_run = partial(Run, self.method, config, public=dataset, model=function, flower_options=options)
+        self._flower = FlowerLoop(self, type(self).__name__, self.overridden)
         self._renew(observers)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        bases = vars(cls).get("__orig_bases__", ()) if "state_class" not in vars(cls) else ()
+        for argument in (argument for base in bases for argument in get_args(base)):
+            kind = getattr(argument, "__bound__", argument)  # of a type variable
+            if isinstance(kind, type) and issubclass(kind, State):
+                cls.state_class = kind
 
     def _renew(self, observers: Sequence[Observer], spent: PrivacyLedger | None = None) -> None:
         """Create the objects for a new run; `spent` records the privacy budget of the strategy's earlier runs."""
@@ -94,17 +111,224 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.aggregator = Aggregator(self.run, self.federation)
         self.reporter = Reporter(self.run, self.size_of, observers)
         self.federation.answered = self.reporter.answered
-        self._admit_clients = Handshake(self).admit
-        self.fresh, self.private_wrapper = True, None
+        self.admission = Handshake(
+            self.run,
+            self.federation,
+            public_dataset=self.public_dataset,
+            common=self.common,
+            accept=self.admit,
+            first_arrays=self.first_arrays,
+            copies=self.copies,
+        )
+        self.fresh = True
 
-    def _restart(self) -> None:
-        """Begin a new run; if `state` was assigned since the last run, training continues from it instead.
+    @property
+    def config(self) -> Config:
+        """The complete configuration of the run."""
+        return self.run.config
 
-        A run in Flower's loop that stopped within a round is ended first.
+    @property
+    def options(self) -> P:
+        """The values of configuration keys that only this method has, such as `fedprox.mu`, in its class `Options`."""
+        return cast(P, self.run.config.options)
+
+    @property
+    def traits(self) -> Traits:
+        """The properties of the method that depend on its configuration, such as the arrays that clients share."""
+        return self.run.traits
+
+    @property
+    def state(self) -> S:
+        """The method's state, which is kept from round to round and saved in checkpoints."""
+        return cast(S, self.run.state)
+
+    @state.setter
+    def state(self, state: S) -> None:
+        self.run.state = state
+        self.fresh = True
+
+    def public_dataset(self) -> PublicDataset | None:
+        """Return the public dataset to send in the handshake; None if clients have one already or need none."""
+        return self.run.public
+
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        """Return values in a handshake reply that must be the same for all clients, by name for error messages.
+
+        The most frequent value in the first handshake is used; clients with another value are refused.
         """
-        self._interrupted()
-        if not self.fresh:
-            self._renew(self.reporter.observers, self.run.privacy)
+        return {}
+
+    def admit(self, reply: Reply) -> None:
+        """Store values of a client's first handshake reply in `state`; raise an exception to refuse the client."""
+
+    def first_arrays(self, missing: Spec) -> Arrays | None:
+        """Return initial values of arrays (`missing`: names, shapes, dtypes), or None to take them from clients."""
+        return None
+
+    def first_model(self, reply: Reply) -> Arrays:
+        """Return the initial weights in a client's reply; raise a WireError if they are invalid."""
+        return reply.arrays.get("model", {})
+
+    def number_of_rounds(self) -> int:
+        """Return the number of rounds; called after clients are admitted, also in a resumed run."""
+        return self.config.rounds
+
+    def participants(self, round: int) -> Sequence[str]:
+        """Return the clients that take part in a round, by default a seeded sample of all clients admitted so far."""
+        known = in_order(self.state.clients)
+        least = max(1, self.run.flower_options.min_train_nodes)
+        count = max(least, math.floor(self.config.fraction_train * len(known) + 0.5))
+        drawn = numpy_generator(self.config.seed, "participation", round).permutation(len(known))[:count]
+        return [known[index] for index in sorted(drawn)]
+
+    def payload_for(self, client: str) -> Payload:
+        """Return the payload for a client's training or evaluation, by default the shared arrays of its network."""
+        model = self.aggregator.part_of(client)
+        return Payload({"model": model} if model else {})
+
+    def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
+        """Return the payloads for training in a round (from 1), by client; by default `payload_for(client)`."""
+        return {client: self.payload_for(client) for client in clients}
+
+    def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
+        """Return the payloads for clients that only evaluate, by client; by default `payload_for(client)`.
+
+        `amid_training` says whether other clients train in the same round.
+        """
+        return {client: self.payload_for(client) for client in clients}
+
+    def check_reply(self, reply: Reply) -> None:
+        """Check a reply after training; raise a WireError if `aggregate_fit` cannot use it.
+
+        By default, a reply must have the shared model. It was already checked that all arrays are finite, and that the
+        model's arrays have the right names and shapes. An exception in `aggregate_fit` ends the run.
+        """
+        if self.federation.specs[reply.client] and "model" not in reply.arrays:
+            raise WireError("the client's reply has no model: check the client's mods and its own train function")
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Update `state` from the valid replies of a round, in order of client name; return metrics for the history.
+
+        By default, average the shared arrays, weighted by numbers of examples.
+        """
+        models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
+        if models and self.traits.shares.averaged:
+            self.state.model = self.state.model | self.aggregator.average(models, self.aggregator.weights(replies))
+        return {}
+
+    def size_of(self, client: str) -> str:
+        """Return the size of a client's network in words, such as "width 0.5", for the history; by default empty."""
+        return ""
+
+    @property
+    def makes_global_model(self) -> bool:
+        """Whether the run creates a global model; by default, if clients share networks or the server trains one."""
+        return self.traits.whole or self.state.serves
+
+    @property
+    def has_global_model(self) -> bool:
+        """Whether there is a global model yet."""
+        return self.makes_global_model and bool(self.state.model)
+
+    def global_arrays(self) -> Arrays:
+        """Return the arrays that `evaluate_fn` and the result of a run receive; by default the shared arrays."""
+        return self.state.model
+
+    def global_model(self) -> nn.Module | None:
+        """Return the global model; None if there is none, or if clients do not share BatchNorm's statistics."""
+        if not self.has_global_model:
+            return None
+        model = self.run.network_like(in_order(self.state.clients)[0])
+        if model.state_dict().keys() - self.state.model.keys():
+            return None
+        load_into(model.state_dict(), self.state.model)
+        return model
+
+    def run_round(self, round: int) -> MetricRecord:
+        """Run round `round` (from 1) or, after the last, the closing round (key `closing-epochs`); return metrics."""
+        run = self.run
+        federation = self.federation
+        run.round = Round(round, closing=round > run.training_rounds)
+        # 1. Admit clients that have connected since the last round.
+        self.admit_clients()
+        # 2. Choose the clients that train.
+        clients = self.choose()
+        # 3. Let the method make their payloads.
+        payloads = self.payloads(clients)
+        # 4. Send the messages, await the replies, and check them.
+        messages = federation.training(payloads)
+        if run.evaluates_now:
+            others = [client for client in federation.nodes if client not in payloads]
+            messages += federation.evaluation(self.evaluation(others, amid_training=not run.round.closing))
+        replies = federation.exchange(messages, self.check)
+        evaluated = self._evaluate_failed(replies)
+        # 5. Let the method update its state.
+        metrics = self.aggregate(replies)
+        # 6. Record the round.
+        run.round.training -= evaluated.keys()
+        return self.reporter.record(replies | evaluated, metrics)
+
+    def admit_clients(self) -> None:
+        """Admit clients that have connected, and complete what depends on them: shared arrays, number of rounds."""
+        self.admission.admit()
+        self._prepare()
+
+    def choose(self) -> list[str]:
+        """Return the connected clients that train in the current round: all of them in the closing round."""
+        round = self.run.round
+        with self.run.calling("participants"):
+            wanted = [*self.state.clients] if round.closing else self.participants(round.number)
+        return self.federation.choose(wanted)
+
+    def payloads(self, clients: Sequence[str]) -> dict[str, Payload]:
+        """Return the payloads of the clients that train in the current round."""
+        round = self.run.round
+        with self.run.calling("configure_fit"):
+            payloads = self.configure_fit(round.number, clients)
+        payloads = self.federation.connected(payloads)
+        round.training = frozenset(payloads)
+        return payloads
+
+    def _evaluate_failed(self, replies: Mapping[str, Reply]) -> dict[str, Reply]:
+        """Evaluate the received model at clients whose own train function failed; return their replies."""
+        failed = self.federation.failed_functions(replies) if self.run.evaluates_now else []
+        if not failed:
+            return {}
+        return self.federation.exchange(self.federation.evaluation(self.evaluation(failed, amid_training=True)))
+
+    def evaluation(self, clients: Sequence[str], *, amid_training: bool = False) -> dict[str, Payload]:
+        """Return the payloads for clients that only evaluate."""
+        with self.run.calling("evaluation_payloads"):
+            payloads = self.evaluation_payloads(clients, amid_training=amid_training)
+        return self.federation.connected(payloads)
+
+    def check(self, reply: Reply) -> None:
+        """Check a client's reply by `check_reply`, if it trained."""
+        if reply.client in self.run.round.training:
+            self.check_reply(reply)
+
+    def aggregate(self, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Call `aggregate_fit` with the replies of trained clients; return its metrics, or {} for too few replies."""
+        run, round = self.run, self.run.round
+        metrics: dict[str, float] = {}
+        trained = {client: reply for client, reply in replies.items() if client in round.training}
+        if trained and len(trained) >= min(self.config.min_clients, len(round.training)):
+            before = self.state.model
+            with run.calling("aggregate_fit"):
+                metrics = self.aggregate_fit(round.number, trained)
+                changed = self.state.model is not before
+                self.state.model = as_declared(self.state.model, self.federation.specs.values())
+            if run.privacy and changed:
+                run.privacy.spend(trained, before, self.state.model)
+            for client, reply in trained.items():
+                self.state.clients[client].trained = round.number
+                self.state.clients[client].examples = reply.examples
+        elif round.training:
+            log.warning("round %d is not aggregated: too few valid replies (%d), see below", round.number, len(trained))
+            if round.number == 1 and not trained:
+                raise FedhetError(f"no client gave a valid reply in the first round; correct this:\n{round.reasons()}")
+        self.state.round = round.number
+        return metrics
 
     def start(
         self,
@@ -138,176 +362,47 @@ class FederatedStrategy(FlowerLoop[P, S]):
             FedhetError: too few clients can take part, no client gave a valid reply in the first round, the last rounds
                 had too few valid replies, or the method failed.
         """
-        self._restart()
+        self.restart()
+        run = self.run
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
-        self.run.override({key: value for key, value in overrides.items() if value is not None})
-        self.run.train_config = to_send("train_config", train_config)
-        self.run.evaluate_config = to_send("evaluate_config", evaluate_config)
-        evaluate = evaluate_fn or self.on_common_test
-        if evaluate_fn and not self.makes_global_model:
-            self.run.warn_once(f"evaluate_fn is not called, since {self.method.name} has no global model: leave it out")
-        if initial_arrays is not None and not isinstance(initial_arrays, ArrayRecord):
-            raise ConfigError(
-                f"initial_arrays must be a flwr.app.ArrayRecord, such as ArrayRecord(model.state_dict()), not a "
-                f"{type(initial_arrays).__name__}"
-            )
-        if initial_arrays and self.traits.shares.keys != "nothing" and not self.traits.shares.averaged:
-            raise ConfigError(
-                f"method {self.method.name} has no shared model that initial_arrays could set: leave them out, and let "
-                "the clients' model function set initial weights"
-            )
-        if any(getattr(type(self), hook) is not getattr(FlowerLoop, hook) for hook in OFFERED):
-            return self._in_flowers_own_loop(grid, initial_arrays, evaluate)
-        for key, why in self.config.remarks:
-            log.log(logging.INFO if key == "test-on" else logging.WARNING, "%s", why)
-        self.summary()
-        self.run.flower = False
-        try:
-            with self._running(grid, initial_arrays, lines=True):
-                return self._all_rounds(evaluate)
-        finally:
-            self.run.flower, self.fresh = True, False
+        run.override({key: value for key, value in overrides.items() if value is not None})
+        run.train_config = to_send("train_config", train_config)
+        run.evaluate_config = to_send("evaluate_config", evaluate_config)
+        check_initial_arrays(run, initial_arrays)
+        evaluate = (evaluate_fn or self.on_common_test) if self.makes_global_model else None
+        if evaluate_fn and not evaluate:
+            run.warn_once(f"evaluate_fn is not called, since {self.method.name} has no global model: leave it out")
+        if self.overridden:
+            return self._flower.run_all(partial(Strategy.start, self), grid, initial_arrays, evaluate)
+        return run_all(self, grid, initial_arrays, evaluate)
 
-    @contextmanager
-    def _running(self, grid: Grid, initial_arrays: ArrayRecord | None, *, lines: bool = False) -> Iterator[None]:
-        """Context manager of a run, which begins with the handshake; prints a line per round if `lines` is true."""
-        with standard_settings(), self._recording(grid, lines), self.reporter.watching():
-            if initial_arrays and not self.state.round:
-                if self.traits.averages_model:
-                    self.run.initial = decode_arrays(initial_arrays)
-                else:
-                    name = self.method.name
-                    self.run.warn_once(f"initial_arrays have no effect, since clients of {name} share no model")
-            self.handshake(grid)
-            self.reporter.started()
-            yield
+    def restart(self) -> None:
+        """Begin a new run; if `state` was assigned since the last run, training continues from it instead.
 
-    def _all_rounds(self, evaluate_fn: EvaluateFunction | None) -> Result:
-        result, run = Result(), self.run
-        self._evaluate_globally(evaluate_fn, result)
-        while self.state.round < run.last_round:
-            round = self.state.round + 1
-            result.train_metrics_clientapp[round] = self.run_round(round)
-            evaluated = round - (self.traits.scored == "received")  # the round whose model was evaluated
-            if evaluated and self.reporter.evaluated:
-                result.evaluate_metrics_clientapp[evaluated] = self.reporter.evaluated
-            self._evaluate_globally(evaluate_fn, result)
-        self._check_that_rounds_counted()
-        result.evaluate_metrics_clientapp[run.last_round] = self.evaluate_last()
-        result.arrays = encode_arrays(self.global_arrays(), flower=True)
-        return result
+        A run in Flower's loop that stopped within a round is ended first.
+        """
+        self._flower.interrupted()
+        if not self.fresh:
+            self._renew(self.reporter.observers, self.run.privacy)
 
     def handshake(self, grid: Grid) -> None:
         """Wait for clients and admit those that can take part; raise a FedhetError if there are too few."""
-        check_cluster_of(grid)
-        exact = "clients" in self.config.chosen
-        least = max(self.config.min_clients, self.run.flower_options.least)
-        wanted = self.config.clients if exact else least
-        await_nodes(grid, wanted, exact=exact, patience=self.config.wait_for_clients)
-        fresh = not self.state.clients
-        self.federation.grid, self.run.round = grid, Round()
-        self._admit_clients()
-        present = self.federation.nodes
-        if len(present) < least:
-            raise FedhetError(
-                f"only {len(present)} clients can take part, but {least} are needed; start more clients or lower "
-                f"min-clients:\n{self.run.round.reasons('no more nodes came')}"
-            )
-        gone = [client for client in self.state.clients if client not in present]
-        if gone and self.federation.simulated:
-            raise FedhetError(
-                f"the run cannot continue without {named(gone)}, which took part before; remove the causes:\n"
-                f"{self.run.round.reasons('no such node')}"
-            )
-        if self._directory and self.run.train_config:
-            self._directory.reconfigure(self.config)
+        first = not self.state.clients
+        self.admission.begin(grid)
+        if self.reporter.directory and self.run.train_config:
+            self.reporter.directory.reconfigure(self.config)
         self._prepare()
-        self._account()
-        if fresh:
+        self.run.open_ledger(mean=self.aggregator.plain)
+        if first:
             self.reporter.record({}, {})
 
-    def _account(self) -> None:
-        """Set `run.privacy`, the record of the privacy budget that this and the strategy's earlier runs spend."""
-        run, earlier = self.run, self.run.privacy
-        if wrapper := self.private_wrapper:
-            run.privacy = wrapper_ledger(wrapper, run.traits, mean=self.aggregator.plain, earlier=earlier)
-        elif any(run.noise.values()):
-            run.privacy = mod_ledger(run.noise, run.traits, 0 if earlier else self.state.round, earlier)
-        elif earlier:
-            why = "a later run adds no noise"
-            run.privacy = PrivacyLedger(earlier.name, run.traits, lambda *_: why, earlier=earlier)
-
-    def evaluate_last(self) -> MetricRecord:
-        """Evaluate all clients after the last round, and unseen clients, which join only then; return mean metrics."""
-        run, federation = self.run, self.federation
-        run.round = Round(run.last_round + 1, final=True)
-        self._admit_clients()
-        replies = federation.exchange(self._evaluation(list(federation.nodes)))
-        if not self.config.unseen_clients:
-            return self.reporter.record(replies, {})
-        known, present = dict(self.state.clients), set(federation.nodes)
-        self._admit_clients(unseen=True)
-        new = [client for client in federation.nodes if client not in present]
-        payloads = self._payloads("evaluation_payloads", new, amid_training=False)
-        for client in [c for c in payloads if self.traits.communicates and not payloads[c].arrays]:
-            del payloads[client]
-            reason = f"{self.method.name} has no arrays for the client: no client that trained has the same layers"
-            run.round.fail(client, reason)
-        run.round.training = frozenset(payloads)
-        joined = federation.ask(JOIN, payloads) if payloads else {}
-        curves = unseen_clients(joined, self.state.clients, self.config.unseen_epochs)
-        result = self.reporter.record(replies, {}, unseen_clients=curves)
-        self.state.clients = known  # the unseen clients had no part in what the run trained
-        return result
-
-    def _evaluate_globally(self, function: EvaluateFunction | None, result: Result) -> None:
-        """Evaluate the global model with `function`; add metrics to `result`, and keep them for the round's record."""
-        round, common = self.state.round, None
-        if function and self.has_global_model and (round == self.run.last_round or self.run.evaluates(round + 1)):
-            with seeded(self.config.seed, "evaluation", "server"):
-                common = function(round, encode_arrays(self.global_arrays(), flower=True))
-            if common is not None:
-                if not isinstance(common, MetricRecord):
-                    kind = type(common).__name__
-                    raise ConfigError(f"evaluate_fn must return a flwr.app.MetricRecord or None, but returned a {kind}")
-                result.evaluate_metrics_serverapp[round] = common
-        self.reporter.on_common_test = common
-
-    def _check_that_rounds_counted(self) -> None:
-        """Raise a FedhetError if the last 3 rounds (or the last half, if that is fewer) had too few valid replies."""
-        last = self.run.last_round
-        counted = max([0, *(client.trained for client in self.state.clients.values())])
-        if last - counted >= min(3, math.ceil(last / 2)) > 0:
-            raise FedhetError(
-                f"all rounds after round {counted} of {last} had fewer than {self.config.min_clients} valid replies; "
-                f"correct the causes, or lower min-clients:\n{self.run.round.reasons('no client was asked')}"
-            )
-        if last and self.traits.whole and not self.has_global_model:
-            raise FedhetError(
-                f"method {self.method.name} has no global model after round {last}, since rounds had too few valid "
-                "replies: resume the run with more rounds"
-            )
-
-    @contextmanager
-    def _recording(self, grid: Grid, lines: bool) -> Iterator[None]:
-        """Context manager that records a run and, if `lines`, prints progress; no effect if the run has observers."""
-        if self.reporter.observers:
-            yield
-            return
-        folder = run_folder(self.config, grid) if self.config.out else None
-        shown = [ProgressLine(console(force_terminal=False), folder)] * lines
-        with ExitStack() as stack:
-            self.reporter.observers = [*shown]
-            if folder:
-                opened = recorded(folder, self.config, "flwr", resume=self.config.resume, simulated=simulated(grid))
-                observers = stack.enter_context(opened)
-                self._directory = observers[0]
-                self.state = observers[0].resumed(self.state)
-                self.reporter.observers = [*observers, *shown]
-            try:
-                yield
-            finally:
-                self.reporter.observers, self._directory = [], None
+    def _prepare(self) -> None:
+        """Complete what depends on the admitted clients: initial values of shared arrays, and the number of rounds."""
+        take_initial_arrays(self.run, self.federation)
+        request_missing_arrays(self.run, self.federation, self.first_model)
+        rounds = self.number_of_rounds()
+        if rounds != self.config.rounds:
+            self.run.override({"rounds": rounds})
 
     def summary(self) -> None:
         """Log the method's name and the values of its configuration keys."""

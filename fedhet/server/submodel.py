@@ -18,7 +18,7 @@ from fedhet.methods.included.submodels import SubmodelOptions
 from fedhet.methods.sharing import Units
 from fedhet.results.state import State
 from fedhet.server.aggregation import average_shared
-from fedhet.server.round import Common
+from fedhet.server.handshake import Common
 from fedhet.server.strategy import FederatedStrategy
 
 Indices = NDArray[np.intp]

@@ -18,6 +18,7 @@ from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.messages import read_request
 from fedhet.messages.protocol import FIRST, HANDSHAKE
 from fedhet.server import FederatedStrategy, State
+from fedhet.server.loop import finish
 from fedhet.setup import client_setup
 from fedhet.testing import PARTIAL, Case
 
@@ -125,7 +126,7 @@ class Recording:
         if not round:
             strategy.handshake(grid)
         elif round > strategy.run.last_round:
-            strategy.evaluate_last()
+            finish(strategy)
         else:
             strategy.run_round(round)
         return strategy

@@ -18,7 +18,7 @@ from fedhet.flower.messages import decode_arrays
 from fedhet.methods import registry
 from fedhet.models.registry import _BUILDERS
 from fedhet.models.representation import head_name
-from fedhet.server import Hooks
+from fedhet.server import FederatedStrategy
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.testing import PARTIAL, Case, Run, run
@@ -44,7 +44,7 @@ def special_network(kind: str, input_shape: tuple[int, ...], classes: int) -> nn
 
 def draws_every_round(case: Case) -> bool:
     """Whether clients are drawn round by round; in a method of passes, they are drawn and evaluated once a pass."""
-    return strategy_of(case).participants is Hooks.participants
+    return strategy_of(case).participants is FederatedStrategy.participants
 
 
 class NormalRuns:

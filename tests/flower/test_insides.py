@@ -17,7 +17,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import message_size_mod
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+from flwr.serverapp import strategy as flower
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from typer.testing import CliRunner
 
@@ -76,15 +76,19 @@ def test_mods_around_the_train_function_are_found():
     assert insides.mods_of(app) == [first, message_size_mod]
 
 
-def test_the_wrapper_around_a_strategy_is_found():
-    strategy = fedhet.FedAvg()
-    assert insides.private_wrapper_of(strategy) is None
-    wrapped = DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1.0, 1)
-    assert insides.private_wrapper_of(strategy) is wrapped
-    another = DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 1.0, 1)
-    with pytest.raises(ConfigError, match="2 wrappers .*Clipping.* contain the same strategy"):
-        insides.private_wrapper_of(strategy)
-    del another
+@pytest.mark.parametrize("kind", ["Fixed", "Adaptive"])
+@pytest.mark.parametrize("side", ["Server", "Client"])
+def test_the_wrapper_that_calls_a_strategy_is_found(side, kind):
+    class Strategy(fedhet.FedAvg):
+        def configure_train(self, *_):
+            return [insides.private_wrapper_of(self)]
+
+    strategy = Strategy()
+    wrap = getattr(flower, f"DifferentialPrivacy{side}Side{kind}Clipping")
+    wrapped, another = (wrap(strategy, 0.0, *norm, 1) for norm in [([1.0] if kind == "Fixed" else [])] * 2)
+    assert [*wrapped.configure_train(1, ArrayRecord(), ConfigRecord(), None)] == [wrapped]
+    assert [*another.configure_train(1, ArrayRecord(), ConfigRecord(), None)] == [another]
+    assert strategy.configure_train() == [None]
 
 
 def test_the_grid_of_a_simulation_goes_by_this_name():

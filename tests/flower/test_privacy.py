@@ -193,7 +193,7 @@ def test_evaluations_have_the_wrappers_noise(tiny, around, first, tmp_path):
 def test_a_skipped_round_is_recorded(failing, wrapped):
     rows = wrapped(noisy, failing((2, "train", "1")), rounds=3).rows
     assert [len(row["participants"]) for row in rows] == [0, 3, 0, 3, 0]
-    assert "the reply was left out" in rows[2]["failures"][0]["reason"]
+    assert "all replies of this round were discarded" in rows[2]["failures"][0]["reason"]
 
 
 def test_closing_epochs_and_resume_need_fedhets_loop(wrapped, caplog):

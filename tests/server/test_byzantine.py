@@ -129,7 +129,7 @@ def test_a_name_belongs_to_the_node_that_had_it_first(monkeypatch):
 
     def admitted(*nodes):
         monkeypatch.setattr(grid, "get_node_ids", lambda: [FIRST_NODE + node for node in nodes])
-        strategy._admit_clients()
+        strategy.admission.admit()
         return {client: node - FIRST_NODE for client, node in strategy.federation.nodes.items()}
 
     strategy.federation.grid = grid

@@ -8,7 +8,7 @@ import fedhet
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.methods import registry
-from fedhet.server import FederatedStrategy, Hooks, federation
+from fedhet.server import FederatedStrategy, federation
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -170,8 +170,11 @@ def test_refused_client_changes_nothing(start, tiny):
 
 
 OF_ALL = {"method", "state_class", "copies"}
-VALUES = {"config", "options", "traits", "state"}
-HOOKS = {name for name in vars(Hooks) if not name.startswith("_")} - OF_ALL - VALUES - {"role", "run_round"}
+HOOKS = {
+    *("public_dataset", "common", "admit", "first_arrays", "first_model", "number_of_rounds", "participants"),
+    *("payload_for", "configure_fit", "evaluation_payloads", "check_reply", "aggregate_fit", "size_of"),
+    *("makes_global_model", "has_global_model", "global_arrays", "global_model"),
+}
 
 
 @pytest.mark.parametrize("name", registry.own_methods())
