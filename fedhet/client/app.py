@@ -1,8 +1,8 @@
 """The Flower ClientApp that serves every method: it answers each message with a reply or a refusal."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,11 @@ from fedhet.client.clients import Clients
 from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
 from fedhet.client.policy import POLICY_KEYS, Policy, memory_limited, name_of, opened
 from fedhet.client.state import CACHE
-from fedhet.client.work import ClientWork, Job, Loop, T
+from fedhet.client.work import Group, Job
 from fedhet.data import PublicDataset
 from fedhet.data.files import cache_folder, nothing_downloaded
 from fedhet.errors import FedhetError, UserCodeError, WriteError
-from fedhet.flower import ClientApp, Context, Message, MessageType
+from fedhet.flower import ClientApp, Context, Message, MessageType, RecordDict
 from fedhet.flower.grid import ANSWER_ALL
 from fedhet.flower.insides import failure, filled, from_bytes, to_bytes
 from fedhet.flower.messages import decode, identity, write_refusal, write_reply
@@ -32,7 +32,7 @@ from fedhet.models.copies import kinds_of
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Task, as_task
-from fedhet.training import BATCH, compute_in_batches
+from fedhet.training import BATCH, Backend, attempt
 from fedhet.utils.files import private_files, state_folder
 from fedhet.utils.machine import cluster_machine, in_ray
 from fedhet.utils.machine import describe as describe_device
@@ -41,8 +41,11 @@ from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import Work
 from fedhet.utils.text import log, log_once, traceback_in_file
 
-Answer = Callable[[Job], ClientWork[Payload]]
-"""A handler of messages: a function from a `Job` to a generator that does the work and returns the reply's payload."""
+Answer = Callable[[Group], None]
+"""A handler of messages: a function that does the work of a group of clients, and sets the `reply` of their jobs."""
+
+OwnBackend = Callable[[Config, Message, Context], Callable[[Job], Backend]]
+"""A function of a message that checks its configuration, and returns the function that makes a client's backend."""
 
 
 def make_client_app(
@@ -86,12 +89,43 @@ def make_client_app(
     return Answers(clients, flower=bool(mods), clipping=clipping, settings=functions.settings_of).app(others)
 
 
+@dataclass
+class _Exchange:
+    """A message and what its reply needs.
+
+    Attributes:
+        message, context: the message, and its node's context.
+        contexts: context managers that end with the reply.
+        policy: the policy of the node.
+        home: the folder with the node's audit file.
+        asked: what the message asks, for the node's log.
+        entry: what the message asks, for the node's audit file.
+        job: the client's job, or the exception that prevented it.
+        number: identifies the message in the node's privacy account.
+        sent: the bytes of the reply that was sent to the same message before; None for a new message.
+    """
+
+    message: Message
+    context: Context
+    contexts: ExitStack
+    policy: Policy = field(default_factory=Policy)
+    job: Job | BaseException | None = None
+    number: str = ""
+    sent: bytes | None = None
+
+    def __post_init__(self) -> None:
+        self.name = name_of(self.context)
+        self.home = state_folder(str(self.context.node_config.get("state-dir", "")), "")
+        self.asked = self.message.metadata.message_type
+        self.entry = {"client": self.name, "asked": self.asked, "run": ""}
+
+
 class Answers:
     """The handlers of a ClientApp: each creates the client for a message, does the client's work and returns its reply.
 
     With `flower`, arrays are sent in Flower's format, as Flower's mods expect. `clipping` has the user's mods that
-    clip and add noise, and `noise` is their noise multiplier. `loop` is a function that returns the user's own training
-    loop for a message, and `settings` a function that returns a client's own settings.
+    clip and add noise, and `noise` is their noise multiplier. `backend` makes the backend for the user's own training,
+    and `settings` a function that returns a client's own settings.
     """
 
     def __init__(
@@ -101,12 +135,15 @@ class Answers:
         flower: bool = False,
         clipping: Sequence[Any] = (),
         noise: float = 0.0,
-        loop: Callable[[Config, Message, Context], Loop] | None = None,
+        backend: OwnBackend | None = None,
         settings: Callable[[ClientInfo], dict[str, Any]] | None = None,
     ) -> None:
-        self._settings = settings
-        self._clients, self._flower, self._clipping, self._loop = clients, flower, clipping, loop
+        self._clients = clients
+        self._flower = flower
+        self._clipping = clipping
         self._noise = noise or noise_multiplier(clipping)
+        self._backend = backend
+        self._settings = settings
 
     def app(self, mods: list[Any] | None = None) -> ClientApp:
         """Return a Flower ClientApp that answers the messages of fedhet's server, which first pass through `mods`."""
@@ -114,13 +151,13 @@ class Answers:
         app.query()(partial(self, self.question))
         app.train(mods=[_for_models(mod) for mod in self._clipping])(partial(self, work.train))
         app.evaluate()(partial(self, work.evaluate))
-        if not (mods or self._clipping or self._loop):
+        if not (mods or self._clipping or self._backend):
             answers = {MessageType.TRAIN: work.train, MessageType.EVALUATE: work.evaluate}
             setattr(app, ANSWER_ALL, {kind: partial(self.answer_all, answer) for kind, answer in answers.items()})
         return app
 
     def __call__(self, answer: Answer, message: Message, context: Context) -> Message:
-        """Return the reply to a message, with the payload that the handler `answer` computes, or a refusal."""
+        """Return the reply to a message, which the handler `answer` computes, or a refusal."""
         reply = self.answer_all(answer, [(message, context)])[0]
         if isinstance(reply, BaseException):
             raise reply
@@ -128,57 +165,73 @@ class Answers:
 
     def answer_all(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
         """Return, for each message in order, the reply that `answer` computes, or the exception that it raises."""
-        with standard_settings(), seeded(0, "messages"):  # restores the global generators
-            return do([self._work(answer, message, context) for message, context in messages])
+        # `seeded` restores the global generators.
+        with standard_settings(), seeded(0, "messages"), ExitStack() as contexts:
+            exchanges = [
+                _Exchange(message, context, contexts.enter_context(ExitStack())) for message, context in messages
+            ]
+            for exchange in exchanges:
+                exchange.job = attempt(self._open, exchange)
+            jobs = [exchange.job for exchange in exchanges if isinstance(exchange.job, Job) and exchange.sent is None]
+            if jobs:
+                answer(Group(jobs))
+            return [attempt(self._close, exchange) for exchange in exchanges]
 
-    def _work(self, answer: Answer, message: Message, context: Context) -> ClientWork[Message]:
-        name, policy, machine = name_of(context), Policy(), cluster_machine()
-        asked, refused, origin = message.metadata.message_type, False, ""
-        entry = {"client": name, "asked": asked, "run": ""}
-        home = state_folder(str(context.node_config.get("state-dir", "")), "")
+    def _open(self, exchange: _Exchange) -> Job:
+        """Read a message, and return the job of its client."""
+        message = exchange.message
+        context = exchange.context
+        contexts = exchange.contexts
+        machine = cluster_machine()
+        info, request, policy = opened(message, context, in_cluster=bool(machine), settings=self._settings)
+        exchange.policy = policy
+        asked = f"{exchange.asked} {request.question}".strip()
+        exchange.entry |= {"asked": asked, "run": request.run}
+        run = f"run {request.run}, " if request.run else ""
+        exchange.asked = f"{asked} ({info.config.method_name}, {run}round {request.round})"
+        exchange.home = state_folder(info.config.state_dir, "")
+        images = cache_folder() if machine else None
+        if policy.deployed:
+            images = exchange.home / CACHE
+        backend = self._backend(info.config, message, context) if self._backend else None
+        payload = decode(message.content)
+        contexts.enter_context(private_files(policy.deployed))
+        contexts.enter_context(memory_limited(context))
+        contexts.enter_context(nothing_downloaded(images))
+        clients_job = self._clients.job(info, request, policy, payload, placeholders=backend is not None)
+        job = contexts.enter_context(clients_job)
+        if backend is not None:
+            job.backend = backend(job)
+        if self._clipping:
+            check_one_model("a mod of Flower's", info.config.method_name, job.side.traits, [spec_of(job.side.shared())])
+        if message.metadata.message_type != MessageType.TRAIN:
+            job.account = None
+        if job.account and job.client.privacy:
+            exchange.number = identity(message.content)
+            job.client.privacy.stream, exchange.sent = job.account.begin(exchange.number)
+        return job
+
+    def _close(self, exchange: _Exchange) -> Message:
+        """Return the reply of a client, or a refusal."""
+        message = exchange.message
+        policy = exchange.policy
+        refused = False
+        origin = ""
         try:
-            info, request, policy = opened(message, context, in_cluster=bool(machine), settings=self._settings)
-            asked = f"{asked} {request.question}".strip()
-            entry |= {"asked": asked, "run": request.run}
-            run = f"run {request.run}, " if request.run else ""
-            asked = f"{asked} ({info.config.method_name}, {run}round {request.round})"
-            home = state_folder(info.config.state_dir, "")
-            images = home / CACHE if policy.deployed else cache_folder() if machine else None
-            loop, payload = self._loop(info.config, message, context) if self._loop else None, decode(message.content)
-            with (
-                private_files(policy.deployed),
-                memory_limited(context),
-                nothing_downloaded(images),
-                self._clients.job(info, request, policy, payload, loop) as job,
-            ):
-                if self._clipping:
-                    specs = [spec_of(job.side.shared())]
-                    check_one_model("a mod of Flower's", info.config.method_name, job.side.traits, specs)
-                sent, account = None, job.account if message.metadata.message_type == MessageType.TRAIN else None
-                if account and job.client.privacy:
-                    number = identity(message.content)
-                    job.client.privacy.stream, sent = account.begin(number)
-                if sent is None:
-                    answered = yield from answer(job)
-                    reply = self._reply(job, policy.outgoing(answered, job.side), info)
-                    record = write_reply(reply, flower=request.flower or self._flower)
-                    filled(record, {name: each for name, each in job.records.items() if name not in record})
-                    sizes = policy.account(reply, job.side)
-                    if account:
-                        account.answer(number, to_bytes(record))
-                else:
-                    record, sizes = from_bytes(sent), {"the reply to the same message again": len(sent)}
+            with exchange.contexts:
+                job, record, sizes = self._record(exchange)
             outcome = f"sent {audit.in_words(sizes)}"
             if policy.deployed:
                 policy.check_size(sizes)
                 epsilon = job.client.privacy.epsilon if job.client.privacy else 0.0
-                origin = audit.keep(home, message, **entry, sent=sizes, epsilon=epsilon)
-            if job.client.device.type == "cuda":  # clients in other processes share the GPU
-                torch.cuda.empty_cache()
+                origin = audit.keep(exchange.home, message, **exchange.entry, sent=sizes, epsilon=epsilon)
+            if job.client.device.type == "cuda":
+                torch.cuda.empty_cache()  # clients in other processes share the GPU
         except Exception as raised:  # elsewhere Flower would tell the server what was raised
+            name = exchange.name
             if in_ray() and not policy.deployed and not isinstance(raised, FedhetError | OSError):
                 # Flower and Ray print the traceback of every client several times.
-                return failure(message, traceback_in_file(raised, f"client {name}: {asked}"))
+                return failure(message, traceback_in_file(raised, f"client {name}: {exchange.asked}"))
             error = UserCodeError.within(raised)
             if not isinstance(error, FedhetError | OSError) and not policy.deployed:
                 raise
@@ -187,46 +240,75 @@ class Answers:
                 return failure(message, str(error))
             reason = policy.reason(name, error)
             reason = reason.removeprefix(f"client {name}: ")  # the server knows the name, and counts equal reasons
+            machine = cluster_machine()
             reason = f"on machine {machine}: {reason}" if machine else reason
             again = not isinstance(error, FedhetError) or error.may_pass
             flags = {"lost": isinstance(error, LostState), "unwritten": isinstance(error, WriteError)}
             record = write_refusal(name, reason, again=again, **flags)
-            outcome, refused = f"refused: {reason}", True
-            if policy.deployed or not context.node_config.keys().isdisjoint(POLICY_KEYS):
+            outcome = f"refused: {reason}"
+            refused = True
+            if policy.deployed or not exchange.context.node_config.keys().isdisjoint(POLICY_KEYS):
                 with suppress(OSError):  # a full disk can be the reason
-                    origin = audit.keep(home, message, **entry, refused=reason)
+                    origin = audit.keep(exchange.home, message, **exchange.entry, refused=reason)
         if policy.deployed or refused:
-            log.info("client %s: %s: %s%s", name, asked, outcome, origin)
+            log.info("client %s: %s: %s%s", exchange.name, exchange.asked, outcome, origin)
         return Message(record, reply_to=message)
 
-    def question(self, job: Job) -> ClientWork[Payload]:
-        """Answer a query: report in a handshake, send initial weights, or, as an unseen client, train after the run."""
-        client, side, question = job.client, job.side, job.client.request.question
-        if question == FIRST:
-            return work.first(job)
+    def _record(self, exchange: _Exchange) -> tuple[Job, RecordDict, dict[str, int]]:
+        """Return a job, the content of its reply, and bytes by kind of value; raise the error that ended the work."""
+        job = exchange.job
+        policy = exchange.policy
+        if not isinstance(job, Job):
+            assert job is not None
+            raise job
+        if exchange.sent is not None:
+            return job, from_bytes(exchange.sent), {"the reply to the same message again": len(exchange.sent)}
+        if job.error is not None:
+            raise job.error
+        reply = self._reply(job, policy.outgoing(job.reply, job.side))
+        record = write_reply(reply, flower=job.client.request.flower or self._flower)
+        filled(record, {name: records for name, records in job.records.items() if name not in record})
+        if job.account:
+            job.account.answer(exchange.number, to_bytes(record))
+        return job, record, policy.account(reply, job.side)
+
+    def question(self, group: Group) -> None:
+        """Answer queries: report in a handshake, send initial weights, or, as an unseen client, train after the run."""
+        group.run(self._answer_query)
+        work.join(group, [job for job in group.jobs if job.client.request.question == JOIN])
+
+    def _answer_query(self, job: Job) -> None:
+        client = job.client
+        side = job.side
+        question = client.request.question
         if question == JOIN:
-            return (yield from work.join(job))
+            return
+        if question == FIRST:
+            job.reply = work.first(job)
+            return
         if question != HANDSHAKE:
             raise WireError(f"unknown query {question[:100]!r}: install the server's version of fedhet on this node")
+        job.seed()
         work.restore(job)
         client.store.make_room()
         check_unchanged(job)
-        sent = public_dataset_in(job.payload)
-        if sent is not None:
-            client.check_size("public inputs", sent.inputs, lambda: client.data.train.inputs[:BATCH], least=1.0)
-            client.store.keep(sent)  # in a file of the node; `client.public` reads it in every round
-        public = sent if sent is not None else _own_public_dataset(job)
+        public = public_dataset_in(job.payload)
+        if public is None:
+            public = _own_public_dataset(job)
+        else:
+            client.check_size("public inputs", public.inputs, lambda: client.data.train.inputs[:BATCH], least=1.0)
+            client.store.keep(public)  # in a file of the node; `client.public` reads it in every round
         if public is not None:
             client.request = replace(client.request, public=public.digest)  # from now on
             if side.traits.public != "none":
                 check_public_dataset(client, labelled=side.traits.public == "labelled")
-        return side.handshake(job.payload)
+        job.reply = side.handshake(job.payload)
 
-    def _reply(self, job: Job, payload: Payload, info: ClientInfo) -> Reply:
+    def _reply(self, job: Job, payload: Payload) -> Reply:
         client, policy = job.client, job.policy
         report = Report(client.name, lost_state=client.request.expected if job.lost else -1)
         if client.request.question == HANDSHAKE:
-            self._introduce(job, report, info)
+            self._introduce(job, report)
         report.note = "; ".join(job.remarks)
         if report.note and (policy.deployed or policy.noise):  # it was found with the client's examples
             log_once(self, f"client {client.name}: {report.note}")
@@ -250,7 +332,8 @@ class Answers:
             evaluated={name: policy.rounded(value) for name, value in job.evaluated.items()} if tells else {},
         )
 
-    def _introduce(self, job: Job, report: Report, info: ClientInfo) -> None:
+    def _introduce(self, job: Job, report: Report) -> None:
+        info = job.info
         client = job.client
         report.metric, report.own_data = client.task.metric, client.own_data
         report.common_test = not client.own_data or bool(client.data.common)
@@ -270,30 +353,11 @@ class Answers:
         every = bool(report.common) or 0 < len(job.side.shared_names()) == len(client.names)
         compared = (kind for kind in client.data.names if every or job.side.traits.compares(kind))
         report.names = names_text({kind: client.data.names[kind] for kind in compared})
-        report.noise, report.wrapped = self._noise, self._loop is not None
+        report.noise, report.wrapped = self._noise, self._backend is not None
         report.groups = groups_to_json(client.part.groups) if client.part else ""
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
             report.public, report.public_size = public.digest, len(public)
-
-
-def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:
-    """Run clients' generators `works`, with trainings in one batch if possible; return their results or exceptions."""
-    results: dict[int, T | BaseException] = {}
-    while len(results) < len(works):
-        computations = []
-        for place, client_work in enumerate(works):
-            if place in results:
-                continue
-            torch.set_grad_enabled(True)
-            try:
-                computations.append(next(client_work))
-            except StopIteration as end:
-                results[place] = end.value
-            except (Exception, SystemExit) as error:  # a user's code may raise anything, and call sys.exit
-                results[place] = error
-        compute_in_batches(computations)  # only with client-batching; else `result` computes each one
-    return [results[place] for place in range(len(works))]
 
 
 def _for_models(mod: Any) -> Any:

@@ -16,7 +16,7 @@ from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
 from fedhet.client.state import ClientStore, check_order, start
-from fedhet.client.work import Job, Loop
+from fedhet.client.work import Job
 from fedhet.data import ClientData, resident, with_drawn_test_set, with_validation
 from fedhet.errors import ConfigError, DataError, ModelError, Refused
 from fedhet.messages import Payload, Request
@@ -31,7 +31,7 @@ from fedhet.tasks import Task
 from fedhet.training import Privacy
 from fedhet.utils.files import state_folder
 from fedhet.utils.machine import cores, device_of, keep_freed_memory
-from fedhet.utils.randomness import derive_seed, seed_everything, seeded
+from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
 
 
@@ -65,13 +65,13 @@ class Clients:
 
     @contextmanager
     def job(
-        self, info: ClientInfo, request: Request, policy: Policy, payload: Payload, loop: Loop | None = None
+        self, info: ClientInfo, request: Request, policy: Policy, payload: Payload, *, placeholders: bool = False
     ) -> Iterator[Job]:
         """Context manager that creates the client for a message, and yields a `Job`: the message and its client.
 
         `info` has the client's identity and configuration, `policy` the rules of its node, and `payload` the arrays and
-        values that the server sent; `loop` replaces fedhet's training loop. No other client uses the network until the
-        context ends. Global random generators are seeded for the message.
+        values that the server sent. With `placeholders`, the data are not the client's, and do not have to fit its
+        network. No other client uses the network until the context ends.
         """
         config = info.config
         self._serve(info, request)
@@ -92,7 +92,7 @@ class Clients:
         policy.check_examples(len(data.train), data.batch_size or config.batch_size)
         with self._network(info, data, device) as network:
             transform = client_setup.transform_of(data.dataset, network.representation.precision)
-            checked = self._checked.get(info.name) or self._check(info, data, network.representation, loop)
+            checked = self._checked.get(info.name) or self._check(info, data, network.representation, placeholders)
             data = data.relabelled(checked.task.outputs.labels)
             whole = len(data.dataset.train) if data.dataset else len(data.train)
             if secret and not policy.noise:
@@ -133,13 +133,12 @@ class Clients:
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
             build, redraw = partial(self._build, info, part=network.part), partial(self._redraw, info, client)
-            job = Job(side, payload, policy, build, redraw, loop, account=secret if policy.noise else None)
+            job = Job(info, side, payload, policy, build, redraw, account=secret if policy.noise else None)
             for note in (checked.note, data.note) if request.question == HANDSHAKE else ():
                 job.say(note)
             if info.name not in self._checked and self._data and request.question != HANDSHAKE:
                 check_unchanged(job)
             self._checked[info.name] = checked
-            seed_everything(derive_seed(client.root, "message", info.name, request.round, request.question))
             yield job
 
     def _serve(self, info: ClientInfo, request: Request) -> None:
@@ -183,9 +182,9 @@ class Clients:
             self._data_kept[key] = data.to(device)
         return self._data_kept[key]
 
-    def _check(self, info: ClientInfo, data: ClientData, network: Representation, loop: Loop | None) -> ModelCheck:
+    def _check(self, info: ClientInfo, data: ClientData, network: Representation, placeholders: bool) -> ModelCheck:
         config, dataset = info.config, data.dataset
-        if loop is not None:
+        if placeholders:
             return ModelCheck(Task("classification"), 0)
         if dataset and not self._model:
             return ModelCheck(dataset.task, dataset.classes)

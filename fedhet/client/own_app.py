@@ -1,6 +1,8 @@
 """Run a user's own ClientApp under fedhet's strategies, with its train and evaluate functions unchanged."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from fedhet.client.policy import POLICY_KEYS, Policy, misspelt
 from fedhet.client.work import Job, enough
 from fedhet.config.flower_names import OURS
 from fedhet.data import ClientData, Examples
-from fedhet.errors import ConfigError, FedhetError, ModelError
+from fedhet.errors import ConfigError, FedhetError, ModelError, Refused
 from fedhet.flower import ClientApp, Context, Message, MessageType
 from fedhet.flower.insides import failure, mods_of
 from fedhet.flower.messages import ask_app, is_request
@@ -24,7 +26,7 @@ from fedhet.methods.options import Config
 from fedhet.setup import user_functions
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.tasks import LARGEST, as_task
-from fedhet.training import Trained
+from fedhet.training import Backend, Evaluation, Scored, Trained, Training, attempt
 from fedhet.utils.randomness import derive_seed, splitting_alike
 from fedhet.utils.statistics import Metric
 from fedhet.utils.text import traceback_in_file
@@ -69,12 +71,12 @@ def wrap(
     if (function := user_functions.model_function(model)) is None:
         raise ModelError("fedhet.wrap needs the model that the app's functions train: call fedhet.wrap(app, Net)")
 
-    def loop(config: Config, message: Message, context: Context) -> _Loop:
+    def backend(config: Config, message: Message, context: Context) -> Callable[[Job], Backend]:
         _check_settings(config)
-        return _Loop(inner, message, context, accuracy, loss, train_loss)
+        return partial(_OwnApp, inner, message, context, accuracy, loss, train_loss)
 
     clients = Clients(function, _placeholders, as_task(None))
-    answers = Answers(clients, noise=noise_multiplier(mods), loop=loop).app()
+    answers = Answers(clients, noise=noise_multiplier(mods), backend=backend).app()
     return _Both(answers, app)
 
 
@@ -117,9 +119,18 @@ def _placeholders(client: ClientInfo) -> ClientData:
     return ClientData(part, part)
 
 
+@dataclass(frozen=True)
+class _Score:
+    """The score by the metrics of an app's evaluate function."""
+
+    metric: Metric
+    loss: float
+    examples_behind: None = None
+
+
 @dataclass
-class _Loop:
-    """A user's own ClientApp as the training loop for one message.
+class _OwnApp:
+    """The backend that trains and evaluates a client's network by the functions of a user's own ClientApp.
 
     `accuracy`, `loss` and `train_loss` are names of the app's metrics. `metrics` has the latest metrics of the app's
     functions `train` and `evaluate`, by name; `left_out` has names of metrics that were not finite or too large.
@@ -131,16 +142,38 @@ class _Loop:
     accuracy: str
     loss: str
     train_loss: str
+    job: Job
     metrics: dict[str, dict[str, float]] = field(default_factory=lambda: {"train": {}, "evaluate": {}})
     left_out: set[str] = field(default_factory=set)
 
-    def train(self, job: Job) -> None:
+    def train(self, trainings: Sequence[Training]) -> list[Trained | BaseException]:
+        """Call the app's train function in the round's first phase (see `Backend.train`)."""
+        return [attempt(self._train, training) for training in trainings]
+
+    def evaluate(self, evaluations: Sequence[Evaluation]) -> list[Scored | BaseException | None]:
+        """Call the app's evaluate function; its score is None if a metric is missing (see `Backend.evaluate`)."""
+        return [attempt(self._evaluate, evaluation.name) for evaluation in evaluations]
+
+    def _train(self, training: Training) -> Trained:
+        job = self.job
         client = job.client
-        arrays, metrics, weight, records = self._ask("train", job, client.request.round)
-        if not (limits := _limits(self.context)):
+        # The train function does all phases of the method at once.
+        if job.weight:
+            return training.before
+        if client.privacy:
+            raise Refused(
+                "this node trains with differential privacy (dp-noise), but this app trains with its own loop: choose "
+                "an app without fedhet.wrap"
+            )
+        if client.config.batch_norm == "re-estimate" and "statistic" in job.side.kinds.values():
+            raise ConfigError("fedhet.wrap does not support batch-norm = re-estimate: set batch-norm = local")
+        arrays, metrics, weight, records = self._ask("train", client.request.round)
+        limits = _limits(self.context)
+        if not limits:
             job.records = records
         elif records:
             job.say(f"its node sets {limits[0]}, so the ConfigRecords of its train function are not sent")
+        self.metrics["train"] = metrics
         count = _count("train", metrics)
         job.examples = max(1, int(count))
         job.policy.check_examples(job.examples, max(client.config.batch_size, job.policy.least))
@@ -149,65 +182,81 @@ class _Loop:
             raise ModelError(
                 f"your train function must return the metric {weight!r} (weighted_by_key), the client's weight, above 0"
             )
+        self._load(arrays)
+        self._report()
+        if self.train_loss not in metrics:
+            return training.before
+        return Trained(loss=metrics[self.train_loss], epochs=1)
+
+    def _load(self, arrays: dict[str, Any]) -> None:
+        tensors = self.job.client.tensors
         try:
-            check(arrays, spec_of(client.tensors), "the arrays that the app's train function returned")
+            check(arrays, spec_of(tensors), "the arrays that the app's train function returned")
         except WireError as error:  # which a node with a policy would tell the server
-            if arrays.keys() == client.tensors.keys():
+            if arrays.keys() == tensors.keys():
                 raise ModelError(str(error)) from error
             raise ModelError(
                 f"{error}. Return the whole state dict of the model that fedhet.wrap got. To share only some arrays, "
                 "such as adapters, pass fedhet.wrap a module that has only these; to keep BatchNorm's statistics at "
                 "the clients, set batch-norm = local"
             ) from error
-        load_into(client.tensors, arrays)
-        if self.train_loss in metrics:
-            client.trained = Trained(loss=metrics[self.train_loss], epochs=1)
-        self.metrics["train"] = metrics
-        self._report(job)
+        load_into(tensors, arrays)
 
-    def measure(self, job: Job, when: str) -> None:
+    def _evaluate(self, when: str) -> _Score | None:
+        job = self.job
         request = job.client.request
         aggregated = request.flower and self.message.metadata.message_type == MessageType.EVALUATE
         earlier = request.final or (when == "received" and not aggregated)
         try:
-            _, metrics, weight, _ = self._ask("evaluate", job, request.round - earlier)
+            _, metrics, weight, _ = self._ask("evaluate", request.round - earlier)
         except FedhetError as error:
-            return job.say(f"{error}; its metrics are missing")
+            job.say(f"{error}; its metrics are missing")
+            return None
         except Exception as error:  # as for Flower's strategies, the training counts
             line = traceback_in_file(error, f"client {job.client.name}: evaluate (round {request.round})")
-            return job.say(f"its evaluate function raised {line}; its metrics are missing")
+            job.say(f"its evaluate function raised {line}; its metrics are missing")
+            return None
         count = _count("evaluate", metrics)
         if not enough(job, max(1, int(count)), when):
-            return
-        job.test_examples, share = max(1, int(count)), max(0.0, metrics.pop(weight, count))
+            return None
+        job.test_examples = max(1, int(count))
         job.examples = job.examples or job.test_examples
-        if missing := [name for name in (self.accuracy, self.loss) if name not in {*metrics, *self.left_out}]:
+        share = max(0.0, metrics.pop(weight, count))
+        missing = [name for name in (self.accuracy, self.loss) if name not in {*metrics, *self.left_out}]
+        if missing:
             job.say(
                 f"its evaluate function returned no metric {missing[0]!r}, so there is no score; it returned "
                 f"{', '.join(sorted(metrics)) or 'none'}: pass the names of its accuracy and loss, "
                 "fedhet.wrap(..., accuracy='...', loss='...')"
             )
-        accuracy, loss = metrics.get(self.accuracy), metrics.get(self.loss)
+        accuracy = metrics.get(self.accuracy)
+        loss = metrics.get(self.loss)
+        score = None
         if accuracy is not None and not 0 <= accuracy <= 1:
             job.say(f"the metric {self.accuracy} is {accuracy!r}, but must be from 0 to 1, and is left out")
             del metrics[self.accuracy]
         elif accuracy is not None and loss is not None:
-            metric = Metric((accuracy,), (share,))
-            job.measured[when] = job.policy.measured(metric, loss, examples=job.test_examples, ranked=False)
+            score = _Score(Metric((accuracy,), (share,)), loss)
         if when == job.side.traits.scored:
             self.metrics["evaluate"] = metrics
-            self._report(job)
+            self._report()
+        return score
 
-    def _report(self, job: Job) -> None:
+    def _report(self) -> None:
         evaluated = self.metrics["evaluate"]
         # Also if no evaluation says which names the evaluate function uses.
         taken = {self.accuracy, self.loss, "accuracy", *evaluated}
-        job.further = {f"train_{n}" if n in taken or _ours(n) else n: v for n, v in self.metrics["train"].items()}
-        job.evaluated = {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
+        self.job.further = {
+            f"train_{name}" if name in taken or _ours(name) else name: value
+            for name, value in self.metrics["train"].items()
+        }
+        self.job.evaluated = {f"evaluate_{name}" if _ours(name) else name: value for name, value in evaluated.items()}
 
-    def _ask(self, action: str, job: Job, round: int) -> tuple[dict[str, Any], dict[str, float], str, Any]:
+    def _ask(self, action: str, round: int) -> tuple[dict[str, Any], dict[str, float], str, Any]:
         """Call the app's `action`; return arrays, metrics, the weight metric's name, and ConfigRecords by name."""
-        client, config = job.client, job.client.config
+        job = self.job
+        client = job.client
+        config = client.config
         settings = {kebab(name): value for name, value in vars(config.options).items()}
         family = f"{config.family}."
         settings |= {name: settings[key.removeprefix(family)] for name, key in OURS.items() if key.startswith(family)}
@@ -225,8 +274,9 @@ class _Loop:
         metrics: dict[str, float] = {}
         for name, value in record.items():
             entries = enumerate(value) if isinstance(value, list) else ()
-            metrics |= {f"{name}.{place}": float(each) for place, each in entries} or {name: float(value)}
-        if left_out := [name for name, value in metrics.items() if not abs(value) <= LARGEST]:
+            metrics |= {f"{name}.{place}": float(entry) for place, entry in entries} or {name: float(value)}
+        left_out = [name for name, value in metrics.items() if not abs(value) <= LARGEST]
+        if left_out:
             self.left_out |= {*left_out}
             job.say(f"{', '.join(left_out)} of its {action} function is not a finite number, and is left out")
         return arrays, {name: value for name, value in metrics.items() if name not in left_out}, weight, records

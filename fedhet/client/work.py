@@ -1,12 +1,16 @@
-"""A client's work for one message: restore its state, load received arrays, evaluate, train, evaluate, save its state.
+"""A client's work for a message, in stages: restore the network, load arrays, evaluate, train, evaluate, save.
 
-The work is a generator that yields each training phase and evaluation before it is computed, so that several clients
-can be trained in one batch. Other clients may work at a yield, so global random generators are seeded again after it.
+`train`, `evaluate` and `join` answer the messages of a `Group` of clients. What a client does by itself is a function
+of its `Job`; the trainings and evaluations of all clients are values, which the group's backend computes. A client that
+fails has no further stages and does not disturb the others. Since other clients work between two stages, global random
+generators are seeded where a stage may draw from them.
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,45 +20,54 @@ from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
 from fedhet.client.state import EXAMPLE, PREDICTOR, ROUND, WIDTH
 from fedhet.data import Examples, resident
-from fedhet.errors import ConfigError, ModelError, Refused
+from fedhet.errors import ModelError, Refused
 from fedhet.messages import Payload, to_arrays
 from fedhet.messages.protocol import STARTS, WHOLE, Measured, names_text
 from fedhet.models.copies import load_state
 from fedhet.models.representation import isolated
 from fedhet.setup import client_setup
+from fedhet.setup.client_setup import ClientInfo
 from fedhet.tasks import LARGEST
-from fedhet.training import Computation, Evaluation, Phase, Training
+from fedhet.training import Backend, Batches, Evaluation, Phase, Scored, Training, attempt
 from fedhet.utils.inputs import for_each, parts_of
 from fedhet.utils.randomness import SecretStream, derive_seed, seed_everything, torch_generator
 from fedhet.utils.text import log
 
-T = TypeVar("T")
+Predictor = Callable[[Tensor], Tensor]
+"""A network, or another function from transformed inputs to outputs."""
 
-ClientWork = Generator[Computation, None, T]
-"""A generator that yields each training phase and evaluation before it is computed, and returns the work's result."""
-
-
-class Loop(Protocol):
-    """A user's own training and evaluation of a client's network, which replace fedhet's training loop."""
-
-    def train(self, job: "Job") -> None:
-        """Train the network of `job.client` in place, for the message `job`."""
-
-    def measure(self, job: "Job", when: str) -> None:
-        """Evaluate `job.client`'s network and set `job.measured[when]`: `received` before, `trained` after training."""
+R = TypeVar("R")
+V = TypeVar("V")
 
 
-@dataclass
+class Streams(NamedTuple):
+    """Random streams of a client's training.
+
+    Attributes:
+        batches: the random generator for the order of examples and augmentation.
+        order: the secret stream for the order of examples, if the node has a secret; else None.
+        dropout: the seed of dropout.
+    """
+
+    batches: torch.Generator
+    order: SecretStream | None
+    dropout: int
+
+
+@dataclass(eq=False)
 class Job:
     """A message, and the client that answers it by the method's client side (`side`).
 
     Attributes:
+        info: the client's identity and configuration.
         side: the method's client side, with the client as its attribute `client`.
         payload: the arrays and values that the server sent.
         policy: the rules of the client's node.
         build: function that builds the whole network with the initial weights of a client (its name), or `all` clients.
         redraw: function that loads such initial weights into the client's network.
-        loop: the user's own training and evaluation; None for fedhet's training loop.
+        backend: computes trainings and evaluations.
+        reply: the payload of the reply.
+        error: the exception that ended the client's work.
         measured: the client's evaluations so far, by name, such as `received` or `common-trained`.
         lost: whether the state that the server expects is missing.
         further: metrics that the user's own train function returned, by name.
@@ -65,16 +78,18 @@ class Job:
         records: records by name that the user's own train function adds to its reply, for hooks of a user's strategy.
         remarks: messages for the server's log.
         account: the node's secret, whose privacy account training is charged to; None without `dp-noise`.
-        batches: the random generator for the order of examples and augmentation.
-        order: the secret stream for the order of examples, if the node has a secret; else None.
+        streams: the random streams of training.
     """
 
+    info: ClientInfo
     side: AnySide
     payload: Payload
     policy: Policy
     build: Callable[[str], nn.Module]
     redraw: Callable[[str], None]
-    loop: Loop | None = None
+    backend: Backend = field(default_factory=Batches)
+    reply: Payload = field(default_factory=Payload)
+    error: BaseException | None = None
     measured: dict[str, Measured] = field(default_factory=dict)
     lost: bool = False
     further: dict[str, float] = field(default_factory=dict)
@@ -86,98 +101,99 @@ class Job:
     records: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     account: NodeSecret | None = None
-    batches: torch.Generator = field(init=False)
-    order: SecretStream | None = field(init=False)
+    streams: Streams = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client: Client = self.side.client
-        self.batches = self.client.generator("batches")
-        self.order = self.client.order("batches")
+        client: Client = self.side.client
+        self.client = client
+        self.streams = Streams(client.generator("batches"), client.order("batches"), client.seed("dropout"))
 
     def say(self, remark: str) -> None:
         """Add a remark for the server's log, unless it was added before."""
         if remark and remark not in self.remarks:
             self.remarks.append(remark)
 
-
-def train(job: Job) -> ClientWork[Payload]:
-    """Answer a training message `job`: do the client's work for one round, and return the reply's payload."""
-    side, client = job.side, job.client
-    restore(job)
-    begin(job)
-    if client.request.evaluate:
-        yield from measure(job, "received")
-    every, round = client.config.save_every, client.request.round
-    saved = side.traits.scored if every and round % every == 0 else ""
-    if saved == "received":
-        _write_model(job, round)
-    seed_everything(client.seed("dropout"))
-    phases = [] if job.loop else side.phases(job.payload)
-    if client.privacy and not phases:
-        raise Refused(
-            f"this node trains with differential privacy (dp-noise), but {client.config.method_name} does not train by "
-            "fedhet's training loop: choose another method, or an app without fedhet.wrap"
-        )
-    if job.loop:
-        job.loop.train(job)
-    yield from run_phases(job, phases, client.seed("dropout"))
-    seed_everything(client.seed("end"))
-    reply = side.end(job.payload)
-    if client.privacy:
-        job.further["epsilon"] = client.privacy.epsilon
-    if client.request.evaluate:
-        yield from measure(job, "trained")
-    keep(job)
-    if saved == "trained":
-        _write_model(job, round)
-    return reply
+    def seed(self) -> None:
+        """Seed the global random generators for the message."""
+        client, request = self.client, self.client.request
+        seed_everything(derive_seed(client.root, "message", client.name, request.round, request.question))
 
 
-def evaluate(job: Job) -> ClientWork[Payload]:
-    """Evaluate the received and personal model, save the latter at the run's end, and return an empty payload."""
-    side, client = job.side, job.client
-    restore(job)
-    # Until a client has trained, the received model is its own.
-    personal = side.traits.keeps == "model"
-    trained = personal and client.request.expected >= 0 and not job.lost
-    weights = {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
-    begin(job)
-    yield from measure(job, "received")
-    if personal:
-        if trained:
-            load_state(client.model, weights)
-        yield from measure(job, "trained")
-    if client.request.final:
-        _write_model(job)
-    return Payload()
+@dataclass
+class Group:
+    """Clients whose messages are answered together, stage by stage; they have the same backend."""
+
+    jobs: Sequence[Job]
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of the group's clients."""
+        return self.jobs[0].backend
+
+    def run(self, stage: Callable[[Job], R | BaseException], jobs: Iterable[Job] | None = None) -> dict[Job, R]:
+        """Return the result of `stage` for each of `jobs` (default: all) that has not failed.
+
+        An exception that `stage` raises or returns becomes the job's `error`.
+        """
+        results: dict[Job, R] = {}
+        for job in self.jobs if jobs is None else jobs:
+            if job.error is not None:
+                continue
+            result = attempt(stage, job)
+            if isinstance(result, BaseException):
+                job.error = result
+            else:
+                results[job] = result
+        return results
+
+    def compute(
+        self, compute: Callable[[Sequence[V]], Sequence[R | BaseException]], values: Mapping[Job, V]
+    ) -> dict[Job, R]:
+        """Return the results of trainings or evaluations, which a backend's `compute` computes."""
+        results = dict(zip(values, compute([*values.values()]), strict=True))
+        return self.run(results.__getitem__, results)
 
 
-def join(job: Job) -> ClientWork[Payload]:
-    """Train and evaluate a client that joins after the last round, from received weights and from random weights.
+def train(group: Group) -> None:
+    """Answer training messages: do the clients' work for one round."""
+    group.run(restore)
+    group.run(begin)
+    measure(group, "received")
+    group.run(partial(_write_due_model, when="received"))
+    run_phases(group, _phases)
+    group.run(_end)
+    measure(group, "trained")
+    group.run(keep)
+    group.run(partial(_write_due_model, when="trained"))
+
+
+def evaluate(group: Group) -> None:
+    """Answer evaluation messages: evaluate received and personal models, and save the latter at the run's end."""
+    group.run(restore)
+    weights = group.run(_personal_weights)
+    group.run(begin)
+    measure(group, "received")
+    personal = [job for job in weights if job.side.traits.keeps == "model"]
+    group.run(lambda job: load_state(job.client.model, weights[job]), [job for job in personal if weights[job]])
+    measure(group, "trained", personal)
+    group.run(_write_model, [job for job in group.jobs if job.client.request.final])
+
+
+def join(group: Group, jobs: Sequence[Job]) -> None:
+    """Train and evaluate clients that join after the last round, from received weights and from random weights.
 
     Both trainings re-estimate BatchNorm's statistics, then use the same batches for `unseen-epochs` epochs. The network
-    is evaluated before the first epoch and after each epoch; `job.measured` gets the results, and the payload is empty.
+    is evaluated before the first epoch and after each epoch; `job.measured` gets the results.
     """
-    client, config = job.client, job.client.config
-    if not job.policy.tells_metrics or client.privacy:
-        return Payload()
-    rates = {"received": config.unseen_learning_rate or config.learning_rate, "scratch": config.learning_rate}
-    for start in reversed(STARTS):  # the received network may have other widths
-        optimisation = replace(client.optimisation(), learning_rate=rates[start], schedule=None)
-        if start == "scratch":
-            job.redraw(client.name)
-        else:
-            restore(job)
-            job.side.begin(job.payload)
-        client.reestimate()
-        job.batches = torch_generator(client.root, "newcomer", client.name)
-        job.order = client.order("newcomer")
-        for epoch in range(config.unseen_epochs + 1):
+    jobs = [job for job in jobs if job.policy.tells_metrics and not job.client.privacy]
+    epochs = max((job.client.config.unseen_epochs for job in jobs), default=-1)
+    # The received network may have other widths, so it comes last.
+    for start in reversed(STARTS):
+        group.run(partial(_begin_newcomer, start=start), jobs)
+        for epoch in range(epochs + 1):
             if epoch:
-                seed = derive_seed(client.root, "newcomer dropout", client.name, epoch)
-                yield from run_phases(job, [Phase(1, optimisation, continues=epoch > 1)], seed)
-            yield from _score(job, f"{start}-{epoch}", client.model)
-    return Payload()
+                run_phases(group, partial(_newcomer_phases, start=start, epoch=epoch), jobs)
+            score(group, f"{start}-{epoch}", {job: job.client.model for job in jobs})
 
 
 def first(job: Job) -> Payload:
@@ -190,19 +206,24 @@ def first(job: Job) -> Payload:
     return Payload({WHOLE: to_arrays(shared)})
 
 
+# ---- a client's stages
+
+
 def restore(job: Job) -> None:
     """Restore the network and the method's tensors (`client.memory`) from the saved state that the server expects."""
-    client, side, expected = job.client, job.side, job.client.request.expected
+    client = job.client
+    side = job.side
+    expected = client.request.expected
     saved: dict[str, Tensor] = {}
     if expected >= 0 and (side.remembers or _lasting(side)):
         saved = client.store.load(expected) or {}
         job.lost = not saved
         if job.lost:
             log.warning("client %s lost its state of round %d and starts afresh", client.name, expected)
-    sent = job.payload.arrays.get("model", {})
-    known = {name for name, key in side.shared_names().items() if key in sent}
-    known |= {name.removeprefix("model/") for name in saved}
-    if not known.issuperset(client.names):
+    received = job.payload.arrays.get("model", {})
+    names = {name for name, key in side.shared_names().items() if key in received}
+    names |= {name.removeprefix("model/") for name in saved}
+    if not names.issuperset(client.names):
         job.redraw(client_setup.owner_of_weights(client.config, client.name))
     tensors = client.tensors if saved else {}
     with torch.no_grad():
@@ -216,39 +237,68 @@ def restore(job: Job) -> None:
 
 def begin(job: Job) -> None:
     """Load the received arrays; if `batch-norm = re-estimate`, re-estimate BatchNorm's running statistics for them."""
+    job.seed()
     job.side.begin(job.payload)
     if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
-        if job.loop and "statistic" in job.side.kinds.values():
-            raise ConfigError("fedhet.wrap does not support batch-norm = re-estimate: set batch-norm = local")
         job.client.reestimate()
 
 
-def run_phases(job: Job, phases: Iterable[Phase], seed: int) -> ClientWork[None]:
-    """Train the client's network in the given `phases`, in order; `seed` seeds dropout."""
-    client, phases = job.client, [phase for phase in phases if phase.epochs or phase.steps]
-    for number, phase in enumerate(phases):
-        computation = Training(
-            model=client.model,
-            phase=phase,
-            examples=client.data.train,
-            task=client.task,
-            prepare=client.prepare,
-            generator=job.batches,
-            order=job.order,
-            seed=derive_seed(seed, number) if number else seed,
-            before=client.trained,
-            privacy=None if phase.public else client.privacy,
-            alone=any(each.continues for each in phases)
-            or (client.augment is not None and phase.examples is None)
-            or phase.augmented,
+def _personal_weights(job: Job) -> dict[str, Tensor]:
+    """Return the personal model's tensors; empty if there is none, or if the received model is the client's own."""
+    client = job.client
+    # Until a client has trained, the received model is its own.
+    trained = job.side.traits.keeps == "model" and client.request.expected >= 0 and not job.lost
+    return {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
+
+
+def _phases(job: Job) -> Sequence[Phase]:
+    client = job.client
+    seed_everything(client.seed("dropout"))
+    phases = job.side.phases(job.payload)
+    if client.privacy and not phases:
+        raise Refused(
+            f"this node trains with differential privacy (dp-noise), but {client.config.method_name} does not train by "
+            "fedhet's training loop: choose another method"
         )
-        yield computation
-        client.trained = computation.result()  # trains now, unless a batch of clients was trained
+    return phases
+
+
+def _end(job: Job) -> None:
+    client = job.client
+    seed_everything(client.seed("end"))
+    job.reply = job.side.end(job.payload)
+    if client.privacy:
+        job.further["epsilon"] = client.privacy.epsilon
+
+
+def _begin_newcomer(job: Job, start: str) -> None:
+    client = job.client
+    if start == "scratch":
+        job.redraw(client.name)
+    else:
+        restore(job)
+        job.seed()
+        job.side.begin(job.payload)
+    client.reestimate()
+    job.streams = Streams(torch_generator(client.root, "newcomer", client.name), client.order("newcomer"), 0)
+
+
+def _newcomer_phases(job: Job, start: str, epoch: int) -> Sequence[Phase]:
+    client = job.client
+    config = client.config
+    rate = config.learning_rate
+    if start == "received":
+        rate = config.unseen_learning_rate or rate
+    dropout = derive_seed(client.root, "newcomer dropout", client.name, epoch)
+    job.streams = job.streams._replace(dropout=dropout)
+    optimisation = replace(client.optimisation(), learning_rate=rate, schedule=None)
+    return [Phase(1, optimisation, continues=epoch > 1)]
 
 
 def keep(job: Job) -> None:
     """Save the tensors that the job's client keeps between rounds."""
-    client, request = job.client, job.client.request
+    client = job.client
+    request = client.request
     kept = {f"model/{name}": tensor for name, tensor in _lasting(job.side).items()}
     kept |= {f"memory/{name}": tensor for name, tensor in client.memory.items()}
     if kept:
@@ -266,81 +316,183 @@ def _shares_all(side: AnySide) -> bool:
     return side.traits.whole and len(side.shared_names()) == len(side.client.names)
 
 
+def _write_due_model(job: Job, when: str) -> None:
+    """Save the personal model if the method is scored by the model `when`, and `save-every` names the round."""
+    every = job.client.config.save_every
+    round = job.client.request.round
+    if every and round % every == 0 and job.side.traits.scored == when:
+        _write_model(job, round)
+
+
 def _write_model(job: Job, round: int = 0) -> None:
     """Save the client's personal model after `round` (0: the last), unless it has none or only the global model."""
-    side, client = job.side, job.client
+    side = job.side
+    client = job.client
     estimated = client.config.batch_norm != "aggregate" and "statistic" in side.kinds.values()
     differs = side.traits.keeps == "model" or not _shares_all(side) or client.part is not None
-    if side.traits.trains_network and (differs or estimated):
-        tensors = job.scored or side.personal()
-        part = client.part if tensors.keys() == client.tensors.keys() else None
-        beside = {f"{PREDICTOR}{key}": tensor for key, tensor in side.beside().items()}
-        if beside or part:
-            inputs = client.transform(client.data.train.inputs[:2])
-            beside |= parts_of(for_each(inputs, torch.ones_like), EXAMPLE)  # of the inputs, only the shape
-            width = torch.tensor(part.width if part else 1.0, dtype=torch.float64)
-            beside |= {WIDTH: width, ROUND: torch.tensor(client.request.round)}
-        client.store.write_model(tensors | beside, round, names_text(client.data.names))
+    if not side.traits.trains_network or not (differs or estimated):
+        return
+    tensors = job.scored or side.personal()
+    part = client.part if tensors.keys() == client.tensors.keys() else None
+    beside = {f"{PREDICTOR}{key}": tensor for key, tensor in side.beside().items()}
+    if beside or part:
+        # Of the inputs, only the shape is saved.
+        inputs = client.transform(client.data.train.inputs[:2])
+        beside |= parts_of(for_each(inputs, torch.ones_like), EXAMPLE)
+        width = torch.tensor(part.width if part else 1.0, dtype=torch.float64)
+        beside |= {WIDTH: width, ROUND: torch.tensor(client.request.round)}
+    client.store.write_model(tensors | beside, round, names_text(client.data.names))
 
 
-def measure(job: Job, when: str) -> ClientWork[None]:
-    """Evaluate the network and store the result in `job.measured[when]`, unless the node's policy forbids metrics.
+# ---- stages of all clients
+
+
+def run_phases(group: Group, phases_of: Callable[[Job], Sequence[Phase]], jobs: Iterable[Job] | None = None) -> None:
+    """Train the networks of `jobs` (default: all) in the phases that `phases_of` returns, in order."""
+
+    def phases_to_run(job: Job) -> list[Phase]:
+        return [phase for phase in phases_of(job) if phase.epochs or phase.steps]
+
+    plans = group.run(phases_to_run, jobs)
+    for number in range(max(map(len, plans.values()), default=0)):
+        remaining = [job for job, phases in plans.items() if number < len(phases)]
+        trainings = group.run(partial(_training, plans=plans, number=number), remaining)
+        for job, trained in group.compute(group.backend.train, trainings).items():
+            job.client.trained = trained
+
+
+def _training(job: Job, plans: Mapping[Job, Sequence[Phase]], number: int) -> Training:
+    client = job.client
+    phases = plans[job]
+    phase = phases[number]
+    augmented = phase.augmented or (client.augment is not None and phase.examples is None)
+    dropout = job.streams.dropout
+    return Training(
+        model=client.model,
+        phase=phase,
+        examples=client.data.train,
+        task=client.task,
+        prepare=client.prepare,
+        generator=job.streams.batches,
+        order=job.streams.order,
+        seed=derive_seed(dropout, number) if number else dropout,
+        before=client.trained,
+        privacy=None if phase.public else client.privacy,
+        alone=augmented or any(other.continues for other in phases),
+    )
+
+
+def measure(group: Group, when: str, jobs: Iterable[Job] | None = None) -> None:
+    """Evaluate networks of `jobs` (default: all) and store results in `job.measured`, unless the policy forbids it.
 
     `when` is `received` before training, `trained` after it. Evaluation does not influence training: its random numbers
     have their own seed, the same in every round, and buffers that a network changes in evaluation mode are restored.
     """
+    with ExitStack() as contexts:
+        possible = group.run(partial(_predictor, when=when, contexts=contexts), jobs)
+        predictors = {job: predictor for job, predictor in possible.items() if predictor is not None}
+        run_phases(group, lambda job: job.side.refine(when), predictors)
+        score(group, when, predictors)
+        group.run(partial(_keep_scored, when=when), predictors)
+
+
+def _predictor(job: Job, when: str, contexts: ExitStack) -> Predictor | None:
+    """Return what predicts in the evaluation `when`, or None; the end of `contexts` restores the network."""
     client = job.client
+    side = job.side
+    if not (client.request.evaluate and job.policy.tells_metrics):
+        return None
     # Under `dp-noise`, only common test examples are evaluated, by a network that no private example has changed since.
-    if not job.policy.tells_metrics or (client.privacy and (job.loop or job.side.refine(when))):
-        return
+    if client.privacy and side.refine(when):
+        return None
     seed_everything(derive_seed(client.root, "evaluation", client.name))
-    with isolated(client.model):
-        if job.loop:
-            return job.loop.measure(job, when)
-        if (outputs := job.side.evaluate(when)) is None:
-            return
-        if not (phases := job.side.refine(when)):
-            return (yield from _score(job, when, outputs))
-        before = {name: tensor.clone() for name, tensor in client.tensors.items()}
-        batches, order, trained = job.batches, job.order, client.trained
-        job.batches = client.generator("refinement", when)
-        job.order = client.order("refinement", when)
-        yield from run_phases(job, phases, client.seed("refinement dropout", when))
-        yield from _score(job, when, outputs)
-        if when == job.side.traits.scored:
-            job.scored = {name: tensor.clone() for name, tensor in job.side.personal().items()}
-        job.batches = batches
-        job.order = order
-        client.trained = trained
-        load_state(client.model, before)
+    contexts.enter_context(isolated(client.model))
+    predictor = side.evaluate(when)
+    if predictor is not None and side.refine(when):
+        contexts.enter_context(_refinement(job, when))
+    return predictor
 
 
-def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> ClientWork[None]:
+@contextmanager
+def _refinement(job: Job, when: str) -> Iterator[None]:
+    """Context manager in which an evaluation's fine-tuning has its own random streams; restores all that it changes."""
     client = job.client
-    sets = {"": client.data.test} if client.config.test_on != "global" and not client.privacy else {}
-    if client.config.test_on != "local" and (common := _common(job, when)) is not None:
-        sets["common-"] = common
+    weights = {name: tensor.clone() for name, tensor in client.tensors.items()}
+    streams = job.streams
+    trained = client.trained
+    job.streams = Streams(
+        client.generator("refinement", when),
+        client.order("refinement", when),
+        client.seed("refinement dropout", when),
+    )
+    yield
+    job.streams = streams
+    client.trained = trained
+    load_state(client.model, weights)
+
+
+def _keep_scored(job: Job, when: str) -> None:
+    if when == job.side.traits.scored and job.side.refine(when):
+        job.scored = {name: tensor.clone() for name, tensor in job.side.personal().items()}
+
+
+def score(group: Group, when: str, predictors: Mapping[Job, Predictor]) -> None:
+    """Evaluate each client's predictor on its test part, the common test set and its validation part."""
+    sets = group.run(partial(_test_sets, when=when), predictors)
+    for prefix in ("", "common-", "validation-"):
+        _score_on(group, prefix, when, predictors, {job: sets[job][prefix] for job in sets if prefix in sets[job]})
+
+
+def _score_on(
+    group: Group, prefix: str, when: str, predictors: Mapping[Job, Predictor], examples: Mapping[Job, Examples]
+) -> None:
+    name = f"{prefix}{when}"
+    evaluations = group.run(lambda job: _evaluation(job, predictors[job], examples[job], name), examples)
+    scores = group.compute(group.backend.evaluate, evaluations)
+    group.run(lambda job: _record(job, when, evaluations[job], scores[job]), scores)
+
+
+def _test_sets(job: Job, when: str) -> dict[str, Examples]:
+    """Return the sets on which the model `when` is evaluated, by the prefix of their names in `job.measured`."""
+    client = job.client
+    sets: dict[str, Examples] = {}
+    if client.config.test_on != "global" and not client.privacy:
+        sets[""] = client.data.test
+    if client.config.test_on != "local":
+        common = _common(job, when)
+        if common is not None:
+            sets["common-"] = common
     if client.config.validation and client.data.validation is not None and not client.privacy:
         sets["validation-"] = client.data.validation
-    for prefix, examples in sets.items():
-        if not enough(job, len(examples), f"{prefix}{when}"):
-            continue
-        seed = derive_seed(client.root, "evaluation", client.name)
-        computation = Evaluation(outputs, examples, client.task, client.transform, client.model, seed)
-        yield computation
-        score = computation.result()
-        assert score is not None  # there are examples
-        if not abs(score.loss) <= LARGEST:
-            rate = client.config.learning_rate
-            raise ModelError(
-                f"the loss of the {when} model is {score.loss:.3g}: the network returns values that are not finite for "
-                f"some example, or training diverged; a lower learning-rate than {rate:g} may help"
-            )
-        behind, ranked = score.examples_behind, client.task.metric == "auc"
-        job.measured[f"{prefix}{when}"] = measured = job.policy.measured(
-            score.metric, score.loss, examples=len(examples), ranked=ranked, behind=behind
+    return {prefix: examples for prefix, examples in sets.items() if enough(job, len(examples), f"{prefix}{when}")}
+
+
+def _evaluation(job: Job, predictor: Predictor, examples: Examples, name: str) -> Evaluation:
+    client = job.client
+    seed = derive_seed(client.root, "evaluation", client.name)
+    return Evaluation(predictor, examples, client.task, client.transform, client.model, seed, name)
+
+
+def _record(job: Job, when: str, evaluation: Evaluation, score: Scored | None) -> None:
+    # A user's own app may return no metrics.
+    if score is None:
+        return
+    client = job.client
+    if not abs(score.loss) <= LARGEST:
+        rate = client.config.learning_rate
+        raise ModelError(
+            f"the loss of the {when} model is {score.loss:.3g}: the network returns values that are not finite for "
+            f"some example, or training diverged; a lower learning-rate than {rate:g} may help"
         )
-        measured.weight = job.policy.loss_weight(client.task, examples.labels)
+    measured = job.policy.measured(
+        score.metric,
+        score.loss,
+        examples=len(evaluation.examples),
+        ranked=client.task.metric == "auc",
+        behind=score.examples_behind,
+    )
+    measured.weight = job.policy.loss_weight(client.task, evaluation.examples.labels)
+    job.measured[evaluation.name] = measured
 
 
 def enough(job: Job, count: int, metric: str) -> bool:

@@ -79,9 +79,9 @@ def uses_batch_statistics(model: nn.Module) -> bool:
     return any(each.training or each.running_mean is None for each in layers)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Evaluation:
-    """An evaluation of a client's network, computed by `result` or, before it, together with those of other clients.
+    """An evaluation of a client's network, which a backend computes.
 
     Attributes:
         predict: the network, or a function from transformed inputs to outputs.
@@ -91,7 +91,7 @@ class Evaluation:
         model: the network that the function `predict` calls; its memory determines the batch size. It is left in
             evaluation mode, as is `predict` itself if it is a network.
         seed: seed of torch's global generator; None if evaluation draws no random numbers.
-        found: the score; None until it is computed, or without examples.
+        name: the name of the evaluation, such as `received`.
     """
 
     predict: Transform
@@ -100,15 +100,14 @@ class Evaluation:
     transform: Transform
     model: nn.Module | None = None
     seed: int | None = None
-    found: Score | None = None
+    name: str = ""
 
     def result(self) -> Score | None:
-        """Return the score, evaluating now if necessary; None if there are no examples."""
-        if self.found is not None:
-            return self.found
+        """Evaluate, and return the score; None if there are no examples."""
         if self.seed is not None:
             seed_everything(self.seed)
-        total, predict = None, self.predict
+        total = None
+        predict = self.predict
         network = predict if isinstance(predict, nn.Module) else self.model
         if network is not None:
             network.eval()
@@ -117,7 +116,6 @@ class Evaluation:
             outputs = forward(predict, inputs, learns=False)[0] if isinstance(predict, nn.Module) else predict(inputs)
             score = self.task.evaluate(outputs.detach(), labels)
             total = score if total is None else total + score
-        self.found = total
         return total
 
 

@@ -21,10 +21,16 @@ from fedhet.utils.machine import brought
 from fedhet.utils.randomness import SecretStream, permutation, seed_everything
 from fedhet.utils.statistics import Work
 
+Recorded = dict[str, tuple[Tensor, int]]
+"""Sum and number of steps of each scalar that loss terms record, by name."""
 
-@dataclass(eq=False)
+Gradients = Callable[[int, Tensor], tuple[Step, Tensor]]
+"""A function of a step's number and its examples' indices that sets gradients, and returns the step and its loss."""
+
+
+@dataclass(frozen=True, eq=False)
 class Training:
-    """A phase of a client's training, computed by `result` or, before it, together with those of other clients.
+    """A phase of a client's training, which a backend computes.
 
     Attributes:
         model: the model to train in place, unless the phase has a `module`.
@@ -38,7 +44,6 @@ class Training:
         order: secret stream of the order of examples.
         privacy: settings of example-level differential privacy.
         alone: whether the network must not be trained together with others.
-        found: the result or a raised error; None at first.
     """
 
     model: nn.Module
@@ -52,7 +57,6 @@ class Training:
     order: SecretStream | None = None
     privacy: Privacy | None = None
     alone: bool = False
-    found: Trained | ModelError | None = None
 
     @property
     def rows(self) -> Examples:
@@ -60,70 +64,96 @@ class Training:
         return self.phase.examples or self.examples
 
     def result(self) -> Trained:
-        """Return the combined result of this phase and the phases before it, training now if necessary.
+        """Train the model, and return the combined result of this phase and the phases before it.
 
         Raises a ModelError if the phase trains none of the model's parameters, training diverged, or the first loss is
         not finite.
         """
-        if self.found is None:
-            seed_everything(self.seed)
-            self.found = self._train()
-        if isinstance(self.found, ModelError):
-            raise self.found
-        return self.found
-
-    def _train(self) -> Trained:
-        phase, task, examples, privacy, before = self.phase, self.task, self.rows, self.privacy, self.before
-        augmenting = self.generator if phase.examples is None or phase.augmented else None
-        model, how = phase.module or self.model, phase.optimisation
-        named, losses = dict(model.train().named_parameters()), list[Tensor]()
-        sizes, weights = list[int](), list[float]()
-        recorded, further = dict(before.recorded), 0
-        size = min(how.batch_size, len(examples))
-
-        def batch(rows: Tensor) -> tuple[Tensor, Tensor]:
-            inputs, labels = examples.at(rows)
-            return self.prepare(inputs, augmenting), labels
-
+        seed_everything(self.seed)
+        phase = self.phase
+        optimisation = phase.optimisation
+        model = (phase.module or self.model).train()
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        weights: list[float] = []
+        recorded = dict(self.before.recorded)
+        further = 0
         # Before layers are frozen, so that a phase that trains only the head has the same mini-batches.
-        rows, total = mini_batches(model, phase, examples, self.order or self.generator, privacy)
+        rows, total = mini_batches(model, phase, self.rows, self.order or self.generator, self.privacy)
         with only_trained(model, phase.trains) as parameters:
-            if privacy is not None:
-                of_one, phase = private_loss(model, phase, task)
-                inputs, labels = examples.at(slice(0, 1))
-                privacy.check(model, of_one, self.prepare(torch.zeros_like(inputs), augmenting), labels)
-            optimizer = before.optimizer if phase.continues and before.optimizer else how.build(model, parameters)
+            if self.privacy is None:
+                gradients = self._gradients(model, recorded)
+            else:
+                gradients = self._private_gradients(self.privacy, model, recorded)
+            optimizer = self.before.optimizer if phase.continues else None
+            if optimizer is None:
+                optimizer = optimisation.build(model, parameters)
             for number, index in enumerate(rows):
-                if privacy is None:
-                    inputs, labels = batch(index)
-                    outputs, captured = forward(model, inputs, phase.captures, bf16=how.bf16)
-                    step = Step(number, model, named, inputs, labels, index, outputs, captured, how.bf16, task)
-                    loss = loss_of(step, phase, recorded)
-                else:
-                    privacy.backward(model, of_one, batch, index, size)
-                    blank = torch.zeros(size, device=parameters[0].device)
-                    step = Step(number, model, named, blank, blank, index[:0], blank, bf16=how.bf16, task=task)
-                    loss = loss_of(step, phase, recorded, blank.sum())
-                if privacy is None or loss.requires_grad:  # or its gradients are set already
-                    _backward(loss)
-                if how.clip_gradients:
-                    nn.utils.clip_grad_norm_(parameters, how.clip_gradients)
-                if how.schedule is not None:
+                step, loss = gradients(number, index)
+                if optimisation.clip_gradients:
+                    nn.utils.clip_grad_norm_(parameters, optimisation.clip_gradients)
+                if optimisation.schedule is not None:
                     for group in optimizer.param_groups:
-                        group["lr"] = how.schedule(number / total)
+                        group["lr"] = optimisation.schedule(number / total)
                 optimizer.step()
                 forget_gradients(parameters)
-                losses.append(loss.detach())  # read at the end: reading makes a GPU wait
-                sizes.append(size if privacy else index.numel())
-                weight = task.weight(labels) if phase.task_weight and not privacy else None
-                weights.append(sizes[-1] if weight is None else weight / labels[0].numel())
+                # Losses are read at the end, because reading makes a GPU wait.
+                losses.append(loss.detach())
+                sizes.append(len(step.labels))
+                weight = self.task.weight(step.labels) if phase.task_weight and self.privacy is None else None
+                weights.append(sizes[-1] if weight is None else weight / step.labels[0].numel())
                 further += step.further
         if not losses:
-            return before
+            return self.before
         values = torch.stack(losses).tolist()
         with torch.inference_mode():
             norm = torch.stack(torch._foreach_norm(tuple(parameters))).max().item()
         return self.outcome(values, sizes, norm, further, recorded, optimizer, weights)
+
+    def _prepared(self, inputs: Tensor) -> Tensor:
+        augmented = self.phase.examples is None or self.phase.augmented
+        return self.prepare(inputs, self.generator if augmented else None)
+
+    def _gradients(self, model: nn.Module, recorded: Recorded) -> Gradients:
+        phase = self.phase
+        bf16 = phase.optimisation.bf16
+        named = dict(model.named_parameters())
+
+        def gradients(number: int, index: Tensor) -> tuple[Step, Tensor]:
+            inputs, labels = self.rows.at(index)
+            inputs = self._prepared(inputs)
+            outputs, captured = forward(model, inputs, phase.captures, bf16=bf16)
+            step = Step(number, model, named, inputs, labels, index, outputs, captured, bf16, self.task)
+            loss = loss_of(step, phase, recorded)
+            _backward(loss)
+            return step, loss
+
+        return gradients
+
+    def _private_gradients(self, privacy: Privacy, model: nn.Module, recorded: Recorded) -> Gradients:
+        """Return a function for differentially private training, whose loss has only the terms of public data."""
+        bf16 = self.phase.optimisation.bf16
+        named = dict(model.named_parameters())
+        size = min(self.phase.optimisation.batch_size, len(self.rows))
+        of_one, phase = private_loss(model, self.phase, self.task)
+        inputs, labels = self.rows.at(slice(0, 1))
+        privacy.check(model, of_one, self._prepared(torch.zeros_like(inputs)), labels)
+        blank = torch.zeros(size, device=next(iter(named.values())).device)
+
+        def batch(rows: Tensor) -> tuple[Tensor, Tensor]:
+            inputs, labels = self.rows.at(rows)
+            return self._prepared(inputs), labels
+
+        def gradients(number: int, index: Tensor) -> tuple[Step, Tensor]:
+            privacy.backward(model, of_one, batch, index, size)
+            step = Step(number, model, named, blank, blank, index[:0], blank, bf16=bf16, task=self.task)
+            loss = loss_of(step, phase, recorded, blank.sum())
+            # Without such terms, the gradients are set already.
+            if loss.requires_grad:
+                _backward(loss)
+            return step, loss
+
+        return gradients
 
     def outcome(
         self,
@@ -131,7 +161,7 @@ class Training:
         sizes: list[int],
         norm: float,
         further: int,
-        recorded: dict[str, tuple[Tensor, int]],
+        recorded: Recorded,
         optimizer: torch.optim.Optimizer | None = None,
         weights: Sequence[float] = (),
     ) -> Trained:
@@ -176,7 +206,7 @@ def _backward(loss: Tensor) -> None:
         ) from error
 
 
-def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], loss: Tensor | None = None) -> Tensor:
+def loss_of(step: Step, phase: Phase, recorded: Recorded, loss: Tensor | None = None) -> Tensor:
     """Return `loss` (default: the task's loss in the step) plus the phase's loss terms.
 
     Scalars that terms report are added to `recorded`, which has their sum and number of steps by name.
@@ -194,11 +224,11 @@ def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], l
     return loss
 
 
-def record(recorded: dict[str, tuple[Tensor, int]], values: Mapping[str, Tensor]) -> None:
+def record(recorded: Recorded, values: Mapping[str, Tensor]) -> None:
     """Add the scalars `values` of one step to `recorded`, which has the sum and the number of steps for each name."""
-    for name, each in values.items():
-        total, steps = recorded.get(name) or (torch.zeros((), device=each.device), 0)
-        recorded[name] = (total + each.detach(), steps + 1)
+    for name, value in values.items():
+        total, steps = recorded.get(name) or (torch.zeros((), device=value.device), 0)
+        recorded[name] = (total + value.detach(), steps + 1)
 
 
 def private_loss(model: nn.Module, phase: Phase, task: Task) -> tuple[ExampleLoss, Phase]:
@@ -240,9 +270,10 @@ def only_trained(model: nn.Module, trains: Callable[[str], bool] | None) -> Iter
     for name, parameter in trainable.items():
         parameter.requires_grad_(trains(name))
     for prefix, module in model.named_modules():  # without an array that is trained, a module keeps its buffers
-        arrays = (module._parameters, module._buffers)
-        own = next((names for each in arrays if (names := [name for name in each if each[name] is not None])), [])
-        if own and not any(trains(f"{prefix}.{name}".removeprefix(".")) for name in own):
+        parameters = [name for name, parameter in module._parameters.items() if parameter is not None]
+        buffers = [name for name, buffer in module._buffers.items() if buffer is not None]
+        names = parameters or buffers
+        if names and not any(trains(f"{prefix}.{name}".removeprefix(".")) for name in names):
             module.training = False
     try:
         yield live

@@ -9,10 +9,9 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from fedhet.data import Examples
-from fedhet.errors import ModelError
 from fedhet.models.representation import RandomStream, Representation
 from fedhet.tasks import Task
-from fedhet.training import Evaluation, Optimisation, Phase, Term, Trained, Training, compute_in_batches
+from fedhet.training import Batches, Evaluation, OneByOne, Optimisation, Phase, Term, Trained, Training
 
 CLIENTS = (21, 8, 17, 30)
 """Numbers of examples."""
@@ -59,13 +58,29 @@ def clients(task="classification", own=None, spoilt=None, build=network):
         yield Training(model, phase, Examples(inputs, labels), Task(task), plainly, stream, client, Trained())
 
 
-def results(trainings):
-    for each in trainings:
-        try:
-            done = each.result()
-            yield done.mean_loss, done.means["apart"], done.work, done.epochs
-        except ModelError as error:
-            yield str(error)
+class Counted(OneByOne):
+    """Computes one by one, and counts what it computes."""
+
+    count = 0
+
+    def train(self, trainings):
+        self.count += len(trainings)
+        return super().train(trainings)
+
+    def evaluate(self, evaluations):
+        self.count += len(evaluations)
+        return super().evaluate(evaluations)
+
+
+def trained(trainings, backend=None):
+    """What training gave for each client, and the number of clients that were not in a batch."""
+    alone = Counted()
+    results = (backend or Batches(alone)).train(trainings)
+    values = [
+        (done.mean_loss, done.means["apart"], done.work, done.epochs) if isinstance(done, Trained) else repr(done)
+        for done in results
+    ]
+    return values, alone.count
 
 
 def states(trainings):
@@ -83,9 +98,9 @@ def states(trainings):
 )
 def test_training_in_a_batch(task, own):
     alone, batch = [*clients(task, own)], [*clients(task, own)]
-    compute_in_batches(batch)
-    assert all(each.found for each in batch)
-    for mine, other in zip(results(batch), results(alone), strict=True):
+    results, left = trained(batch)
+    assert left == 0
+    for mine, other in zip(results, trained(alone, OneByOne())[0], strict=True):
         assert mine[:2] == pytest.approx(other[:2], rel=1e-12)
         assert mine[2:] == other[2:]
     torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
@@ -166,9 +181,9 @@ def with_layer(kind):
 def test_networks_that_padding_would_change_are_trained_alone(kind, together):
     own = Optimisation("sgd", 0.1, momentum=0.9, batch_size=8)
     alone, batch = [*clients(own=own, build=with_layer(kind))], [*clients(own=own, build=with_layer(kind))]
-    compute_in_batches(batch)
-    assert [each.found is not None for each in batch] == [together] * len(CLIENTS)
-    for mine, other in zip(results(batch), results(alone), strict=True):
+    results, left = trained(batch)
+    assert left == (0 if together else len(CLIENTS))
+    for mine, other in zip(results, trained(alone, OneByOne())[0], strict=True):
         assert mine[:2] == pytest.approx(other[:2], rel=1e-9)
     torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
     assert all(torch.equal(a.generator.get_state(), b.generator.get_state()) for a, b in zip(alone, batch, strict=True))
@@ -178,18 +193,21 @@ def test_networks_with_other_frozen_parts_are_in_no_batch():
     alone, batch = [*clients()], [*clients()]
     for each in (alone[1], batch[1]):
         each.model[0].requires_grad_(False)
-    compute_in_batches(batch)
-    assert [each.found is not None for each in batch] == [True, False, True, True]
-    for mine, other in zip(results(batch), results(alone), strict=True):
+    results, left = trained(batch)
+    assert left == 1
+    for mine, other in zip(results, trained(alone, OneByOne())[0], strict=True):
         assert mine[:2] == pytest.approx(other[:2], rel=1e-9)
     torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
 
 
 def test_a_client_that_diverges_fails_alone():
     alone, batch = [*clients(spoilt=2)], [*clients(spoilt=2)]
-    compute_in_batches(batch)
-    assert [isinstance(each.found, ModelError) for each in batch] == [False, False, True, False]
-    assert [*results(batch)][2] == [*results(alone)][2]
+    results, left = trained(batch)
+    expected = trained(alone, OneByOne())[0]
+    assert left == 0
+    assert [isinstance(result, str) for result in results] == [False, False, True, False]
+    assert results[2] == expected[2]
+    assert results[2].startswith("ModelError(")
     torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
@@ -205,32 +223,35 @@ def test_an_exception_in_a_batch_leaves_all_clients_alone(where):
 
     alone, batch = [*clients()], [*clients()]
     if where == "prepare":
-        batch[1].prepare = fail
+        alone[1], batch[1] = (replace(group[1], prepare=fail) for group in (alone, batch))
     else:
-        for each in alone + batch:
-            each.phase = replace(each.phase, terms=(*each.phase.terms, Term(late, weighted=True)))
-    compute_in_batches(batch)
-    assert not any(each.found for each in batch)
-    if where == "prepare":
-        del alone[1]
-        with pytest.raises(ZeroDivisionError):
-            batch.pop(1).result()
-    assert [*results(batch)] == [*results(alone)]
+        term = Term(late, weighted=True)
+        alone, batch = (
+            [replace(each, phase=replace(each.phase, terms=(*each.phase.terms, term))) for each in group]
+            for group in (alone, batch)
+        )
+    results, left = trained(batch)
+    assert left == len(CLIENTS)
+    assert results == trained(alone, OneByOne())[0]
+    assert (results[1] == "ZeroDivisionError()") == (where == "prepare")
     assert all(map(torch.equal, states(batch), states(alone)))
 
 
 def test_networks_that_mix_examples_are_evaluated_alone():
     build = with_layer(partial(nn.BatchNorm1d, 4, track_running_stats=False))
-    batch = [Evaluation(c.model, c.examples, c.task, plainly, c.model, 0) for c in clients(build=build)]
-    compute_in_batches(batch)
-    assert not any(each.found for each in batch)
+    alone = Counted()
+    Batches(alone).evaluate(
+        [Evaluation(c.model, c.examples, c.task, plainly, c.model, 0) for c in clients(build=build)]
+    )
+    assert alone.count == len(CLIENTS)
 
 
 @pytest.mark.parametrize("task", LABELS)
 def test_evaluation_in_a_batch(task):
-    alone, batch = ([Evaluation(c.model, c.examples, c.task, plainly, c.model, 0) for c in clients(task)] for _ in "ab")
-    compute_in_batches(batch)
-    assert all(each.found for each in batch[:1] + batch[2:]), "sizes are alike"
-    for mine, other in zip(batch, alone, strict=True):
-        assert mine.result().loss == pytest.approx(other.result().loss, rel=1e-12)
-        assert mine.result().metric.values == pytest.approx(other.result().metric.values)
+    alone = Counted()
+    evaluations = [Evaluation(c.model, c.examples, c.task, plainly, c.model, 0) for c in clients(task)]
+    results = Batches(alone).evaluate(evaluations)
+    assert alone.count == 1, "the sizes of three clients are alike"
+    for mine, other in zip(results, OneByOne().evaluate(evaluations), strict=True):
+        assert mine.loss == pytest.approx(other.loss, rel=1e-12)
+        assert mine.metric.values == pytest.approx(other.metric.values)
