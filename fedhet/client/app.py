@@ -11,10 +11,10 @@ import torch
 from fedhet.algorithms.matching import groups_to_json
 from fedhet.client import audit, work
 from fedhet.client.clients import Clients
+from fedhet.client.job import Group, Job
 from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
 from fedhet.client.policy import POLICY_KEYS, Policy, memory_limited, name_of, opened
 from fedhet.client.state import CACHE
-from fedhet.client.work import Group, Job
 from fedhet.data import PublicDataset
 from fedhet.data.files import cache_folder, nothing_downloaded
 from fedhet.errors import FedhetError, UserCodeError, WriteError

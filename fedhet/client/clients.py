@@ -12,11 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedhet.algorithms.graphs import PermutationGroups, Submodel
 from fedhet.client.client import Client
+from fedhet.client.job import Job
 from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
 from fedhet.client.state import ClientStore, check_order, start
-from fedhet.client.work import Job
 from fedhet.data import ClientData, resident, with_drawn_test_set, with_validation
 from fedhet.errors import ConfigError, DataError, ModelError, Refused
 from fedhet.messages import Payload, Request

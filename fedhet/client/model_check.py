@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedhet.client.client import Client
-from fedhet.client.work import Job
+from fedhet.client.job import Job
 from fedhet.data import ClientData, Examples
 from fedhet.data.examples import digest
 from fedhet.data.own import check_scale

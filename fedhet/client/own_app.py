@@ -10,8 +10,9 @@ import torch
 from fedhet.client.app import Answers
 from fedhet.client.clients import Clients
 from fedhet.client.guard import COUNT, Guarded
+from fedhet.client.job import Job
 from fedhet.client.policy import POLICY_KEYS, Policy, misspelt
-from fedhet.client.work import Job, enough
+from fedhet.client.work import enough
 from fedhet.config.flower_names import OURS
 from fedhet.data import ClientData, Examples
 from fedhet.errors import ConfigError, FedhetError, ModelError, Refused

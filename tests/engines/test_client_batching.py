@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 
+from fedhet.client import ClientSide
 from fedhet.config import configuration
 from fedhet.engines.running import _batches, run_locally
 from fedhet.engines.workers import WorkerGrid
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, DataError
 from fedhet.results.observers import Observer
 from fedhet.utils.files import read_arrays
 
@@ -54,6 +55,25 @@ def test_any_number_of_workers_gives_the_same_bytes_resumed_or_not(tmp_path, mon
         run_locally(configured(workers=1, client_batching="4"), tmp_path / "killed", observers=[Killed()])
     assert run(tmp_path / "killed", resume=True, workers=2, client_batching="4") == one
     assert one != run(tmp_path / "off", workers=1, client_batching="off"), "batches round differently"
+
+
+def test_a_client_that_fails_leaves_its_batch(tmp_path, monkeypatch):
+    settings = {"method": "local", "workers": 1, "client_batching": "4", "fraction_train": 1.0}
+    _, expected = run(tmp_path / "all", **settings)
+    end = ClientSide.end
+
+    def failing(side, payload):
+        if side.client.name == "3" and side.client.request.round == 3:
+            raise DataError("its disk is lost")
+        return end(side, payload)
+
+    monkeypatch.setattr(ClientSide, "end", failing)
+    rows, arrays = run(tmp_path / "one fails", **settings)
+    failures = [(row["round"], failure["client"]) for row in rows for failure in row["failures"]]
+    assert failures == [(3, "3")]
+    different = {path.stem for (path, name), array in expected.items() if arrays.get((path, name)) != array}
+    assert "3" in different
+    assert different <= {"3", "strategy", "state"}
 
 
 @pytest.mark.parametrize("value", ["1", "none", "-2"])

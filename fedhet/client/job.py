@@ -1,0 +1,134 @@
+"""The clients that answer messages together: a `Job` is a message and its client, and a `Group` has several jobs."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.client.client import AnySide, Client
+from fedhet.client.policy import Policy
+from fedhet.client.secret import NodeSecret
+from fedhet.messages import Payload
+from fedhet.messages.protocol import Measured
+from fedhet.setup.client_setup import ClientInfo
+from fedhet.training import Backend, Batches, attempt
+from fedhet.utils.randomness import SecretStream, derive_seed, seed_everything
+
+R = TypeVar("R")
+V = TypeVar("V")
+
+
+class Streams(NamedTuple):
+    """Random streams of a client's training.
+
+    Attributes:
+        batches: the random generator for the order of examples and augmentation.
+        order: the secret stream for the order of examples, if the node has a secret; else None.
+        dropout: the seed of dropout.
+    """
+
+    batches: torch.Generator
+    order: SecretStream | None
+    dropout: int
+
+
+@dataclass(eq=False)
+class Job:
+    """A message, and the client that answers it by the method's client side (`side`).
+
+    Attributes:
+        info: the client's identity and configuration.
+        side: the method's client side, with the client as its attribute `client`.
+        payload: the arrays and values that the server sent.
+        policy: the rules of the client's node.
+        build: function that builds the whole network with the initial weights of a client (its name), or `all` clients.
+        redraw: function that loads such initial weights into the client's network.
+        backend: computes trainings and evaluations.
+        reply: the payload of the reply.
+        error: the exception that ended the client's work.
+        measured: the client's evaluations so far, by name, such as `received` or `common-trained`.
+        lost: whether the state that the server expects is missing.
+        further: metrics that the user's own train function returned, by name.
+        evaluated: metrics that the user's own evaluate function returned, by name.
+        scored: the fine-tuned personal model's tensors at the run's last evaluation; empty without fine-tuning.
+        examples: number of training examples (`test_examples`: test examples) by the user's own functions, or None.
+        weight: the client's weight from the user's own train function; 0 for the number of training examples.
+        records: records by name that the user's own train function adds to its reply, for hooks of a user's strategy.
+        remarks: messages for the server's log.
+        account: the node's secret, whose privacy account training is charged to; None without `dp-noise`.
+        streams: the random streams of training.
+    """
+
+    info: ClientInfo
+    side: AnySide
+    payload: Payload
+    policy: Policy
+    build: Callable[[str], nn.Module]
+    redraw: Callable[[str], None]
+    backend: Backend = field(default_factory=Batches)
+    reply: Payload = field(default_factory=Payload)
+    error: BaseException | None = None
+    measured: dict[str, Measured] = field(default_factory=dict)
+    lost: bool = False
+    further: dict[str, float] = field(default_factory=dict)
+    evaluated: dict[str, float] = field(default_factory=dict)
+    scored: dict[str, Tensor] = field(default_factory=dict)
+    examples: int | None = None
+    test_examples: int | None = None
+    weight: float = 0.0
+    records: dict[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    account: NodeSecret | None = None
+    streams: Streams = field(init=False)
+
+    def __post_init__(self) -> None:
+        client: Client = self.side.client
+        self.client = client
+        self.streams = Streams(client.generator("batches"), client.order("batches"), client.seed("dropout"))
+
+    def say(self, remark: str) -> None:
+        """Add a remark for the server's log, unless it was added before."""
+        if remark and remark not in self.remarks:
+            self.remarks.append(remark)
+
+    def seed(self) -> None:
+        """Seed the global random generators for the message."""
+        client, request = self.client, self.client.request
+        seed_everything(derive_seed(client.root, "message", client.name, request.round, request.question))
+
+
+@dataclass
+class Group:
+    """Clients whose messages are answered together, stage by stage; they have the same backend."""
+
+    jobs: Sequence[Job]
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of the group's clients."""
+        return self.jobs[0].backend
+
+    def run(self, stage: Callable[[Job], R | BaseException], jobs: Iterable[Job] | None = None) -> dict[Job, R]:
+        """Return the result of `stage` for each of `jobs` (default: all) that has not failed.
+
+        An exception that `stage` raises or returns becomes the job's `error`.
+        """
+        results: dict[Job, R] = {}
+        for job in self.jobs if jobs is None else jobs:
+            if job.error is not None:
+                continue
+            result = attempt(stage, job)
+            if isinstance(result, BaseException):
+                job.error = result
+            else:
+                results[job] = result
+        return results
+
+    def compute(
+        self, compute: Callable[[Sequence[V]], Sequence[R | BaseException]], values: Mapping[Job, V]
+    ) -> dict[Job, R]:
+        """Return the results of trainings or evaluations, which a backend's `compute` computes."""
+        results = dict(zip(values, compute([*values.values()]), strict=True))
+        return self.run(results.__getitem__, results)
