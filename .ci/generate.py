@@ -44,7 +44,7 @@ DEPLOYMENT = ROOT / "run_configs" / "deployment" / "privacy.md"
 HEADINGS = {
     METHODS: "| method | what clients share | architectures | source |",
     QUESTIONS: "| method | public dataset? | networks | heads | the server learns of a client |",
-    DEPLOYMENT: "| method | arrays sent | `allow` | secure aggregation |",
+    DEPLOYMENT: "| methods | `allow` | secure aggregation |",
 }
 """The heading of each page's table of methods."""
 
@@ -107,7 +107,7 @@ class {name}(FederatedStrategy[Any, Any]):
 
 def generated() -> dict[Path, str]:
     """Return the texts of the files with generated parts."""
-    tables = {METHODS: methods(), QUESTIONS: questions(), DEPLOYMENT: map(_sent, registry.own_methods())}
+    tables = {METHODS: methods(), QUESTIONS: questions(), DEPLOYMENT: sent()}
     pages = {page: page.read_text(encoding="utf-8") for page in tables}
     texts = {page: text.replace("\n".join(rows_of(page)), "\n".join(tables[page])) for page, text in pages.items()}
     before = texts[QUESTIONS].partition(TRIED)[0]  # the last table of its page
@@ -275,8 +275,16 @@ def refused(method: str, *, width: int, outputs: int) -> bool:
     return bool(strategy.run.round.failures)
 
 
-def _sent(name: str) -> str:
-    """Return a method's row of the table of what methods send."""
+def sent() -> list[str]:
+    """Return the table of what methods send, with a row for those that are alike."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name in registry.own_methods():
+        alike.setdefault(_sent(name), []).append(f"`{name}`")
+    return [f"| {', '.join(names)} | `{allowed}` | {summed} |" for (allowed, summed), names in sorted(alike.items())]
+
+
+def _sent(name: str) -> tuple[str, str]:
+    """Return the node's `allow` for a method, and whether secure aggregation would be possible."""
     traits = _traits(name)
     sends = {} if traits.shares.keys == "nothing" or "model" in traits.sends else {"model": "weights"}
     sends |= {group: kind for group, kind in traits.sends.items() if kind not in (METRICS, STRUCTURE)}
@@ -292,9 +300,7 @@ def _sent(name: str) -> str:
         "yes": True,
     }
     summed = next(reason for reason, holds in reasons.items() if holds)
-    groups = ", ".join(f"`{group}`" for group in sends) or "nothing"
-    allowed = ",".join(sorted(traits.kinds - {STRUCTURE} | {METRICS}))
-    return f"| `{name}` | {groups} | `{allowed}` | {summed} |"
+    return ",".join(sorted(traits.kinds - {STRUCTURE} | {METRICS})), summed
 
 
 if __name__ == "__main__":
