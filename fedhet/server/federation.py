@@ -51,8 +51,9 @@ class Federation:
 
     def earlier_name(self, node: int, claimed: str) -> str:
         """Return the name given to a node's client earlier in the run (`claimed`, or `claimed` and a number), or ""."""
-        known = () if self.simulated else self.run.state.clients.items()
-        return next((n for n, c in known if c.node == node and (n == claimed or n.startswith(f"{claimed} ("))), "")
+        records = {} if self.simulated else self.run.state.clients
+        names = [client for client, record in records.items() if record.node == node]
+        return next((name for name in names if name == claimed or name.startswith(f"{claimed} (")), "")
 
     def name_for(self, node: int, claimed: str) -> str:
         """Return a name for a node's client: the name in its reply (`claimed`), plus a number if the name is in use."""
@@ -85,18 +86,10 @@ class Federation:
         self.specs[client] = reply.report.spec
         self.run.clients[node] = client
 
-    def connected(self, payloads: Mapping[str, Payload]) -> dict[str, Payload]:
-        """Return the payloads of connected clients."""
-        return {client: payload for client, payload in payloads.items() if client in self.nodes}
-
-    def failed_functions(self, replies: Mapping[str, Reply]) -> list[str]:
-        """Return the clients that should have trained by their own functions and have no valid reply."""
-        training = [client for client in self.nodes if client in self.run.round.training]
-        return [client for client in training if client not in replies and self.known[client].report.wrapped]
-
     def training(self, payloads: Mapping[str, Payload], *, flower: bool = False) -> list[Message]:
         """Return the messages of the current round that ask clients to train (see `messages`)."""
         run = self.run
+        run.round.training = frozenset(payloads) & self.nodes.keys()
         epochs = run.config.closing_epochs if run.round.closing else run.config.local_epochs
         return self.messages(MessageType.TRAIN, payloads, flower=flower, epochs=epochs, evaluate=run.evaluates_now)
 
@@ -107,20 +100,17 @@ class Federation:
     def messages(
         self, kind: str, payloads: Mapping[str, Payload], *, flower: bool = False, **asked: Any
     ) -> list[Message]:
-        """Return a message for each client; `kind` is Flower's message type, `asked` are fields of the `Request`.
+        """Return a message for each connected client; `kind` is its type, `asked` are fields of the `Request`.
 
         With `flower`, arrays are in Flower's format, also those of replies.
         """
         encoder = Encoder(flower=flower)
         messages = []
         for client, payload in payloads.items():
-            called = client if client != self.claimed[client] else ""
-            trained = self.run.state.clients[client].trained
-            node = self.nodes[client]
-            message = self._message(
-                kind, node, payload, encoder, expected=trained, called=called, flower=flower, **asked
-            )
-            messages.append(message)
+            if client in self.nodes:
+                asked["expected"] = self.run.state.clients[client].trained
+                asked["called"] = client if client != self.claimed[client] else ""
+                messages.append(self._message(kind, self.nodes[client], payload, encoder, flower=flower, **asked))
         return messages
 
     def _message(self, kind: str, node: int, payload: Payload, encoder: Encoder, **asked: Any) -> Message:
@@ -172,15 +162,15 @@ class Federation:
     def by_node(self, replies: Iterable[Message], or_else: str = "") -> Iterator[tuple[int, Message]]:
         """Yield (node id, reply) in the order in which messages were sent; record nodes without a reply as failed."""
         round = self.run.round
-        sent, round.sent = round.sent, {}
+        sent = round.sent
+        round.sent = {}
         # For a node that is gone the SuperLink answers, so only the id of the message says which node it was.
-        asked = {each.metadata.message_id: node for node, each in sent.items()}
+        asked = {message.metadata.message_id: node for node, message in sent.items()}
         answers: dict[int | None, Message] = {}
         for reply in replies:
             source = reply.metadata.src_node_id
             answers[source if source in sent else asked.get(reply.metadata.reply_to_message_id)] = reply
             self.answered(len(answers), len(sent))
-        names = {node: client for client, node in self.nodes.items()}
         for node in sent:
             if node in answers:
                 if self.simulated:  # the clients' disk is that of the run
@@ -188,7 +178,7 @@ class Federation:
                 yield node, answers[node]
             else:
                 reason = f"no reply within {self.run.config.timeout:g} s{or_else}"
-                round.fail(names.get(node, f"at node {node}"), reason)
+                round.fail(self.run.clients.get(node, f"at node {node}"), reason)
 
     def receive(self, replies: Iterable[Message], check: Check | None = None, or_else: str = "") -> dict[str, Reply]:
         """Return replies by client that are valid and pass `check`, in order of name; record the others as failed.
@@ -196,11 +186,10 @@ class Federation:
         `or_else` is added to the reason of failure of a client without a reply.
         """
         run, round = self.run, self.run.round
-        names = {node: client for client, node in self.nodes.items()}
         valid: dict[str, Reply] = {}
         notes: list[tuple[str, str]] = []
         for node, message in self.by_node(replies, or_else):
-            client = names[node]
+            client = run.clients[node]
             try:
                 reply = self.read(node, message)
                 self._check(client, reply)

@@ -147,7 +147,10 @@ class FlowerLoop:
             self._take(arrays)
             run.round = Round(server_round)
             self._steps.admit_clients()
-            payloads = self._steps.payloads(self._steps.choose())
+            with run.calling("participants"):
+                clients = self._steps.participants(server_round)
+            with run.calling("configure_fit"):
+                payloads = self._steps.configure_fit(server_round, self._steps.federation.choose(clients))
             if run.private_wrapper:
                 name = type(run.private_wrapper).__name__
                 federation = self._steps.federation
@@ -204,7 +207,7 @@ class FlowerLoop:
             if not run.evaluates_now:
                 return []
             federation = self._steps.federation
-            return federation.evaluation(self._steps.evaluation([*federation.nodes]), flower=True)
+            return federation.evaluation(self._steps.payloads_to_evaluate([*federation.nodes]), flower=True)
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> MetricRecord | None:
         """Record the round and return the mean metrics of clients' evaluations; after the last round, end the run."""

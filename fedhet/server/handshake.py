@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fedhet.config.flower_names import FlowerOptions
@@ -44,33 +44,23 @@ Claims = list[tuple[str, Hashable]]  # names and values of properties in which c
 UNSEEN = 2**26  # bytes of a network's arrays above which the client must send them before the server builds copies
 
 
+@dataclass
 class Handshake:
     """The admission of clients, which uses the description (`Report`) that a new node sends of its client.
 
-    `public_dataset`, `common`, `accept` and `first_arrays` are hooks of the method, and the server has a number of
-    `copies` of each client's network in memory (see `FederatedStrategy`).
+    `public_dataset`, `common`, `accept` and `first_arrays` are hooks of the method, and `copies` is the number
+    of copies of each client's network that the server has in memory (see `FederatedStrategy`).
     """
 
-    def __init__(
-        self,
-        run: Run,
-        federation: Federation,
-        *,
-        public_dataset: Callable[[], PublicDataset | None],
-        common: Callable[[Reply], Mapping[str, Common]],
-        accept: Callable[[Reply], None],
-        first_arrays: Callable[[Spec], Arrays | None],
-        copies: int,
-    ) -> None:
-        self.run = run
-        self.federation = federation
-        self._public_of_server = public_dataset
-        self._common_of_method = common
-        self._accept = accept
-        self._first_arrays = first_arrays
-        self._copies = copies
-        self._refused: set[int] = set()  # nodes whose client cannot take part
-        self._waiting: set[int] = set()  # nodes of unseen clients
+    run: Run
+    federation: Federation
+    public_dataset: Callable[[], PublicDataset | None]
+    common: Callable[[Reply], Mapping[str, Common]]
+    accept: Callable[[Reply], None]
+    first_arrays: Callable[[Spec], Arrays | None]
+    copies: int
+    _refused: set[int] = field(default_factory=set)  # nodes whose client cannot take part
+    _waiting: set[int] = field(default_factory=set)  # nodes of unseen clients
 
     def begin(self, grid: Grid) -> None:
         """Wait for clients, and admit those that can take part; raise a FedhetError if there are too few."""
@@ -147,7 +137,7 @@ class Handshake:
         name gets it only if the client's node no longer replies. `unseen` admits those that join after the last round.
         """
         run, federation = self.run, self.federation
-        public = self._public_of_server()
+        public = self.public_dataset()
         payload = Payload() if public is None else with_public_dataset(public)
         if not run.state.names:
             run.state.names = names_text({**_names_before(run.config), **(public.names if public else {})})
@@ -221,11 +211,11 @@ class Handshake:
         if report.common:
             remedy = "return the same examples as `common` for all clients, or leave it out"
             common["common test set"] = Common(report.common, remedy)
-        if report.public and traits.public != "none" and self._public_of_server() is None:
+        if report.public and traits.public != "none" and self.public_dataset() is None:
             common["digest of the public dataset"] = Common(
                 report.public, "give all clients the same examples in the same order"
             )
-        return common | dict(self._common_of_method(reply))
+        return common | dict(self.common(reply))
 
     def _claims(self, reply: Reply) -> Claims:
         traits, spec = self.run.traits, reply.report.spec
@@ -246,7 +236,7 @@ class Handshake:
 
     def _check_size(self, node: int, reply: Reply) -> None:
         """Check that the server has memory for a client's network and, if it is large, that the client can send it."""
-        spec, copies = reply.report.spec, self._copies
+        spec, copies = reply.report.spec, self.copies
         check_room(copies * bytes_of(spec), "the server needs memory for the client's network:")
         if not copies or bytes_of(spec) <= UNSEEN:
             return
@@ -323,11 +313,11 @@ class Handshake:
             if traits.public != "none":
                 digest, size = self._public_dataset(reply)
                 state.public, state.public_size = state.public or digest, state.public_size or size
-            self._accept(reply)
+            self.accept(reply)
         if traits.shares.averaged and not joining:
             known = state.model | self.run.initial
             missing = {key: each for key, each in reply.report.spec.items() if key not in known}
-            if missing and (first := self._first_arrays(missing)) is not None:
+            if missing and (first := self.first_arrays(missing)) is not None:
                 state.model = state.model | first
 
     def _agree_on_names(self, reply: Reply) -> None:
@@ -346,7 +336,7 @@ class Handshake:
 
     def _public_dataset(self, reply: Reply) -> tuple[str, int]:
         """Return digest and size of the server's public dataset, else the client's; raise a FedhetError without one."""
-        report, public = reply.report, self._public_of_server()
+        report, public = reply.report, self.public_dataset()
         if public is not None:
             return public.digest, len(public)
         if report.public:

@@ -111,15 +111,8 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         self.aggregator = Aggregator(self.run, self.federation)
         self.reporter = Reporter(self.run, self.size_of, observers)
         self.federation.answered = self.reporter.answered
-        self.admission = Handshake(
-            self.run,
-            self.federation,
-            public_dataset=self.public_dataset,
-            common=self.common,
-            accept=self.admit,
-            first_arrays=self.first_arrays,
-            copies=self.copies,
-        )
+        hooks = self.public_dataset, self.common, self.admit, self.first_arrays
+        self.admission = Handshake(self.run, self.federation, *hooks, copies=self.copies)
         self.fresh = True
 
     @property
@@ -252,14 +245,17 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         # 1. Admit clients that have connected since the last round.
         self.admit_clients()
         # 2. Choose the clients that train.
-        clients = self.choose()
+        with run.calling("participants"):
+            wanted = [*self.state.clients] if run.round.closing else self.participants(round)
+        clients = federation.choose(wanted)
         # 3. Let the method make their payloads.
-        payloads = self.payloads(clients)
+        with run.calling("configure_fit"):
+            payloads = self.configure_fit(round, clients)
         # 4. Send the messages, await the replies, and check them.
         messages = federation.training(payloads)
         if run.evaluates_now:
-            others = [client for client in federation.nodes if client not in payloads]
-            messages += federation.evaluation(self.evaluation(others, amid_training=not run.round.closing))
+            others = [client for client in federation.nodes if client not in run.round.training]
+            messages += federation.evaluation(self.payloads_to_evaluate(others, amid_training=not run.round.closing))
         replies = federation.exchange(messages, self.check)
         evaluated = self._evaluate_failed(replies)
         # 5. Let the method update its state.
@@ -268,39 +264,24 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         run.round.training -= evaluated.keys()
         return self.reporter.record(replies | evaluated, metrics)
 
+    def _evaluate_failed(self, replies: Mapping[str, Reply]) -> dict[str, Reply]:
+        """Evaluate the received model at clients whose own train function failed; return their replies."""
+        run, federation = self.run, self.federation
+        failed = [client for client in federation.nodes if client in run.round.training and client not in replies]
+        failed = [client for client in failed if run.evaluates_now and federation.known[client].report.wrapped]
+        if not failed:
+            return {}
+        return federation.exchange(federation.evaluation(self.payloads_to_evaluate(failed, amid_training=True)))
+
     def admit_clients(self) -> None:
         """Admit clients that have connected, and complete what depends on them: shared arrays, number of rounds."""
         self.admission.admit()
         self._prepare()
 
-    def choose(self) -> list[str]:
-        """Return the connected clients that train in the current round: all of them in the closing round."""
-        round = self.run.round
-        with self.run.calling("participants"):
-            wanted = [*self.state.clients] if round.closing else self.participants(round.number)
-        return self.federation.choose(wanted)
-
-    def payloads(self, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the payloads of the clients that train in the current round."""
-        round = self.run.round
-        with self.run.calling("configure_fit"):
-            payloads = self.configure_fit(round.number, clients)
-        payloads = self.federation.connected(payloads)
-        round.training = frozenset(payloads)
-        return payloads
-
-    def _evaluate_failed(self, replies: Mapping[str, Reply]) -> dict[str, Reply]:
-        """Evaluate the received model at clients whose own train function failed; return their replies."""
-        failed = self.federation.failed_functions(replies) if self.run.evaluates_now else []
-        if not failed:
-            return {}
-        return self.federation.exchange(self.federation.evaluation(self.evaluation(failed, amid_training=True)))
-
-    def evaluation(self, clients: Sequence[str], *, amid_training: bool = False) -> dict[str, Payload]:
-        """Return the payloads for clients that only evaluate."""
+    def payloads_to_evaluate(self, clients: Sequence[str], *, amid_training: bool = False) -> dict[str, Payload]:
+        """Call `evaluation_payloads` for clients that only evaluate."""
         with self.run.calling("evaluation_payloads"):
-            payloads = self.evaluation_payloads(clients, amid_training=amid_training)
-        return self.federation.connected(payloads)
+            return self.evaluation_payloads(clients, amid_training=amid_training)
 
     def check(self, reply: Reply) -> None:
         """Check a client's reply by `check_reply`, if it trained."""
