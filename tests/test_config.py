@@ -53,7 +53,7 @@ def test_the_cases_of_the_regression_have_an_effect():
     lines = (Path(__file__).parent / "regression" / "cases.txt").read_text(encoding="utf-8").splitlines()
     for preset, *settings in (line.split() for line in lines if line and not line.startswith("#")):
         chosen = parse_settings(settings)
-        resolve(configuration.named(preset) | chosen, over=chosen.keys())
+        resolve(configuration.settings_of(preset), over=chosen)
 
 
 def test_an_empty_text_is_not_chosen():
@@ -198,9 +198,8 @@ def test_toml_and_text_round_trip(data, rate, seed, shared, mu):
         "shared-init": shared,
     }
     config = resolve({**chosen, "fedprox.mu": mu})
-    told = {"chosen": config.chosen, "remarks": config.remarks}
-    assert resolve(tomllib.loads(to_toml(config.flat()))).replace(**told) == config
-    assert parse(config.text).replace(**told) == config
+    assert resolve(tomllib.loads(to_toml(config.flat()))).replace(remarks=config.remarks) == config
+    assert parse(config.text).replace(remarks=config.remarks) == config
 
 
 def test_a_file_that_is_missing_or_no_toml(tmp_path):
@@ -271,8 +270,8 @@ def test_a_presets_key_without_effect_is_reset(settings, key, reason, default, r
     monkeypatch.setattr(configuration, "run_configs", lambda: tmp_path)
     for config in (
         resolve({"preset": "of/mine", reason: settings[reason]}),
-        resolve(settings, over={reason}),
-        resolve(configuration.named(tmp_path / "of/mine.toml") | {reason: settings[reason]}),
+        resolve(preset, over={reason: settings[reason]}),
+        resolve(configuration.settings_of(tmp_path / "of/mine.toml"), over={reason: settings[reason]}),
     ):
         assert (config.flat().get(key), config.remarks) == (default, ())
         assert key not in config.chosen
@@ -281,7 +280,7 @@ def test_a_presets_key_without_effect_is_reset(settings, key, reason, default, r
     (tmp_path / "of/mine.toml").write_text(to_toml({name: settings[name] for name in settings if name != key}))
     assert problems(preset="of/mine", **{key: settings[key]})[0].startswith(f"{key} has no effect")
     with pytest.raises(ConfigError, match=f"{key} has no effect"):
-        resolve(settings, over={key})
+        resolve(settings, over={key: settings[key]})
 
 
 @pytest.mark.parametrize(
@@ -313,7 +312,7 @@ def test_extra_keys():
     text = '"fedprox.mu" = 0.25\nrounds = 4\n[fedprox]\n'
     config = resolve({"method": "fedprox", "extra-keys": text})
     assert (config.options.mu, config.rounds) == (0.25, 4)
-    assert config == resolve({"method": "fedprox", "fedprox.mu": 0.25, "rounds": 4}).replace(chosen=config.chosen)
+    assert config == resolve({"method": "fedprox", "fedprox.mu": 0.25, "rounds": 4})
     assert resolve({"method": "fedprox", "extra-keys": ""}) == resolve({"method": "fedprox"})
     assert "extra-keys" not in config.flat()
     with pytest.raises(ConfigError, match="extra-keys = 'mu is 3': must be TOML"):

@@ -168,7 +168,7 @@ mine = FedProx.method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
         assert registry.strategy("fedprox-mine").__name__ == "Mine"
         assert configuration.parse(config.text).options == config.options
         assert json.loads(config.text)["method"] == "fedprox-mine", "clients are told its name"
-        named = configuration.named(f"{file}:mine")
+        named = configuration.settings_of(f"{file}:mine")
         assert named == {"preset": "fedprox/digits", "method": f"{file}:mine"}
         monkeypatch.chdir("some")
         assert registry.method("con-trols.py:mine") is registry.method("fedprox-mine"), "a file is imported once"

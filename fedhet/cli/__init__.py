@@ -81,10 +81,10 @@ def run(
             else:
                 _run(by_hand, folder=resume, resume=True)
             return
-        base = configuration.named(config, by_hand.get("method"))
+        base = configuration.settings_of(config, method=by_hand.get("method"))
         if base["preset"] and "preset" in by_hand and config is not None:
             raise ConfigError(f"{config} is a preset, and --set preset names another preset: give only one of them")
-        complete = configuration.resolve(base | by_hand, over=by_hand.keys())
+        complete = configuration.resolve(base, over=by_hand, origin="file")
         folder = (
             expanded(complete.out) if complete.out else _quietly("fedhet.server.run").new_folder(Path("runs"), complete)
         )
@@ -118,7 +118,7 @@ def compare(
     """Run several methods on the same clients and data. If interrupted, the same command continues."""
     with _errors(stopped=GOES_ON):
         reported, for_tuning = arguments.numbers("--seeds", seeds), arguments.numbers("--tune-seeds", tune_seeds)
-        chosen = configuration.named(config) | _settings_of(settings, data=data)
+        chosen = configuration.settings_of(config) | _settings_of(settings, data=data)
         comparing = _quietly("fedhet.comparing")
         tuning = comparing.Tuning(arguments.tuning_grid(tune), for_tuning, tune_runs) if tune else None
         if tuning is None and tune_runs is not None:
@@ -144,7 +144,7 @@ def recommend(
 ) -> None:
     """Find the methods that can train CONFIG's clients, and compare these. If stopped, the same command continues."""
     with _errors(stopped=GOES_ON):
-        chosen = configuration.named(config) | _settings_of(settings, data=data)
+        chosen = configuration.settings_of(config) | _settings_of(settings, data=data)
         names = [name.strip() for name in methods.split(",") if name.strip()]
         limits: dict[str, Any] = {"allow": allow, "max_bytes": max_bytes, "budget": budget, "methods": names}
         recommending = _quietly("fedhet.comparing.recommending")

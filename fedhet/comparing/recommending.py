@@ -19,10 +19,18 @@ from fedhet.comparing import Comparison, publish
 from fedhet.comparing.candidates import CONTROLS, FIRST, SEED, ask
 from fedhet.comparing.measures import FEWEST, VariantResult, measure
 from fedhet.comparing.runs import Execution, check, prepared, why_incomplete
-from fedhet.comparing.settings import PLACES, Choice, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
+from fedhet.comparing.settings import (
+    PLACES,
+    Choice,
+    PlannedRun,
+    SharedSettings,
+    config_of,
+    distinct,
+    shared_settings,
+    variants_of,
+)
 from fedhet.comparing.tables import TerminalTable, notes_below
 from fedhet.comparing.tuning import WHOLE, Tuning, check_tuning, held_out, trial_run, validation_accuracies
-from fedhet.config import configuration
 from fedhet.config.toml import to_toml
 from fedhet.config.validation import ineffective
 from fedhet.errors import ConfigError, FedhetError, check_list
@@ -106,7 +114,7 @@ def recommend(
     execute = replace(execute, deadline=began + max(0.9 * seconds, seconds - 30))  # then the page is written
     if data is None:
         base = {"test-split": "drawn"} | base
-        base["public-samples"] = configuration.resolve({**base, "method": "local"}, strict=False).public_samples
+        base["public-samples"] = config_of(base, {"method": "local"}).public_samples
     execute.tell(f"checking which of {len(wanted)} methods can train the clients")
     choices, refused = ask(wanted, base, functions, allow=allow, deadline=began + seconds / 10)
     execute.tell(f"these methods can train the clients: {', '.join(choices) or 'none'}")
@@ -302,7 +310,7 @@ class _Search:
     def settings_of(self, name: str) -> dict[str, Value]:
         """Return a method's settings for `recommended.toml`, without default values, folders, engine and seed."""
         complete = self.shared.settings(name, 0, {**self.choices[name], **WHOLE})
-        plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
+        plain = config_of({"method": complete.method, "preset": ""}).flat()
         without = ineffective(complete, registry.traits(complete), self.shared.functions.replacing(complete))
         left_out = PLACES | {"seed"} | without.keys() - {"dataset"}
         flat = {key: value for key, value in complete.flat().items() if key not in left_out}

@@ -118,7 +118,7 @@ def prepared(
     check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs = {jobs}: must be at least 1")
-    settings = configuration.completed(config, functions.words.keys())
+    settings = configuration.settings_of(config, functions.words.keys())
     out = expanded(out)
     check_place(out)
     _check_links(out)

@@ -8,7 +8,6 @@ from typing import Any
 
 from fedhet.config import configuration, toml
 from fedhet.config.toml import parse_settings, toml_value
-from fedhet.config.validation import is_complete
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
 from fedhet.methods.keys import default_of
@@ -106,8 +105,7 @@ class SharedSettings:
 
     def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
         """Return a variant's configuration with a seed, changed by `choice`; raises a `ConfigError` if invalid."""
-        settings = {**self.for_all, **self.own[variant], **(choice or {}), "seed": seed}
-        return configuration.resolve(settings, strict=False)
+        return config_of(self.for_all, self.own[variant], choice or {}, {"seed": seed})
 
     def plan(self, variant: str, seed: int, folder: Path, choice: Mapping[str, Value] | None = None) -> PlannedRun:
         """Plan the run of a variant with a seed in `folder`; `choice` changes settings."""
@@ -135,14 +133,15 @@ def shared_settings(
     rounds = {"rounds": Config.rounds, **first.common, **_preset(base, first), **base}["rounds"]
     rounds_of = {variant.name: variant.settings.get("rounds", rounds) for variant in variants}
     by_hand = frozenset(flat.keys() - {"preset"})
+    origin = configuration.origin_of(by_hand)
 
     def resolve(variant: Variant, settings: Mapping[str, Value]) -> Config:
-        chosen = {**base, "rounds": rounds_of[variant.name], **settings, "method": variant.method}
-        return configuration.resolve(chosen, strict=False)
+        return config_of(base, {"rounds": rounds_of[variant.name]}, settings, {"method": variant.method})
 
     def complete(resolved: Config, names: frozenset[str]) -> Config:
         remarks = tuple((key, why) for key, why in resolved.remarks if key in names)  # and not what presets set
-        return functions.adapted(resolved.replace(chosen=names, remarks=remarks), strict=False)
+        origins = dict.fromkeys(names, origin)
+        return functions.adapted(resolved.replace(origins=origins, remarks=remarks), strict=False)
 
     completed = {
         variant.name: complete(resolve(variant, variant.settings), by_hand | variant.settings.keys())
@@ -162,7 +161,7 @@ def shared_settings(
         own[name], said = _own_settings(variant, completed[variant.name], for_all, wanted, by_hand)
         own[name]["rounds"] = rounds_of[name]
         notes += said
-        configs = [configuration.resolve({**for_all, **own[name], "seed": seed}, strict=False) for seed in seeds]
+        configs = [config_of(for_all, own[name], {"seed": seed}) for seed in seeds]
         if functions.model is None and any(map(client_setup.must_be_equal, configs)):
             equalised.add(name)
             own[name] |= {"architectures": EQUAL_MODEL, "assign": "round-robin"}
@@ -253,6 +252,11 @@ def _own_settings(
     return {**settings, **training, "method": variant.method, **variant.settings}, notes
 
 
+def config_of(*layers: Mapping[str, Any]) -> Config:
+    """Return the configuration with these settings, of which later ones replace earlier ones; see `resolve`."""
+    return configuration.resolve({key: value for layer in layers for key, value in layer.items()}, strict=False)
+
+
 def distinct(values: Iterable[Any]) -> list[Any]:
     """Return the values without repetitions, in order of their first occurrence."""
     return list(dict.fromkeys(values))
@@ -268,7 +272,7 @@ def _without_effect(
     remarks = {name: dict(config.remarks) for name, config in completed.items()}
     for variant in variants:
         yield from (f"{variant.name}: {why}" for key, why in remarks[variant.name].items() if key in variant.settings)
-    for key, value in {} if is_complete(chosen) else chosen.items():
+    for key, value in {} if configuration.origin_of(chosen) == "run" else chosen.items():
         if key in SET_HERE and value != default_of(fields_of(Config)[key]):
             yield f"{key} has no effect here, since a comparison sets it for each run: leave it out"
         if all(key in each for each in remarks.values()):

@@ -11,15 +11,16 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedhet.config import toml
 from fedhet.config.validation import SUPPLIED, conflicts, effective
 from fedhet.errors import ConfigError, nearest
 from fedhet.methods import registry
-from fedhet.methods.keys import KeyRow, checked
+from fedhet.methods.keys import KeyRow, checked, default_of
 from fedhet.methods.method import Method
-from fedhet.methods.options import OWN, Config, Value, fields_of, keys_that, rows_about
+from fedhet.methods.options import OWN, Config, Origin, Value, fields_of, keys_that, rows_about
 from fedhet.utils.files import expanded
 from fedhet.utils.text import log
 
@@ -38,70 +39,68 @@ EXTRA = "extra-keys"
 
 
 def resolve(
-    chosen: Mapping[str, Any],
+    settings: Mapping[str, Any],
     *,
+    over: Mapping[str, Any] = MappingProxyType({}),
+    origin: Origin = "code",
     strict: bool = True,
-    over: Collection[str] = (),
     trusted: bool = True,
     supplied: Collection[str] = (),
 ) -> Config:
     """Return the complete configuration for a user's settings; raises a ConfigError that lists all problems.
 
     Args:
-        chosen: keys and their values, also in nested tables; a value `""` means not set.
-        strict: raise an error for keys in `chosen` without effect; otherwise reset them, with a remark in the result.
-        over: keys that the user sets in addition to a file; keys of the file that they make ineffective are reset.
+        settings: keys and their values, also in nested tables; a value `""` means not set.
+        over: keys on the command line, which replace those in `settings`.
+        origin: where `settings` were set; if they have a value for every key, a run wrote them.
+        strict: raise an error for keys that the user set without effect; otherwise reset them, with a remark in the
+            result. Keys that those in `over` make ineffective are reset in any case.
         trusted: whether `package.module:name` or `FILE.py:NAME` may be imported; False for received settings.
         supplied: names of the arguments that the user passes in Python, such as `data`, and that replace keys.
     """
-    wanted = toml.chosen(chosen)
+    wanted = toml.chosen(settings)
+    origins: dict[str, Origin] = dict.fromkeys(wanted, origin_of(wanted, origin))
+    for key, value in toml.chosen(over).items():
+        wanted[key] = value
+        origins[key] = "command"
     for key in ("preset", EXTRA, "method"):
         if not isinstance(wanted.get(key, ""), str):
             kind = f", not the class {wanted[key].__name__}" if isinstance(wanted[key], type) else ""
             raise ConfigError(f"{key} must be a string{kind}: give a name in quotes")
     if extra := wanted.pop(EXTRA, None):
+        origin = origins.pop(EXTRA)
         try:
-            wanted |= toml.chosen(tomllib.loads(extra))
+            more = toml.chosen(tomllib.loads(extra))
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{EXTRA} = {extra!r}: must be TOML, such as 'mine.weight = 0.1': {error}") from error
-    layers = {**preset_settings(wanted.get("preset", "")), **wanted}
-    layers.pop("preset", None)
-    problems: list[str] = []
-    method: Method | None = None
-    try:
-        method = registry.method(str(layers.get("method", Config.method)), trusted=trusted)
-    except ConfigError as error:
-        problems.append(str(error))
-    defaults = own_settings(method, wanted) if method and wanted.get("preset") == OWN else {}
-    common, method_values = _values_of(method, {**defaults, **layers}, problems)
-    if method and common.get("rounds") == 0 and not method.settles_rounds:
-        problems.append(f"rounds = 0: {method.name} does not determine the number of rounds itself: set at least 1")
-    problems += conflicts(common)
-    if problems or method is None:
-        raise ConfigError("\n".join(problems))
-    config = Config(
-        **common,
-        options=method.Options(**method_values),
-        method_name=method.name,
-        family=method.family,
-        preset=wanted.get("preset", ""),
-        chosen=frozenset(wanted),
-    )
-    traits = method.traits_of(config.options)
-    if config.unseen_clients and not traits.starts_unseen_clients:
-        raise ConfigError(
-            f"unseen-clients = {config.unseen_clients}: {method.name} has no weights for clients that join after the "
-            "last round: leave the key out, or use a method that averages or generates weights, such as layer-average"
-        )
-    config.options.check(config)
-    own = {part for part in SUPPLIED if part in supplied}
-    return effective(config, traits, (wanted if strict else layers).keys(), own, strict=strict, over=over)
+        wanted |= more
+        origins |= dict.fromkeys(more, origin)
+    name = wanted.pop("preset", "")
+    preset = preset_settings(name)
+    origins = {**dict.fromkeys(preset, "preset"), **origins}
+    return _checked({**preset, **wanted}, origins, name, strict=strict, trusted=trusted, supplied=supplied)
+
+
+def origin_of(keys: Collection[str], otherwise: Origin = "code") -> Origin:
+    """Return "run" if there is a value for every key, as only runs write, or else `otherwise`."""
+    written = {key for key, spec in fields_of(Config).items() if default_of(spec) != ""} - {"clients", "resume"}
+    return "run" if written <= {*keys} else otherwise
+
+
+def changed(
+    config: Config, settings: Mapping[str, Any], origin: Origin, *, strict: bool = False, trusted: bool = True
+) -> Config:
+    """Return `config` with other values of the keys in `settings`, whose origin is `origin`; see `resolve`."""
+    origins = {**config.origins, **dict.fromkeys(settings, origin)}
+    values = toml.chosen({**config.flat(), **settings})
+    return _checked(values, origins, config.preset, strict=strict, trusted=trusted)
 
 
 @cache
 def parse(text: str) -> Config:
     """Return the configuration that a message contains as JSON (`Config.text`); the result is cached."""
-    return resolve(toml.from_json(text, "the request's settings"), strict=False, trusted=False)
+    settings = toml.from_json(text, "the request's settings")
+    return resolve(settings, origin="run", strict=False, trusted=False)
 
 
 @lru_cache(maxsize=256)
@@ -112,7 +111,48 @@ def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Conf
     """
     config = parse(text)
     paths = {} if here else {key: "" for key in keys_that("path") if config.flat()[key] != ""}
-    return resolve({**config.flat(), **paths, **dict(node)}, strict=False, trusted=False) if node or paths else config
+    return changed(config, {**paths, **dict(node)}, "node", trusted=False) if node or paths else config
+
+
+def _checked(
+    values: Mapping[str, Any],
+    origins: Mapping[str, Origin],
+    preset: str,
+    *,
+    strict: bool,
+    trusted: bool,
+    supplied: Collection[str] = (),
+) -> Config:
+    """Return the configuration with these values by key, and defaults of method and preset for all other keys."""
+    problems: list[str] = []
+    method: Method | None = None
+    try:
+        method = registry.method(str(values.get("method", Config.method)), trusted=trusted)
+    except ConfigError as error:
+        problems.append(str(error))
+    defaults = own_settings(method, values) if method and preset == OWN else {}
+    common, method_values = _values_of(method, {**defaults, **values}, problems)
+    if method and common.get("rounds") == 0 and not method.settles_rounds:
+        problems.append(f"rounds = 0: {method.name} does not determine the number of rounds itself: set at least 1")
+    problems += conflicts(common)
+    if problems or method is None:
+        raise ConfigError("\n".join(problems))
+    config = Config(
+        **common,
+        options=method.Options(**method_values),
+        method_name=method.name,
+        family=method.family,
+        preset=preset,
+        origins=origins,
+    )
+    traits = method.traits_of(config.options)
+    if config.unseen_clients and not traits.starts_unseen_clients:
+        raise ConfigError(
+            f"unseen-clients = {config.unseen_clients}: {method.name} has no weights for clients that join after the "
+            "last round: leave the key out, or use a method that averages or generates weights, such as layer-average"
+        )
+    config.options.check(config)
+    return effective(config, traits, {part for part in SUPPLIED if part in supplied}, strict=strict)
 
 
 def _values_of(
@@ -176,43 +216,38 @@ def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
     return {**OWN_SETTINGS, **method.own, **(OWN_SGD if sgd else {})}
 
 
-def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings that `config` names: a TOML file, preset or method; raises a ConfigError if it is unknown.
+def settings_of(
+    source: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = (), method: object = None
+) -> dict[str, Any]:
+    """Return the settings in `source`: a mapping, a TOML file, or the name of a preset or method.
 
-    A method's preset is `NAME/digits`, or `own` (defaults for a user's models and data) if `supplied`, the names of the
-    arguments that the user passes in Python, has `model` and `data`. If `config` is None, the preset is that of
-    `method`, a method's name, or `fedhenn/digits`. If it is a file, `method` replaces the method in the file.
+    A mapping without the key `preset` gets the preset of its method. A method's preset is `NAME/digits`, or `own`
+    (defaults for a user's models and data) if `supplied`, the names of the arguments that the user passes in Python,
+    has `model` and `data`. If `source` is None, the preset is that of `method`, a method's name, or `fedhenn/digits`.
+    If it is a file, `method` replaces the method in the file. Raises a ConfigError if a name is unknown.
     """
-    config = expanded(config) if config is not None and str(config).startswith("~") else config
-    if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
-        if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):
+    if isinstance(source, Mapping):
+        return {**({} if "preset" in source else settings_of(None, supplied, source.get("method"))), **source}
+    source = expanded(source) if source is not None and str(source).startswith("~") else source
+    if source is not None and (str(source).endswith(".toml") or Path(source).is_file()):
+        if (path := Path(source).resolve()).is_relative_to(folder := run_configs().resolve()):
             return {"preset": path.relative_to(folder).as_posix()}
-        return {"preset": ""} | from_file(Path(config), supplied, method)
-    known, wanted = presets(), str(config or method)
+        return {"preset": ""} | from_file(Path(source), supplied, method)
+    names = presets()
+    wanted = str(source or method)
     by_reference = ":" in wanted
     family = registry.method(wanted).family if by_reference else wanted
-    of_method = config is None or by_reference or wanted in registry.methods()
+    of_method = source is None or by_reference or wanted in registry.methods()
     if of_method and {"model", "data"} <= {*supplied}:
-        return {"preset": OWN} | ({} if config is None else {"method": wanted})
-    for name in (f"{family}/digits", DEFAULT_PRESET if config is None or by_reference else wanted):
-        if name in known:
-            return {"preset": name} | ({"method": wanted} if config is not None and by_reference else {})
-    if config is not None and ((path := Path(config)).is_dir() or path.suffix):
+        return {"preset": OWN} | ({} if source is None else {"method": wanted})
+    for name in (f"{family}/digits", DEFAULT_PRESET if source is None or by_reference else wanted):
+        if name in names:
+            return {"preset": name} | ({"method": wanted} if source is not None and by_reference else {})
+    if source is not None and ((path := Path(source)).is_dir() or path.suffix):
         what = "a folder (to continue the run there, use resume)" if path.is_dir() else "not an existing file"
-        raise ConfigError(f"cannot start a run from {config}, {what}: give a TOML file, preset or method (fedhet list)")
-    names = [*known, *registry.methods()]
-    raise ConfigError(f"{nearest('method or preset', str(config), names)}; `fedhet list` prints all of them")
-
-
-def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings in a mapping (None is an empty one), or in a file, preset or method given by its name.
-
-    A mapping without the key `preset` gets the preset `own` if the user passes `model` and `data` to `fedhet.run`, or
-    else the preset of its method (by default fedhenn). `supplied` has the names of the arguments that the user passes.
-    """
-    if not isinstance(config, Mapping):
-        return named(config, supplied=supplied)
-    return {**({} if "preset" in config else named(None, config.get("method"), supplied)), **config}
+        raise ConfigError(f"cannot start a run from {source}, {what}: give a TOML file, preset or method (fedhet list)")
+    message = nearest("method or preset", str(source), [*names, *registry.methods()])
+    raise ConfigError(f"{message}; `fedhet list` prints all of them")
 
 
 class NotPassed(ConfigError):

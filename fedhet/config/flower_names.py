@@ -50,11 +50,6 @@ class FlowerOptions:
                 raise ConfigError(f"{each.name} = {value!r}: must be of type {each.type.__name__}")  # type: ignore[union-attr]
 
     @property
-    def least(self) -> int:
-        """The number of clients that must be connected before the first round."""
-        return max(self.min_train_nodes, self.min_evaluate_nodes, self.min_available_nodes)
-
-    @property
     def names(self) -> dict[str, str]:
         """The options whose names end in `_key` and whose values differ from Flower's defaults, by name."""
         named = ("weighted_by_key", "arrayrecord_key", "configrecord_key")

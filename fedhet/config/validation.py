@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.methods.keys import OwnPart, default_of, unmet
 from fedhet.methods.method import Traits
-from fedhet.methods.options import OWN, Config, fields_of, listed
+from fedhet.methods.options import OWN, Config, listed
 from fedhet.utils.machine import check_device_name
 
 SUPPLIED: dict[OwnPart, str] = {
@@ -101,48 +101,36 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
     return found
 
 
-def is_complete(chosen: Collection[str]) -> bool:
-    """Return whether the keys `chosen` are from a run's config.toml, which also has keys that the user did not set."""
-    written = {key for key, spec in fields_of(Config).items() if default_of(spec) != ""}
-    return written - {"clients", "resume"} <= {*chosen}
-
-
-def effective(
-    config: Config,
-    traits: Traits,
-    chosen: Collection[str],
-    own: Set[OwnPart] = frozenset(),
-    *,
-    strict: bool = True,
-    over: Collection[str] = (),
-) -> Config:
+def effective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset(), *, strict: bool = True) -> Config:
     """Return `config` with the default for each key without effect; `dataset` is `own` for a user's models and data.
 
     `traits` are the method's properties; `own` has what the user passes in Python, such as `model`. If a key that the
-    user or a file sets (in `chosen`) has no effect, raises a ConfigError or, if not `strict`, adds the reason to the
-    result's `remarks`. Keys in `over`, set in addition to a file, may make the file's keys ineffective without error.
+    user set has no effect, raises a ConfigError, except for a key of a file that a key on the command line makes
+    ineffective. If not `strict`, adds the reason to the result's `remarks` instead, also for keys of a preset.
     """
-    specs, flat, found = config.specs(), config.flat(), ineffective(config, traits, own)
+    specs = config.specs()
+    flat = config.flat()
+    found = ineffective(config, traits, own)
     reset = {key: OWN if key == "dataset" else default_of(specs[key]) for key in found}
-    written = is_complete(chosen)
-
-    def asks(key: str) -> bool:
+    origins = {key: origin for key, origin in config.origins.items() if origin != "preset" or not strict}
+    vain = dict[str, Reason]()
+    for key, reason in found.items():
         # The user may set a default of 0 or "", and a run writes all defaults.
-        stated = flat[key] not in (0, "", OWN) and not written
-        return stated or flat[key] != reset[key] or found[key].of == "augmentation"
-
-    vain = {key: reason for key, reason in found.items() if key in chosen and asks(key)}
-    for key in sorted(key for key in {*chosen} - specs.keys() if "." in key and not written):
-        vain[key] = Reason("method", f"method = {config.method_name}", f"set method = {key.rpartition('.')[0]}")
+        stated = flat[key] not in (0, "", OWN) and origins.get(key) != "run"
+        if key in origins and (stated or flat[key] != reset[key] or reason.of == "augmentation"):
+            vain[key] = reason
+    for key in sorted(origins.keys() - specs.keys()):
+        if "." in key and origins[key] != "run":
+            vain[key] = Reason("method", f"method = {config.method_name}", f"set method = {key.rpartition('.')[0]}")
     because = {key: reason.sentence(key) for key, reason in vain.items()}
-    refused = [why for key, why in because.items() if key in over or vain[key].of not in over]
+    by_command = {key for key, origin in origins.items() if origin == "command"}
+    refused = [because[key] for key in vain if key in by_command or vain[key].of not in by_command]
     if strict and refused:
         raise ConfigError("\n".join(refused))
     common = {specs[key].name: value for key, value in reset.items() if "." not in key}
     of_method = {specs[key].name: value for key, value in reset.items() if "." in key}
-    return config.replace(
-        **common,
-        options=dataclasses.replace(config.options, **of_method),
-        chosen=config.chosen if written or not strict else config.chosen.difference(vain),
-        remarks=config.remarks if strict else tuple((dict(config.remarks) | because).items()),
-    )
+    changed = config.replace(**common, options=dataclasses.replace(config.options, **of_method))
+    if not strict:
+        return changed.replace(remarks=tuple((dict(config.remarks) | because).items()))
+    left = {key: origin for key, origin in config.origins.items() if key not in vain or origin == "run"}
+    return changed.replace(origins=left)

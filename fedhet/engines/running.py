@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from fedhet import models
 from fedhet.client.app import make_client_app
 from fedhet.config import configuration
-from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
 from fedhet.engines.children import RUN
 from fedhet.engines.workers import WorkerGrid
@@ -27,7 +26,7 @@ from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import colour_terminals_only
 from fedhet.methods import registry
-from fedhet.methods.options import Config, keys_that
+from fedhet.methods.options import Config, Origin, keys_that
 from fedhet.results.history import Row, read_history, read_run, showing
 from fedhet.results.observers import Observer
 from fedhet.results.recorder import check_folder, resuming
@@ -172,20 +171,19 @@ def _configured(
     resume: Path | None,
     functions: UserFunctions,
 ) -> Config:
-    names, strict = functions.words.keys(), resume is None
+    names = functions.words.keys()
+    new = resume is None
+    origin: Origin = "file" if isinstance(config, str | Path) else "code"
     if isinstance(config, Config):
         complete = config
-    elif resume is None:
-        complete = configuration.resolve(configuration.completed(config, names), supplied=names)
     else:
-        changes = (
-            configuration.from_file(expanded(config), names) if isinstance(config, str | Path) else dict(config or {})
+        settings = configuration.settings_of(config, names) if resume is None else _resumed(resume, config, names)
+        complete = configuration.resolve(
+            settings, origin=origin, strict=new, trusted=new, supplied=names if new else ()
         )
-        complete = configuration.resolve(_resumed(resume, changes, names), strict=False, trusted=False)
     if engine is not None:
-        complete = complete.replace(engine=engine)
-        complete = effective(complete, registry.traits(complete), complete.chosen, strict=strict)
-    complete = functions.adapted(complete, strict=strict)
+        complete = configuration.changed(complete, {"engine": engine}, "code", strict=new)
+    complete = functions.adapted(complete, strict=new)
     if functions and complete.engine != "local":
         raise ConfigError(
             f"engine = {complete.engine!r} cannot use a model or data passed in Python: use engine = 'local', or write "
@@ -194,8 +192,10 @@ def _configured(
     return complete
 
 
-def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]) -> dict[str, Any]:
-    path, reference = folder / "config.toml", changes.get("method")
+def _resumed(folder: Path, config: Mapping[str, Any] | str | Path | None, supplied: Collection[str]) -> dict[str, Any]:
+    changes = configuration.from_file(expanded(config), supplied) if isinstance(config, str | Path) else config or {}
+    path = folder / "config.toml"
+    reference = changes.get("method")
     there = configuration.read(path, supplied) if path.is_file() else {}
     if not there:
         raise ConfigError(f"folder {folder} contains no run to resume: give a run directory, with its config.toml")

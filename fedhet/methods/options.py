@@ -19,6 +19,10 @@ mean of each entry; (multi-)Krum (Blanchard et al., NeurIPS 2017); or weighted m
 LEAST_SHARE = 0.001
 """The smallest fraction of a GPU that Ray can assign to a client."""
 
+Origin = Literal["preset", "run", "file", "command", "code", "node"]
+"""Where a value was set: in a preset, in the settings that a run wrote, in a user's file, on the command line, in
+Python, or in a node config. A default has no origin."""
+
 OWN = "own"
 """Value of `dataset` for the user's own data; name of the preset for the user's own data and models."""
 
@@ -60,8 +64,8 @@ class Config:
     """A complete, valid configuration. Fields are named as keys, with `_` in place of `-`; `fedhet keys` lists them.
 
     `options` has the method's own keys, and `family` is their prefix. `method_name` is a name even if `method` is a
-    file. `preset` is the preset that was used, or empty. `chosen` has the keys that the user set. `remarks` has a pair
-    for each key whose value was changed automatically: the key and the reason.
+    file. `preset` is the preset that was used, or empty. `origins` has the origin of each key that is not a default.
+    `remarks` has a pair for each key whose value was changed automatically: the key and the reason.
     """
 
     method: str = option("fedhenn", "federated method: a name (`fedhet list`), package.module:name or FILE.py:NAME")
@@ -200,7 +204,7 @@ class Config:
     method_name: str = ""
     family: str = ""
     preset: str = dataclasses.field(default="", compare=False)
-    chosen: frozenset[str] = frozenset()
+    origins: Mapping[str, Origin] = dataclasses.field(default_factory=dict, compare=False)
     remarks: tuple[tuple[str, str], ...] = ()
 
     def specs(self) -> dict[str, dataclasses.Field[Any]]:
@@ -211,6 +215,11 @@ class Config:
     def flat(self) -> dict[str, Value]:
         """Return the values of all keys by key, as `fedhet.config.configuration.resolve` accepts them."""
         return {key: getattr(self.options if "." in key else self, f.name) for key, f in self.specs().items()}
+
+    @cached_property
+    def chosen(self) -> frozenset[str]:
+        """The keys that the user set, or that are from the settings of an earlier run; without a preset's."""
+        return frozenset(key for key, origin in self.origins.items() if origin != "preset")
 
     @cached_property
     def text(self) -> str:

@@ -96,9 +96,9 @@ def make_server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        config = configuration.resolve(context.run_config)
+        config = configuration.resolve(context.run_config, origin="command")
         engine = config.engine if "engine" in config.chosen else "flwr"
-        effective(config.replace(engine=engine), registry.traits(config), config.chosen)  # refuses local keys
+        effective(config.replace(engine=engine), registry.traits(config))  # refuses local keys
         dataset = None
         if public:
             with seeded(config.seed, "public dataset"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fedhet.config.flower_names import FlowerOptions
-from fedhet.config.validation import effective, is_complete
+from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
 from fedhet.data.names import CLASSES, alike, merged, permuted, plain, shown, unlike
 from fedhet.errors import ConfigError, FedhetError
@@ -67,7 +67,9 @@ class Handshake:
         check_cluster_of(grid)
         run, federation = self.run, self.federation
         exact = "clients" in run.config.chosen
-        least = max(run.config.min_clients, run.flower_options.least)
+        options = run.flower_options
+        nodes = options.min_train_nodes, options.min_evaluate_nodes, options.min_available_nodes
+        least = max(run.config.min_clients, *nodes)
         wanted = run.config.clients if exact else least
         await_nodes(grid, wanted, exact=exact, patience=run.config.wait_for_clients)
         federation.grid = grid
@@ -119,13 +121,14 @@ class Handshake:
         known = [reply.report for reply in self.federation.known.values()]
         if not all(report.wrapped for report in known):
             self.run.apply_train_config()
-        if not is_complete(self.run.config.chosen):
-            chosen = {key for key in self.run.config.chosen if not key.startswith("public-")}  # the server may have it
-            own: set[OwnPart] = {"data"} if all(report.own_data for report in known) else set()
-            effective(self.run.config, self.run.traits, chosen, own | {"model"} if self.run.model else own)
-        if "batch-norm" in self.run.config.chosen and not any(report.normalised for report in known):
+        config = self.run.config
+        by_hand = {key: origin for key, origin in config.origins.items() if origin != "run"}
+        checked = {key: origin for key, origin in by_hand.items() if not key.startswith("public-")}  # the server has it
+        own: set[OwnPart] = {"data"} if all(report.own_data for report in known) else set()
+        effective(config.replace(origins=checked), self.run.traits, own | {"model"} if self.run.model else own)
+        if "batch-norm" in config.chosen and not any(report.normalised for report in known):
             why = "batch-norm has no effect: no client's network has running statistics, as BatchNorm has; leave it out"
-            if not is_complete(self.run.config.chosen):
+            if "batch-norm" in by_hand:
                 raise ConfigError(why)
             self.run.warn_once(why)
 

@@ -163,8 +163,8 @@ class Run:
     def override(self, settings: Mapping[str, Any]) -> None:
         """Replace values in the configuration; `settings` has new values by key, such as `rounds`."""
         if settings:
-            changed = configuration.resolve({**self.config.flat(), **settings}, strict=False)
-            self.config = changed.replace(chosen=self.config.chosen, remarks=self.config.remarks)
+            changed = configuration.changed(self.config, settings, "code")
+            self.config = changed.replace(origins=self.config.origins, remarks=self.config.remarks)
 
     def apply_train_config(self) -> None:
         """Set the configuration keys of fedhet's training loop that `train_config` contains, such as `lr`."""

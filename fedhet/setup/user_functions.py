@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedhet.config.toml import toml_value
-from fedhet.config.validation import effective, is_complete
+from fedhet.config.validation import effective
 from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.data.names import Names
 from fedhet.data.own import as_client_data, open_parameters
@@ -107,7 +107,7 @@ class UserFunctions:
         own: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
             own.add("data")
-            by_hand = config.chosen & {"batch-size", "augment"} if not is_complete(config.chosen) else frozenset()
+            by_hand = {key for key in config.chosen if config.origins[key] != "run"}
             if "batch-size" in by_hand and self._brings(config)[1] not in (None, config.batch_size):
                 own.add("loader")
             if "augment" in by_hand and self._brings(config)[2]:
@@ -134,7 +134,7 @@ class UserFunctions:
                 config = config.replace(
                     **changed, remarks=(*config.remarks, (key, f"{key} = {toml_value(value)}, {why}"))
                 )
-        return effective(config, registry.traits(config), config.chosen, self.replacing(config), strict=strict)
+        return effective(config, registry.traits(config), self.replacing(config), strict=strict)
 
     def common_test_set(self, config: Config, names: Names) -> Examples | None:
         """Return the common test set that the user's data function returns for client 0, if any, aligned to `names`."""

@@ -95,7 +95,7 @@ def test_hypernetworks_have_their_own_optimiser():
     own = 'optimizer = "adam", learning-rate = 0.005'
 
     def training(methods, config):
-        found = shared(methods, configuration.completed(config))
+        found = shared(methods, configuration.settings_of(config))
         settings = [found.settings(name, 0) for name in found.own]
         return [(each.optimizer, each.learning_rate) for each in settings], found.notes
 

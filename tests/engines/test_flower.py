@@ -115,7 +115,7 @@ class TestApp:
             assert settings["preset"] == ""
             assert (again.out, again.state_dir) == (str(tmp_path), str(tmp_path / "state"))
             # Settings without effect were reset where the run was started, which said so.
-            assert again.replace(out="", state_dir="", chosen=config.chosen, remarks=config.remarks) == config
+            assert again.replace(out="", state_dir="", remarks=config.remarks) == config
 
     def test_outside_methods_keys_travel_in_extra_keys(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pyproject: dict[str, Any]

@@ -345,7 +345,7 @@ def on_ray(draw: Draw, program: Program, folder: Path) -> None:
     first, out = complete(program, folder), new(folder)
     functions = UserFunctions(**program.arguments())
     supplied = functions.words.keys()
-    settings = configuration.completed(program.all_settings, supplied)
+    settings = configuration.settings_of(program.all_settings, supplied)
     config = functions.adapted(configuration.resolve(settings, supplied=supplied))
     app = ServerApp()
 

@@ -237,7 +237,7 @@ def test_too_few_outputs_for_public_labels_are_refused(method, own, tmp_path):
             for part in (parts.train, parts.test)
         ]
 
-    config = Case.of(method, own).config(rounds=2).replace(chosen=frozenset())  # the data are the configured ones
+    config = Case.of(method, own).config(rounds=2).replace(origins={})  # the data are the configured ones
     run_locally(config, tmp_path / "run", app=make_client_app(model, data))
     done = Run(tmp_path / "run")
     assert done.failures == [(0, "1")]

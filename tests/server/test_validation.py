@@ -27,7 +27,7 @@ SETTINGS = {
 def federate(tmp_path):
     def federate(name="run", app=None, observers=(), **settings):
         config = configuration.resolve({**SETTINGS, **{key.replace("_", "-"): v for key, v in settings.items()}})
-        config = config.replace(chosen=frozenset({"clients", *settings}))
+        config = config.replace(origins=dict.fromkeys(["clients", *settings], "code"))
         folder = tmp_path / name
         run_locally(config, folder, app=app, observers=observers, resume=(folder / "config.toml").exists())
         return read_history(folder), json.loads((folder / "summary.json").read_text())

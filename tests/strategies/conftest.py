@@ -132,10 +132,11 @@ def federated():
 
     def federated(folder, method, *, model=None, data=None, public=None, since=None, before=None, **settings):
         settings = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
-        config = configuration.resolve({**SETTINGS, "method": method, **settings}, over={"method", *settings})
+        config = configuration.resolve(SETTINGS, over={"method": method, **settings})
         app = make_client_app(model, data)
         # Who is there is for the nodes to say, and the fixture's settings are no user's.
-        config = config.replace(state_dir=str(folder / "state"), chosen=config.chosen & settings.keys() - {"clients"})
+        origins = dict.fromkeys(config.chosen & settings.keys() - {"clients"}, "code")
+        config = config.replace(state_dir=str(folder / "state"), origins=origins)
 
         def spying(message, context):
             key = int(message.metadata.group_id), str(context.node_config["partition-id"])

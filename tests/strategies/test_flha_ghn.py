@@ -62,7 +62,7 @@ def test_reduces_to_fedavg(federate, tmp_path, monkeypatch):
             "state-dir": str(tmp_path / "fedavg"),
         },
         strict=False,
-    ).replace(chosen=frozenset())
+    ).replace(origins={})
     fedavg = FedAvg(config, model=plain)
     fedavg.start(LocalGrid(make_client_app(plain), 3), initial_arrays=ArrayRecord(first))
     for name, array in mine.items():

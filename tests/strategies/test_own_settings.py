@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import fedhet
-from fedhet.config.configuration import completed, resolve
+from fedhet.config.configuration import resolve, settings_of
 from fedhet.data import load
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
@@ -64,7 +64,7 @@ def test_every_method_trains(method: str, score: Callable[[str], float]) -> None
 
 
 def own(config: Any, *supplied: str) -> Any:
-    return resolve(completed(config, supplied or ("model", "data")))
+    return resolve(settings_of(config, supplied or ("model", "data")))
 
 
 def test_settings_for_own_networks_and_data() -> None:
