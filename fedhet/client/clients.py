@@ -31,7 +31,6 @@ from fedhet.tasks import Task
 from fedhet.training import Privacy
 from fedhet.utils.files import state_folder
 from fedhet.utils.machine import cores, device_of, keep_freed_memory
-from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
 
 
@@ -234,13 +233,15 @@ class Clients:
         With `part`, the client's submodel, the network has what submodels need, such as exits after its blocks.
         """
         side = registry.client_side(info.config.method_name)
-        with seeded(info.config.seed, "initial weights", owner):
-            model = self._model(info) if self._model else client_setup.model_of(info)
+
+        def adapt(model: nn.Module) -> nn.Module:
             parameters = sum(parameter.numel() for parameter in model.parameters())
-            self._named[info.name] = f"{type(model).__name__}-{parameters}"  # unlike networks may be of one class
-            started = bool(info.config.start_from)
-            model = start(model, info, owner) if started else side.adapt(model, info.config)
+            # The name has the number of parameters, because unlike networks may be of one class.
+            self._named[info.name] = f"{type(model).__name__}-{parameters}"
+            model = start(model, info, owner) if info.config.start_from else side.adapt(model, info.config)
             return replace(part, width=1.0).cut(model) if part else model
+
+        return client_setup.network_of(info, self._model, owner=owner, adapt=adapt)
 
     def _redraw(self, info: ClientInfo, client: Client, owner: str) -> None:
         built, model, part = self._build(info, owner, client.part), client.model, client.part

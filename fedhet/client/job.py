@@ -110,10 +110,10 @@ class Group:
         """The backend of the group's clients."""
         return self.jobs[0].backend
 
-    def run(self, stage: Callable[[Job], R | BaseException], jobs: Iterable[Job] | None = None) -> dict[Job, R]:
-        """Return the result of `stage` for each of `jobs` (default: all) that has not failed.
+    def run(self, stage: Callable[[Job], R], jobs: Iterable[Job] | None = None) -> dict[Job, R]:
+        """Return the result of `stage` for each of `jobs` (default: all); an exception becomes the job's `error`.
 
-        An exception that `stage` raises or returns becomes the job's `error`.
+        Jobs that have failed are left out.
         """
         results: dict[Job, R] = {}
         for job in self.jobs if jobs is None else jobs:
@@ -127,8 +127,19 @@ class Group:
         return results
 
     def compute(
-        self, compute: Callable[[Sequence[V]], Sequence[R | BaseException]], values: Mapping[Job, V]
-    ) -> dict[Job, R]:
-        """Return the results of trainings or evaluations, which a backend's `compute` computes."""
-        results = dict(zip(values, compute([*values.values()]), strict=True))
-        return self.run(results.__getitem__, results)
+        self,
+        compute: Callable[[Sequence[V]], Sequence[R | BaseException]],
+        values: Mapping[Job, V],
+        use: Callable[[Job, V, R], None],
+    ) -> None:
+        """Let a backend `compute` trainings or evaluations, and call `use` with each job, its value and the result."""
+        live = {job: value for job, value in values.items() if job.error is None}
+        results = dict(zip(live, compute([*live.values()]), strict=True))
+
+        def finish(job: Job) -> None:
+            result = results[job]
+            if isinstance(result, BaseException):
+                raise result
+            use(job, live[job], result)
+
+        self.run(finish, live)

@@ -210,8 +210,8 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     if path.stem == GLOBAL and not (known and traits.whole):
         reason = f"no model of client {name}" if known else f"no client {name}"
         raise ConfigError(f"the run in {folder} has {reason}: give a name from its clients.csv")
-    with seeded(config.seed, "initial weights", client_setup.owner_of_weights(config, name)):
-        network = function(info) if function else client_setup.model_of(info)
+    with seeded(config.seed, "loading", name):
+        network = client_setup.network_of(info, function)
         if _misfit(network, tensors) or (side.parts and path.stem == GLOBAL) or float(beside.get(WIDTH, 1)) < 1:
             data_of = user_functions.data_function(data) or client_setup.data_of
             network, formed = _formed(network, info, tensors, beside, data_of)

@@ -25,7 +25,7 @@ from fedhet.models.copies import load_state
 from fedhet.models.representation import isolated
 from fedhet.setup import client_setup
 from fedhet.tasks import LARGEST
-from fedhet.training import Evaluation, Phase, Scored, Training
+from fedhet.training import Evaluation, Phase, Scored, Trained, Training
 from fedhet.utils.inputs import for_each, parts_of
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.utils.text import log
@@ -39,12 +39,12 @@ def train(group: Group) -> None:
     group.run(restore)
     group.run(begin)
     measure(group, "received")
-    group.run(partial(_write_due_model, when="received"))
+    group.run(partial(_write_model, when="received"))
     run_phases(group, _phases)
     group.run(_end)
     measure(group, "trained")
     group.run(keep)
-    group.run(partial(_write_due_model, when="trained"))
+    group.run(partial(_write_model, when="trained"))
 
 
 def evaluate(group: Group) -> None:
@@ -196,18 +196,17 @@ def _shares_all(side: AnySide) -> bool:
     return side.traits.whole and len(side.shared_names()) == len(side.client.names)
 
 
-def _write_due_model(job: Job, when: str) -> None:
-    """Save the personal model if the method is scored by the model `when`, and `save-every` names the round."""
-    every = job.client.config.save_every
-    round = job.client.request.round
-    if every and round % every == 0 and job.side.traits.scored == when:
-        _write_model(job, round)
+def _write_model(job: Job, when: str = "") -> None:
+    """Save the client's personal model at the run's end or, if given, the scored model `when` after every n-th round.
 
-
-def _write_model(job: Job, round: int = 0) -> None:
-    """Save the client's personal model after `round` (0: the last), unless it has none or only the global model."""
+    A client that trains no network, or has only the global model, saves none.
+    """
     side = job.side
     client = job.client
+    every = client.config.save_every
+    round = client.request.round if when else 0
+    if when and (side.traits.scored != when or not every or round % every):
+        return
     estimated = client.config.batch_norm != "aggregate" and "statistic" in side.kinds.values()
     differs = side.traits.keeps == "model" or not _shares_all(side) or client.part is not None
     if not side.traits.trains_network or not (differs or estimated):
@@ -233,17 +232,17 @@ def run_phases(group: Group, phases_of: Callable[[Job], Sequence[Phase]], jobs: 
     def phases_to_run(job: Job) -> list[Phase]:
         return [phase for phase in phases_of(job) if phase.epochs or phase.steps]
 
+    def keep_result(job: Job, training: Training, trained: Trained) -> None:
+        job.client.trained = trained
+
     plans = group.run(phases_to_run, jobs)
     for number in range(max(map(len, plans.values()), default=0)):
-        remaining = [job for job, phases in plans.items() if number < len(phases)]
-        trainings = group.run(partial(_training, plans=plans, number=number), remaining)
-        for job, trained in group.compute(group.backend.train, trainings).items():
-            job.client.trained = trained
+        trainings = {job: _training(job, phases, number) for job, phases in plans.items() if number < len(phases)}
+        group.compute(group.backend.train, trainings, keep_result)
 
 
-def _training(job: Job, plans: Mapping[Job, Sequence[Phase]], number: int) -> Training:
+def _training(job: Job, phases: Sequence[Phase], number: int) -> Training:
     client = job.client
-    phases = plans[job]
     phase = phases[number]
     augmented = phase.augmented or (client.augment is not None and phase.examples is None)
     dropout = job.streams.dropout
@@ -318,42 +317,31 @@ def _keep_scored(job: Job, when: str) -> None:
 
 def score(group: Group, when: str, predictors: Mapping[Job, Predictor]) -> None:
     """Evaluate each client's predictor on its test part, the common test set and its validation part."""
-    sets = group.run(partial(_test_sets, when=when), predictors)
+    plans = group.run(lambda job: _evaluations(job, when, predictors[job]), predictors)
     for prefix in ("", "common-", "validation-"):
-        _score_on(group, prefix, when, predictors, {job: sets[job][prefix] for job in sets if prefix in sets[job]})
+        evaluations = {job: plan[prefix] for job, plan in plans.items() if prefix in plan}
+        group.compute(group.backend.evaluate, evaluations, partial(_record, when=when))
 
 
-def _score_on(
-    group: Group, prefix: str, when: str, predictors: Mapping[Job, Predictor], examples: Mapping[Job, Examples]
-) -> None:
-    name = f"{prefix}{when}"
-    evaluations = group.run(lambda job: _evaluation(job, predictors[job], examples[job], name), examples)
-    scores = group.compute(group.backend.evaluate, evaluations)
-    group.run(lambda job: _record(job, when, evaluations[job], scores[job]), scores)
-
-
-def _test_sets(job: Job, when: str) -> dict[str, Examples]:
-    """Return the sets on which the model `when` is evaluated, by the prefix of their names in `job.measured`."""
+def _evaluations(job: Job, when: str, predictor: Predictor) -> dict[str, Evaluation]:
+    """Return the evaluations of the model `when`, by the prefix of their names in `job.measured`."""
     client = job.client
-    sets: dict[str, Examples] = {}
+    sets: dict[str, Examples | None] = {}
     if client.config.test_on != "global" and not client.privacy:
         sets[""] = client.data.test
     if client.config.test_on != "local":
-        common = _common(job, when)
-        if common is not None:
-            sets["common-"] = common
-    if client.config.validation and client.data.validation is not None and not client.privacy:
+        sets["common-"] = _common(job, when)
+    if client.config.validation and not client.privacy:
         sets["validation-"] = client.data.validation
-    return {prefix: examples for prefix, examples in sets.items() if enough(job, len(examples), f"{prefix}{when}")}
-
-
-def _evaluation(job: Job, predictor: Predictor, examples: Examples, name: str) -> Evaluation:
-    client = job.client
     seed = derive_seed(client.root, "evaluation", client.name)
-    return Evaluation(predictor, examples, client.task, client.transform, client.model, seed, name)
+    return {
+        prefix: Evaluation(predictor, examples, client.task, client.transform, client.model, seed, f"{prefix}{when}")
+        for prefix, examples in sets.items()
+        if examples is not None and enough(job, len(examples), f"{prefix}{when}")
+    }
 
 
-def _record(job: Job, when: str, evaluation: Evaluation, score: Scored | None) -> None:
+def _record(job: Job, evaluation: Evaluation, score: Scored | None, *, when: str) -> None:
     # A user's own app may return no metrics.
     if score is None:
         return

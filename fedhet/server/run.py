@@ -240,16 +240,14 @@ class Run:
                 "its network: set disclose-architecture = true in its node config"
             )
         info = ClientInfo(client, partition, partitions, self.config, node)
-        owner = client_setup.owner_of_weights(self.config, client)
-        with seeded(self.config.seed, "initial weights", owner):
+        try:
+            return client_setup.network_of(info, model)
+        except ModelError as error:
             if model:
-                return model(info)
-            try:
-                return client_setup.model_of(info)
-            except ModelError as error:
-                raise FedhetError(
-                    f"the server cannot build a network like client {client}'s ({error}): {GIVE_MODELS}"
-                ) from error
+                raise
+            raise FedhetError(
+                f"the server cannot build a network like client {client}'s ({error}): {GIVE_MODELS}"
+            ) from error
 
 
 def public_for(config: Config, public: Any) -> PublicDataset | None:

@@ -21,7 +21,7 @@ from fedhet.methods.sharing import NetworkDescription
 from fedhet.models.registry import spread
 from fedhet.models.representation import Representation, in_precision
 from fedhet.utils.machine import memory
-from fedhet.utils.randomness import numpy_generator
+from fedhet.utils.randomness import numpy_generator, seeded
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,23 @@ def model_of(client: ClientInfo) -> nn.Module:
     """Build the model of a client's architecture; torch's global generator draws the initial weights."""
     dataset = dataset_of(client.config)
     return models.build(architecture_of(client), dataset.input_shape, dataset.classes)
+
+
+def network_of(
+    client: ClientInfo,
+    model: ModelFunction | None = None,
+    *,
+    owner: str = "",
+    adapt: Callable[[nn.Module], nn.Module] = lambda network: network,
+) -> nn.Module:
+    """Return a client's new network by the user's `model` function or, by default, of the client's architecture.
+
+    Its initial weights are those of `owner`, by default as in the run (see `owner_of_weights`). `adapt` converts the
+    network, and may draw further initial weights.
+    """
+    owner = owner or owner_of_weights(client.config, client.name)
+    with seeded(client.config.seed, "initial weights", owner):
+        return adapt(model(client) if model else model_of(client))
 
 
 def data_of(client: ClientInfo) -> ClientData:

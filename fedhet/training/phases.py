@@ -118,7 +118,7 @@ def learning_rate(schedule: str, largest: float, done: float) -> float:
 def eager(kind: type[Kind]) -> type[Kind]:
     """Return a subclass of the torch optimiser class `kind` whose steps skip torch's slow compiler and profiler."""
     step = torch.no_grad()(_bare(kind.step))
-    vars(step)["hooked"] = True  # torch takes its hooks to be there
+    vars(step)["hooked"] = True  # torch reads this attribute
     return type(kind.__name__, (kind,), {"add_param_group": _bare(kind.add_param_group), "step": step})
 
 
