@@ -94,22 +94,19 @@ class _Exchange:
     """A message and what its reply needs.
 
     Attributes:
-        message, context: the message, and its node's context.
         contexts: context managers that end with the reply.
-        policy: the policy of the node.
-        home: the folder with the node's audit file.
-        asked: what the message asks, for the node's log.
-        entry: what the message asks, for the node's audit file.
+        policy, home: the node's policy, and the folder with its audit file.
+        asked, entry: what the message asks, for the node's log and for its audit file.
         job: the client's job, or the exception that prevented it.
         number: identifies the message in the node's privacy account.
-        sent: the bytes of the reply that was sent to the same message before; None for a new message.
+        sent: the reply that the same message got before, as bytes; None for a new message.
     """
 
     message: Message
     context: Context
     contexts: ExitStack
     policy: Policy = field(default_factory=Policy)
-    job: Job | BaseException | None = None
+    job: Job | BaseException = field(init=False)
     number: str = ""
     sent: bytes | None = None
 
@@ -181,13 +178,12 @@ class Answers:
         """Read a message, and return the job of its client."""
         message = exchange.message
         context = exchange.context
-        contexts = exchange.contexts
-        machine = cluster_machine()
-        info, request, policy = opened(message, context, in_cluster=bool(machine), settings=self._settings)
-        exchange.policy = policy
+        machine = bool(cluster_machine())
+        info, request, policy = opened(message, context, in_cluster=machine, settings=self._settings)
         asked = f"{exchange.asked} {request.question}".strip()
-        exchange.entry |= {"asked": asked, "run": request.run}
         run = f"run {request.run}, " if request.run else ""
+        exchange.policy = policy
+        exchange.entry |= {"asked": asked, "run": request.run}
         exchange.asked = f"{asked} ({info.config.method_name}, {run}round {request.round})"
         exchange.home = state_folder(info.config.state_dir, "")
         images = cache_folder() if machine else None
@@ -195,12 +191,12 @@ class Answers:
             images = exchange.home / CACHE
         backend = self._backend(info.config, message, context) if self._backend else None
         payload = decode(message.content)
+        contexts = exchange.contexts
         contexts.enter_context(private_files(policy.deployed))
         contexts.enter_context(memory_limited(context))
         contexts.enter_context(nothing_downloaded(images))
-        clients_job = self._clients.job(info, request, policy, payload, placeholders=backend is not None)
-        job = contexts.enter_context(clients_job)
-        if backend is not None:
+        job = contexts.enter_context(self._clients.job(info, request, policy, payload, placeholders=bool(backend)))
+        if backend:
             job.backend = backend(job)
         if self._clipping:
             check_one_model("a mod of Flower's", info.config.method_name, job.side.traits, [spec_of(job.side.shared())])
@@ -215,62 +211,63 @@ class Answers:
         """Return the reply of a client, or a refusal."""
         message = exchange.message
         policy = exchange.policy
-        refused = False
-        origin = ""
         try:
             with exchange.contexts:
                 job, record, sizes = self._record(exchange)
-            outcome = f"sent {audit.in_words(sizes)}"
             if policy.deployed:
                 policy.check_size(sizes)
                 epsilon = job.client.privacy.epsilon if job.client.privacy else 0.0
                 origin = audit.keep(exchange.home, message, **exchange.entry, sent=sizes, epsilon=epsilon)
+                sent = f"sent {audit.in_words(sizes)}{origin}"
+                log.info("client %s: %s: %s", exchange.name, exchange.asked, sent)
             if job.client.device.type == "cuda":
                 torch.cuda.empty_cache()  # clients in other processes share the GPU
+            return Message(record, reply_to=message)
         except Exception as raised:  # elsewhere Flower would tell the server what was raised
-            name = exchange.name
-            if in_ray() and not policy.deployed and not isinstance(raised, FedhetError | OSError):
-                # Flower and Ray print the traceback of every client several times.
-                return failure(message, traceback_in_file(raised, f"client {name}: {exchange.asked}"))
-            error = UserCodeError.within(raised)
-            if not isinstance(error, FedhetError | OSError) and not policy.deployed:
-                raise
-            if "request" not in message.content:  # a strategy of Flower's would read a refusal as arrays and metrics
-                log_once(self, str(error))
-                return failure(message, str(error))
-            reason = policy.reason(name, error)
-            reason = reason.removeprefix(f"client {name}: ")  # the server knows the name, and counts equal reasons
-            machine = cluster_machine()
-            reason = f"on machine {machine}: {reason}" if machine else reason
-            again = not isinstance(error, FedhetError) or error.may_pass
-            flags = {"lost": isinstance(error, LostState), "unwritten": isinstance(error, WriteError)}
-            record = write_refusal(name, reason, again=again, **flags)
-            outcome = f"refused: {reason}"
-            refused = True
-            if policy.deployed or not exchange.context.node_config.keys().isdisjoint(POLICY_KEYS):
-                with suppress(OSError):  # a full disk can be the reason
-                    origin = audit.keep(exchange.home, message, **exchange.entry, refused=reason)
-        if policy.deployed or refused:
-            log.info("client %s: %s: %s%s", exchange.name, exchange.asked, outcome, origin)
-        return Message(record, reply_to=message)
+            return self._refusal(exchange, raised)
 
     def _record(self, exchange: _Exchange) -> tuple[Job, RecordDict, dict[str, int]]:
         """Return a job, the content of its reply, and bytes by kind of value; raise the error that ended the work."""
         job = exchange.job
-        policy = exchange.policy
         if not isinstance(job, Job):
-            assert job is not None
             raise job
-        if exchange.sent is not None:
-            return job, from_bytes(exchange.sent), {"the reply to the same message again": len(exchange.sent)}
         if job.error is not None:
             raise job.error
-        reply = self._reply(job, policy.outgoing(job.reply, job.side))
+        if exchange.sent is not None:
+            return job, from_bytes(exchange.sent), {"the reply to the same message again": len(exchange.sent)}
+        reply = self._reply(job, job.policy.outgoing(job.reply, job.side))
         record = write_reply(reply, flower=job.client.request.flower or self._flower)
         filled(record, {name: records for name, records in job.records.items() if name not in record})
         if job.account:
             job.account.answer(exchange.number, to_bytes(record))
-        return job, record, policy.account(reply, job.side)
+        return job, record, job.policy.account(reply, job.side)
+
+    def _refusal(self, exchange: _Exchange, raised: Exception) -> Message:
+        """Return the message that says why a client failed; raise what only Flower can report."""
+        message = exchange.message
+        policy = exchange.policy
+        name = exchange.name
+        if in_ray() and not policy.deployed and not isinstance(raised, FedhetError | OSError):
+            # Flower and Ray print the traceback of every client several times.
+            return failure(message, traceback_in_file(raised, f"client {name}: {exchange.asked}"))
+        error = UserCodeError.within(raised)
+        if not isinstance(error, FedhetError | OSError) and not policy.deployed:
+            raise raised
+        if "request" not in message.content:  # a strategy of Flower's would read a refusal as arrays and metrics
+            log_once(self, str(error))
+            return failure(message, str(error))
+        # The server knows the name, and counts equal reasons.
+        reason = policy.reason(name, error).removeprefix(f"client {name}: ")
+        machine = cluster_machine()
+        reason = f"on machine {machine}: {reason}" if machine else reason
+        again = not isinstance(error, FedhetError) or error.may_pass
+        flags = {"lost": isinstance(error, LostState), "unwritten": isinstance(error, WriteError)}
+        origin = ""
+        if policy.deployed or not exchange.context.node_config.keys().isdisjoint(POLICY_KEYS):
+            with suppress(OSError):  # a full disk can be the reason
+                origin = audit.keep(exchange.home, message, **exchange.entry, refused=reason)
+        log.info("client %s: %s: refused: %s%s", name, exchange.asked, reason, origin)
+        return Message(write_refusal(name, reason, again=again, **flags), reply_to=message)
 
     def question(self, group: Group) -> None:
         """Answer queries: report in a handshake, send initial weights, or, as an unseen client, train after the run."""
@@ -305,7 +302,8 @@ class Answers:
         job.reply = side.handshake(job.payload)
 
     def _reply(self, job: Job, payload: Payload) -> Reply:
-        client, policy = job.client, job.policy
+        client = job.client
+        policy = job.policy
         report = Report(client.name, lost_state=client.request.expected if job.lost else -1)
         if client.request.question == HANDSHAKE:
             self._introduce(job, report)
@@ -335,7 +333,8 @@ class Answers:
     def _introduce(self, job: Job, report: Report) -> None:
         info = job.info
         client = job.client
-        report.metric, report.own_data = client.task.metric, client.own_data
+        report.metric = client.task.metric
+        report.own_data = client.own_data
         report.common_test = not client.own_data or bool(client.data.common)
         evaluates = job.policy.tells_metrics and not job.policy.noise
         if client.own_data and client.data.common and client.config.test_on != "local" and evaluates:
@@ -345,19 +344,22 @@ class Answers:
         report.labels = client.task.outputs.numbers(client.data.train.labels, client.outputs)
         report.architecture = client.architecture if client.config.disclose_architecture else ""
         if info.partition_id is not None and info.num_partitions is not None and "num-partitions" in info.node_config:
-            report.partition_id, report.partitions = info.partition_id, info.num_partitions
+            report.partition_id = info.partition_id
+            report.partitions = info.num_partitions
         report.device = describe_device(client.device)
         report.outputs = client.outputs
         report.spec = spec_of(job.side.shared())
         # A shared layer of a network with one layer has both inputs and classes.
-        every = bool(report.common) or 0 < len(job.side.shared_names()) == len(client.names)
-        compared = (kind for kind in client.data.names if every or job.side.traits.compares(kind))
+        all_kinds = bool(report.common) or 0 < len(job.side.shared_names()) == len(client.names)
+        compared = (kind for kind in client.data.names if all_kinds or job.side.traits.compares(kind))
         report.names = names_text({kind: client.data.names[kind] for kind in compared})
-        report.noise, report.wrapped = self._noise, self._backend is not None
+        report.noise = self._noise
+        report.wrapped = self._backend is not None
         report.groups = groups_to_json(client.part.groups) if client.part else ""
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
-            report.public, report.public_size = public.digest, len(public)
+            report.public = public.digest
+            report.public_size = len(public)
 
 
 def _for_models(mod: Any) -> Any:

@@ -110,6 +110,10 @@ class Training:
             norm = torch.stack(torch._foreach_norm(tuple(parameters))).max().item()
         return self.outcome(values, sizes, norm, further, recorded, optimizer, weights)
 
+    def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, labels = self.rows.at(rows)
+        return self._prepared(inputs), labels
+
     def _prepared(self, inputs: Tensor) -> Tensor:
         augmented = self.phase.examples is None or self.phase.augmented
         return self.prepare(inputs, self.generator if augmented else None)
@@ -120,8 +124,7 @@ class Training:
         named = dict(model.named_parameters())
 
         def gradients(number: int, index: Tensor) -> tuple[Step, Tensor]:
-            inputs, labels = self.rows.at(index)
-            inputs = self._prepared(inputs)
+            inputs, labels = self._batch(index)
             outputs, captured = forward(model, inputs, phase.captures, bf16=bf16)
             step = Step(number, model, named, inputs, labels, index, outputs, captured, bf16, self.task)
             loss = loss_of(step, phase, recorded)
@@ -132,20 +135,16 @@ class Training:
 
     def _private_gradients(self, privacy: Privacy, model: nn.Module, recorded: Recorded) -> Gradients:
         """Return a function for differentially private training, whose loss has only the terms of public data."""
-        bf16 = self.phase.optimisation.bf16
-        named = dict(model.named_parameters())
-        size = min(self.phase.optimisation.batch_size, len(self.rows))
         of_one, phase = private_loss(model, self.phase, self.task)
         inputs, labels = self.rows.at(slice(0, 1))
         privacy.check(model, of_one, self._prepared(torch.zeros_like(inputs)), labels)
+        bf16 = phase.optimisation.bf16
+        named = dict(model.named_parameters())
+        size = min(phase.optimisation.batch_size, len(self.rows))
         blank = torch.zeros(size, device=next(iter(named.values())).device)
 
-        def batch(rows: Tensor) -> tuple[Tensor, Tensor]:
-            inputs, labels = self.rows.at(rows)
-            return self._prepared(inputs), labels
-
         def gradients(number: int, index: Tensor) -> tuple[Step, Tensor]:
-            privacy.backward(model, of_one, batch, index, size)
+            privacy.backward(model, of_one, self._batch, index, size)
             step = Step(number, model, named, blank, blank, index[:0], blank, bf16=bf16, task=self.task)
             loss = loss_of(step, phase, recorded, blank.sum())
             # Without such terms, the gradients are set already.
