@@ -23,6 +23,8 @@ from fedhet.messages import Arrays, Payload, to_arrays
 from fedhet.methods.included.matching import FedMAOptions, PFNMOptions
 from fedhet.training import Optimisation, Phase
 
+from .families.by_class import class_counts
+
 M = TypeVar("M", bound=PFNMOptions)
 
 
@@ -74,13 +76,6 @@ class PFNM(Matched[PFNMOptions]):
         reply = super().end(payload)
         reply.arrays |= self.class_counts()
         return reply
-
-
-def class_counts(client: Client, output: str) -> Arrays:
-    """Return {"counts": numbers of examples by class}, for as many classes as the array called `output` has rows."""
-    classes = client.tensors[output].shape[0]
-    labels = client.data.train.labels.flatten().cpu().numpy()
-    return {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}
 
 
 LAST_WEIGHT_DECAY = 1e-4  # when only the output layer is trained, as in the authors' code of FedMA

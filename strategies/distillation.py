@@ -32,7 +32,8 @@ from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft
 from fedhet.utils.machine import device_of
 from fedhet.utils.process import standard_settings
 
-from ._common import build_at_server, outputs_of, train_at_server
+from .families.at_server import build_at_server, train_at_server
+from .families.by_class import outputs_of
 from .fedhenn import distance_metric, packed_rows, public_rows
 
 

@@ -37,7 +37,7 @@ from fedhet.server.submodel import described, read_network
 from fedhet.utils.randomness import derive_seed
 from fedhet.utils.text import log
 
-from ._common import class_counts
+from .families.by_class import class_counts
 
 
 @dataclass

@@ -9,7 +9,7 @@ from torch import nn
 
 import fedhet
 from fedhet.client import ClientStore
-from fedhet.client_apps.prototypes import ByPrototype
+from fedhet.client_apps.fedproto import ByPrototype
 from fedhet.config import configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import registry

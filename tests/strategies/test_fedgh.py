@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet.methods.included.prototypes import FedTGPOptions
+from fedhet.strategies.fedtgp import Keys as FedTGPKeys
 from fedhet.setup import client_setup
 from fedhet.utils.randomness import seeded, torch_generator
 from tests.strategies.by_hand import UNLIKE, WHO, assert_equal, live, own_network, rounds_of, stepped
@@ -96,8 +96,8 @@ def test_three_rounds_of_fedgh_by_hand(federate, who):
     ("threshold", "who"), [(100.0, "all"), (0.3, "all"), (100.0, "two")], ids=["widest", "threshold", "two of three"]
 )
 def test_three_rounds_of_fedtgp_by_hand(federate, threshold, who, monkeypatch):
-    monkeypatch.setattr(FedTGPOptions, "server_epochs", 5)
-    monkeypatch.setattr(FedTGPOptions, "threshold", threshold)
+    monkeypatch.setattr(FedTGPKeys, "server_epochs", 5)
+    monkeypatch.setattr(FedTGPKeys, "threshold", threshold)
     keys = {"fedtgp.width": WIDTH, "fedtgp.weight": WEIGHT, "fedtgp.server-learning-rate": RATE}
     done = federate("fedtgp", model=own_network, **SETTINGS, **keys, **WHO[who])
     assert done.failures == []

@@ -1,0 +1,32 @@
+"""Client side of FD: distils the peers' mean prediction for each class into the network by a cross-entropy loss."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedhet.messages import Payload
+from fedhet.strategies.fd import Keys
+from fedhet.training import Loss, Step, Term
+
+from .families.by_class import ByClass
+
+
+class FD(ByClass[Keys]):
+    of_phi = False
+
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
+        if not len(self.classes):
+            return ()
+        rows, teacher, weight = self.rows(), self.prototypes.softmax(1), self.options.weight
+        return (Term(distillation, weighted=True, row_of=rows, teacher=teacher, weight=weight),)
+
+
+def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> Tensor:
+    """Return `weight` times the mean cross entropy of a step's outputs to the teacher's predictions for the labels.
+
+    `teacher` (k, C) has the predicted probabilities of C classes for examples of k classes. `row_of` (classes,) has the
+    row of each class in it, or -1 for a class without a prediction; its examples are left out of the mean.
+    """
+    rows = row_of[step.labels]
+    known = (rows >= 0).to(step.outputs.dtype)
+    entropies = -(teacher[rows] * F.log_softmax(step.task.outputs.scores(step.outputs), 1)).sum(1) * known
+    return weight * step.mean(entropies) / step.mean(known).clamp(min=1 / len(rows))
