@@ -14,20 +14,14 @@ from fedhet.algorithms.alignment.cka import Kernel, distance_to
 from fedhet.algorithms.alignment.targets import compress, pack, unpack
 from fedhet.client import ClientSide
 from fedhet.errors import DataError
-from fedhet.messages import Arrays, Payload, WireError, to_tensor
+from fedhet.messages import Arrays, Payload
 from fedhet.methods.included.fedhenn import AUGMENTATION, FedHeNNOptions
 from fedhet.models.representation import ROWS_AT_ONCE, RandomStream, Representation
 from fedhet.training import Loss, Step, Term
 from fedhet.utils.machine import brought
 from fedhet.utils.randomness import torch_generator
 
-
-def public_rows(arrays: Arrays, public: Tensor) -> Tensor:
-    """Return the rows of `public` inputs with the indices `arrays["rows"]`; raise a WireError if one is invalid."""
-    rows = to_tensor(arrays["rows"]).long().to(public.device)
-    if not ((rows >= 0) & (rows < len(public))).all():
-        raise WireError("the server requests rows that the public dataset lacks: install the server's fedhet version")
-    return public[rows]
+from .families.scores import public_rows
 
 
 class FedHeNN(ClientSide[FedHeNNOptions]):

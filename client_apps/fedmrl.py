@@ -1,10 +1,4 @@
-"""Client side of FedMRL: the heads of two networks use one fused representation (Yi et al., NeurIPS 2024).
-
-    R = P [Phi_shared(x), Phi_own(x)] + b,    L = CE(head_shared(R[1..d1]), y) + CE(head_own(R[1..d2]), y)
-
-Phi_shared and Phi_own are the networks' representations of input x, of widths d1 and d2; R[1..d] are the first d
-entries of R. The matrix P and bias b of the projector are trained with both networks, and stay on the client.
-"""
+"""Client side of FedMRL: trains both networks and the projector; evaluates the client's own head."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,11 +10,11 @@ from torch import Tensor, nn
 
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
-from fedhet.methods.included.distillation import FedMRLOptions
 from fedhet.models.representation import by_name
+from fedhet.strategies.fedmrl import Keys
 from fedhet.training import Loss, Step, Term
 
-from .distillation import SMALL, Pair, Projected
+from .families.small_network import SMALL, Pair, Projected
 
 
 class Fused(Pair):
@@ -40,10 +34,13 @@ class Fused(Pair):
         pool: Callable[[Tensor, Mapping[str, Any]], Tensor],
     ) -> None:
         super().__init__(network, small, nn.Linear(sum(widths), max(widths), dtype=dtype))
-        self.heads, self.widths, self.pool = heads, widths, pool
+        self.heads = heads
+        self.widths = widths
+        self.pool = pool
 
     def forward(self, inputs: Tensor) -> Tensor:
-        (own_head, small_head), (own_width, small_width) = self.heads, self.widths
+        own_head, small_head = self.heads
+        own_width, small_width = self.widths
 
         def fuse(representation: Tensor) -> Tensor:
             fused = representation
@@ -74,9 +71,7 @@ def _replaced_input(head: nn.Module, change: Callable[[Tensor], Tensor]) -> Iter
         yield
 
 
-class FedMRL(Projected[FedMRLOptions]):
-    """Client side of FedMRL: trains both networks and the projector; evaluates the client's own head."""
-
+class FedMRL(Projected[Keys]):
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Fused:
         nested = self.options.width or small_width
         if isinstance(head := self.client.model.get_submodule(self.client.head), nn.modules.conv._ConvNd):

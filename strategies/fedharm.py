@@ -16,7 +16,7 @@ from fedhet.methods.included.fedharm import FedHARMOptions, fedharm
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.utils.randomness import torch_generator
 
-from .fedhenn import distance_metric
+from .families.scores import distance_metric
 
 
 @dataclass

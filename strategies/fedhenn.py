@@ -8,9 +8,9 @@ In round t of algorithm 2, a client receives the mean kernel on X(t) and returns
 key `target = spectral`, an extension, it returns class probabilities, and aligns to a spectral clustering of examples.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,9 @@ from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
 from fedhet.methods.included.fedhenn import LEAST_ROWS, FedHeNNOptions, fedhenn
 from fedhet.server import FederatedStrategy, State
 from fedhet.setup import client_setup
-from fedhet.utils.randomness import numpy_generator, torch_generator
+from fedhet.utils.randomness import torch_generator
+
+from .families.scores import distance_metric, packed_rows, public_rows
 
 
 @dataclass
@@ -123,30 +125,3 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             generator = torch_generator(self.config.seed, "parallel analysis", round)
             return pack(cluster_rows(peers, generator=generator))
         return pack(mean_target(peers))
-
-
-def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> NDArray[np.int32]:
-    """Return up to `count` random indices below `size`; they depend on `seed`, `purpose` (a name) and `round`."""
-    return numpy_generator(seed, purpose, round).permutation(size)[:count].astype(np.int32)
-
-
-def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | None = None) -> Tensor:
-    """Return the matrix `name` (n, d) of a reply; raise a WireError if it is missing or `check(matrix)` fails."""
-    if name not in reply.arrays:
-        raise WireError(f"the client's reply has no array {name!r}: use the server's version of fedhet")
-    try:
-        rows = unpack(reply.arrays[name])
-        if check:
-            check(rows)
-    except ValueError as error:
-        raise WireError(f"the client's array {name} cannot be used: {error}; check the client's mods") from error
-    return rows
-
-
-def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignment"]) -> dict[str, float]:
-    """Return {`name`: mean distance in the replies}, or 1 - mean if `name` is alignment; {} without distances."""
-    distances = [reply.payload.values["distance"] for reply in replies if "distance" in reply.payload.values]
-    if not distances:
-        return {}
-    distance = float(np.mean(distances))
-    return {name: 1 - distance if name == "alignment" else distance}

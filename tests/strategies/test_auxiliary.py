@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet.methods.included import distillation
 from fedhet.models import registry as models
+from fedhet.strategies import fedkd
 from fedhet.utils.randomness import seeded
 from tests.strategies.by_hand import (
     AT_ONCE,
@@ -94,8 +94,8 @@ def as_arrays(state):
 
 @pytest.mark.parametrize("who", WHO)
 def test_three_rounds_of_fedkd_by_hand(federate, double, who, monkeypatch):
-    monkeypatch.setattr(distillation, "FIRST", 0.6)
-    monkeypatch.setattr(distillation, "LAST", 0.9)
+    monkeypatch.setattr(fedkd, "FIRST", 0.6)
+    monkeypatch.setattr(fedkd, "LAST", 0.9)
     done = federate("fedkd", model=own_network, **SETTINGS, **KEYS, **WHO[who])
     assert done.failures == []
     shared = done.received[1, "0"]["model"]

@@ -9,11 +9,11 @@ from torch import nn
 
 from fedhet.algorithms.alignment import targets
 from fedhet.errors import FedhetError
-from fedhet.methods.included.distillation import FedDFOptions
 from fedhet.models import registry as models
 from fedhet.results.history import read_run
 from fedhet.results.terminal import headline
 from fedhet.setup import client_setup
+from fedhet.strategies.feddf import Keys as FedDFKeys
 from fedhet.training import Evaluation
 from fedhet.utils.randomness import seeded, torch_generator
 from tests.strategies.by_hand import (
@@ -64,8 +64,8 @@ def adam(state, order, inputs, wanted, steps, size):
 @pytest.mark.parametrize(("teach", "who"), [(False, "all"), (True, "all"), (True, "two")])
 @pytest.mark.usefixtures("double")
 def test_three_rounds_by_hand(federate, teach, who, monkeypatch):
-    monkeypatch.setattr(FedDFOptions, "subset", 45)
-    monkeypatch.setattr(FedDFOptions, "public_batch", 20)
+    monkeypatch.setattr(FedDFKeys, "subset", 45)
+    monkeypatch.setattr(FedDFKeys, "public_batch", 20)
     keys = {"feddf.server-model": "server-float64", "feddf.server-learning-rate": RATE, "feddf.teach": teach}
     done = federate("feddf", model=own_network, **SETTINGS, **FEW, **keys, **WHO[who])
     assert done.failures == []

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet.strategies.fedtgp import Keys as FedTGPKeys
 from fedhet.setup import client_setup
+from fedhet.strategies.fedtgp import Keys as FedTGPKeys
 from fedhet.utils.randomness import seeded, torch_generator
 from tests.strategies.by_hand import UNLIKE, WHO, assert_equal, live, own_network, rounds_of, stepped
 

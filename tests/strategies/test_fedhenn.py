@@ -16,7 +16,7 @@ from fedhet import FedHeNN
 from fedhet.algorithms.alignment import targets
 from fedhet.algorithms.alignment.cka import linear_cka, procrustes_distance, rbf_kernel
 from fedhet.algorithms.alignment.targets import unpack
-from fedhet.client_apps.fedhenn import public_rows
+from fedhet.client_apps.families.scores import public_rows
 from fedhet.config.configuration import resolve
 from fedhet.data import load
 from fedhet.errors import ConfigError, FedhetError

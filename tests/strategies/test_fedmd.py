@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from fedhet.algorithms.alignment import targets
 from fedhet.errors import FedhetError
-from fedhet.methods.included.distillation import FedMDOptions
 from fedhet.setup import client_setup
+from fedhet.strategies.fedmd import Keys as FedMDKeys
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 
 SMALL = {
@@ -73,7 +73,7 @@ def plain_rounds(done, rounds):
 )
 @pytest.mark.usefixtures("exact")
 def test_three_rounds_by_hand(federate, settings, subset, monkeypatch):
-    monkeypatch.setattr(FedMDOptions, "subset", subset)
+    monkeypatch.setattr(FedMDKeys, "subset", subset)
     few = {"partition": "classes", "classes_per_client": 4, "rounds": 3}
     done = federate("fedmd", **few, **settings)
     assert done.failures == []

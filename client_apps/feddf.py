@@ -1,0 +1,26 @@
+"""Client side of FedDF: distils received mean class scores for an epoch, then trains on the client's examples."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fedhet.messages import Payload
+from fedhet.strategies.feddf import Keys
+from fedhet.training import Phase, Step, soft_divergence
+
+from .families.scores import Scores
+
+
+class FedDF(Scores[Keys]):
+    @staticmethod
+    def distance(step: Step, outputs: Tensor) -> Tensor:
+        many_labels = step.task.outputs.meaning == "labels"
+        return soft_divergence(outputs, step.labels.to(outputs.dtype), 1.0, many_labels=many_labels)
+
+    def handshake(self, payload: Payload) -> Payload:
+        self.client.check_scores("from whose mean the server learns")
+        return Payload()
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        private = Phase(self.client.request.epochs, self.client.optimisation())
+        return self.in_turn([*self.digest(payload), private])
