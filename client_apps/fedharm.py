@@ -1,9 +1,4 @@
-"""Client side of FedHARM: networks learn similar descriptors of shared images (Kastellos et al., 2024, algorithm 1).
-
-A descriptor has the most important activations of a network's blocks for one image. On a message, a client first runs
-the shared phase of the previous round, on the public dataset and towards the received target, and then the private
-phase of this round. Its reply has descriptors of the public images, from which the server computes the next target.
-"""
+"""Client side of FedHARM: trains on public images towards the mean descriptors, then on private examples."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,26 +12,21 @@ from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
-from fedhet.methods.included.fedharm import FedHARMOptions
 from fedhet.models.representation import Capturing, Output
+from fedhet.strategies.fedharm import Keys
 from fedhet.training import Phase, Step, Term, reestimate
 
 
-class FedHARM(ClientSide[FedHARMOptions]):
-    """Client side of FedHARM: trains on private examples, then on public images.
-
-    The loss of public images is a * cross entropy + (1 - a) * `distance`, where a is the method's key `alpha`: the
-    distance of their descriptors (most important activations of each block) from the server's mean of all clients'.
-    """
-
+class FedHARM(ClientSide[Keys]):
     @cached_property
     def blocks(self) -> tuple[str, ...]:
         """Names of the last modules of the network's blocks; raises a ModelError if there are too few blocks."""
-        settings, example = self.options, self.client.transform(self.client.data.train.inputs[:2])
+        keys = self.options
+        example = self.client.transform(self.client.data.train.inputs[:2])
         try:
-            return blocks(self.client.model, example, chosen=settings.blocks, count=len(settings.lengths))
+            return blocks(self.client.model, example, chosen=keys.blocks, count=len(keys.lengths))
         except UnsupportedArchitecture as error:
-            raise ModelError(f"fedharm.blocks = {settings.blocks!r}: {error}") from error
+            raise ModelError(f"fedharm.blocks = {keys.blocks!r}: {error}") from error
 
     def handshake(self, payload: Payload) -> Payload:
         self.client.check_classes(outputs=True)
@@ -52,28 +42,32 @@ class FedHARM(ClientSide[FedHARMOptions]):
         return phases
 
     def _on_shared(self, payload: Payload) -> list[Phase]:
-        client, settings, request = self.client, self.options, self.client.request
-        target = self.target(payload) if settings.alpha < 1 else None
-        if target is None and not settings.alpha:
+        client = self.client
+        keys = self.options
+        target = self.target(payload) if keys.alpha < 1 else None
+        if target is None and not keys.alpha:
             return []
-        inputs, labels = client.public.inputs, client.public.labels
+        inputs = client.public.inputs
+        labels = client.public.labels
         if labels is None:
             labels = torch.zeros(len(inputs), dtype=torch.long, device=client.device)
         phase = Phase(
-            request.epochs,
+            client.request.epochs,
             # It is the second half of the previous round, or of this one if it closes the run.
-            client.optimisation(1 if request.closing else -1, 2),
-            steps=settings.public_steps,
+            client.optimisation(1 if client.request.closing else -1, 2),
+            steps=keys.public_steps,
             examples=Examples(inputs, labels),
             public=True,
             terms=() if target is None else (self._towards(target),),
-            task_weight=1.0 if settings.divide else settings.alpha,
+            task_weight=1.0 if keys.divide else keys.alpha,
             continues=True,
         )
         return [phase]
 
     def _towards(self, target: Sequence[Tensor]) -> Term:
-        kind, public, places = self.options.align, self.client.public, None
+        kind = self.options.align
+        public = self.client.public
+        places = None
         captures: dict[str, Capturing] = {"phi": self.client.representation}
         if kind == "cosine":
             captures = {name: Output(self.client.model, name) for name in self.blocks}

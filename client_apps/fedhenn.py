@@ -1,8 +1,4 @@
-"""Client side of FedHeNN: training with a penalty on the distance of representations (Makhija et al., ICML 2022).
-
-The penalty is eta(t) (1 - CKA), with the weight eta(t) in round t. CKA compares the kernel of the client's
-representations of public examples X(t) (the RAD, see `fedhet.algorithms.alignment.targets`) with a target kernel.
-"""
+"""Client side of FedHeNN: adds eta(t) (1 - CKA) of its kernel of X(t) and the target to the loss (equation 5)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +11,8 @@ from fedhet.algorithms.alignment.targets import compress, pack, unpack
 from fedhet.client import ClientSide
 from fedhet.errors import DataError
 from fedhet.messages import Arrays, Payload
-from fedhet.methods.included.fedhenn import AUGMENTATION, FedHeNNOptions
 from fedhet.models.representation import ROWS_AT_ONCE, RandomStream, Representation
+from fedhet.strategies.fedhenn import Keys
 from fedhet.training import Loss, Step, Term
 from fedhet.utils.machine import brought
 from fedhet.utils.randomness import torch_generator
@@ -24,68 +20,68 @@ from fedhet.utils.randomness import torch_generator
 from .families.scores import public_rows
 
 
-class FedHeNN(ClientSide[FedHeNNOptions]):
-    """Client side of FedHeNN: penalises the distance of representations to a target (Makhija et al., 2022, eq. 5)."""
-
+class FedHeNN(ClientSide[Keys]):
     def handshake(self, payload: Payload) -> Payload:
-        settings = self.options
-        if settings.eta0 and settings.rad_source == "train-union" and self.client.own_data:
+        if self.options.eta0 and self.options.makes_public_dataset and self.client.own_data:
             raise DataError(
                 f"client {self.client.name}: fedhenn.rad-source = 'train-union' takes the public examples from the "
                 "training examples of all clients, which the server does not have if clients bring their own data: "
                 "set fedhenn.rad-source = held-out, and let the data function return public examples as `public`"
             )
-        if settings.sent == "posteriors":
+        if self.options.sent == "posteriors":
             self.client.check_scores(
                 "whose posteriors the spectral target compares (fedhenn.target = kernel compares representations)"
             )
         return Payload()
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the loss term eta(t) (1 - CKA) of representations of the alignment examples X(t) and their target.
-
-        The server's `payload` has the weight eta(t) and the indices of X(t) in the public dataset. With `rad-every` =
-        k, the term is added in every k-th step, with k times the weight.
-        """
-        settings, client, eta = self.options, self.client, payload.values.get("eta", 0.0)
+        eta = payload.values.get("eta", 0.0)
         if not eta:
             return ()
-        rad = self._rad(payload.arrays["rad"], client.request.round)
-        target, generator = self.target(payload, rad), client.generator("rad rows")
+        client = self.client
+        keys = self.options
+        rad = self.rad(payload.arrays["rad"], client.request.round)
+        target = self.target(payload, rad)
         # The Procrustes distance has no estimate on mini-batches.
-        some = settings.kernel != "procrustes" and 0 < settings.rad_batch < len(target)
-        stream = RandomStream(client.seed("rad dropout"))
+        in_batches = keys.kernel != "procrustes" and 0 < keys.rad_batch < len(target)
+        generator = client.generator("rad rows")
 
-        def drawn(number: int, _examples: int) -> Mapping[str, Any] | None:
-            if number % settings.rad_every:
+        def draw(step: int, _examples: int) -> Mapping[str, Any] | None:
+            if step % keys.rad_every:
                 return None
             rows: slice | Tensor = slice(None)
-            if some:
-                rows = torch.randperm(len(target), generator=generator)[: settings.rad_batch]
-                rows = brought(rows, client.device)
+            if in_batches:
+                drawn = torch.randperm(len(target), generator=generator)[: keys.rad_batch]
+                rows = brought(drawn, client.device)
             return {"inputs": client.transform(rad[rows]), "target": target[rows]}
 
-        weight, phi = eta * settings.rad_every, client.representation
-        own = {"weight": weight, "representation": phi, "stream": stream, "kind": (settings.kernel, some)}
-        return (Term(on_rad, draw=drawn, weighted=True, public=True, **own),)
+        constants = {
+            "eta": eta * keys.rad_every,
+            "phi": client.representation,
+            "stream": RandomStream(client.seed("rad dropout")),
+            "kind": (keys.kernel, in_batches),
+        }
+        return (Term(misalignment, draw=draw, weighted=True, public=True, **constants),)
 
     def end(self, payload: Payload) -> Payload:
         reply = super().end(payload)
         if "next-rad" in payload.arrays:
-            rad = self._rad(payload.arrays["next-rad"], self.client.request.round + 1)
-            own = self.posteriors(rad) if self.options.sent == "posteriors" else compress(self.represent(rad))
-            reply.arrays[self.options.sent] = pack(own)
+            rad = self.rad(payload.arrays["next-rad"], self.client.request.round + 1)
+            values = self.posteriors(rad) if self.options.sent == "posteriors" else compress(self.represent(rad))
+            reply.arrays[self.options.sent] = pack(values)
         return reply
 
-    def _rad(self, arrays: Arrays, round: int) -> Tensor:
-        client, config = self.client, self.client.config
-        rad = public_rows(arrays, client.public.inputs)
-        if client.augment and config.augment and self.options.makes_public_dataset:  # identically on all clients
-            return client.augment(rad, torch_generator(config.seed, AUGMENTATION, round))
+    def rad(self, arrays: Arrays, round: int) -> Tensor:
+        """Return the alignment examples (L, ...) of a round; augmented ones are the same for all clients."""
+        rad = public_rows(arrays, self.client.public.inputs)
+        config = self.client.config
+        if self.client.augment and config.augment and self.options.makes_public_dataset:
+            return self.client.augment(rad, torch_generator(config.seed, "rad augmentation", round))
         return rad
 
     def target(self, payload: Payload, rad: Tensor) -> Tensor:
-        if "target" not in payload.arrays:  # homogeneous: by the global model W(t-1), which was just received
+        """Return the received target (L, r) or, without one, Phi (L, d) of the global model W(t - 1)."""
+        if "target" not in payload.arrays:
             return self.represent(rad)
         return self.client.to_device(unpack(payload.arrays["target"]))
 
@@ -96,20 +92,19 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return self.client.read(rad, until=self.client.representation, rows=ROWS_AT_ONCE)
 
 
-def on_rad(
+def misalignment(
     step: Step,
     inputs: Tensor,
     target: Tensor,
-    weight: float,
-    representation: Representation,
+    eta: float,
+    phi: Representation,
     stream: RandomStream,
     kind: tuple[Kernel, bool],
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return `weight` times the distance of representations from FedHeNN's `target`, and {"distance": distance}.
+    """Return `eta` times the distance of Phi (n, d) of public `inputs` from FedHeNN's `target`, and {"distance": ...}.
 
-    The client's network computes representations (n, d) of public `inputs` with dropout drawn from `stream`. `kind` is
-    a pair: the distance (1 - CKA with a "linear" or "rbf" kernel, or "procrustes"), and whether the inputs are a random
-    mini-batch, for which debiased CKA is used.
+    Dropout is drawn from `stream`. `kind` is a pair: the distance (1 - CKA with a "linear" or "rbf" kernel, or
+    "procrustes"), and whether the inputs are a random mini-batch, for which debiased CKA is used.
     """
-    distance = distance_to(step.represent(inputs, representation, stream), target, kind=kind)
-    return weight * distance, {"distance": distance}
+    distance = distance_to(step.represent(inputs, phi, stream), target, kind=kind)
+    return eta * distance, {"distance": distance}

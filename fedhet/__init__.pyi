@@ -362,7 +362,7 @@ class FedHeNNKeys(Keys, total=False):
     rad_batch: int
     """number of RAD examples per training step, at least 8; 0: all, as in the paper"""
     rad_every: int
-    """number of steps between proximal terms, whose weight is multiplied by it"""
+    """add the proximal term in every k-th step, with k times its weight"""
 
 class FedHeNN(FederatedStrategy[Any, Any]):
     def __init__(

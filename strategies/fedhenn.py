@@ -1,16 +1,18 @@
-"""Strategy of FedHeNN: clients align their representations (Makhija et al., ICML 2022).
+"""FedHeNN (Makhija et al., ICML 2022): clients align the representations Phi of common public examples.
 
-If clients are heterogeneous (algorithm 2), the server averages the kernels of their representations of the alignment
-examples X(t) (in the paper: RAD), and each client aligns its kernel to the mean. If they are homogeneous (algorithm 1),
-weights are averaged as in FedAvg, and each client aligns to the global model's representations, which it computes.
+In round t of algorithm 2 (heterogeneous clients), X(t) are the alignment examples, in the paper called RAD:
 
-In round t of algorithm 2, a client receives the mean kernel on X(t) and returns its representations of X(t+1). With the
-key `target = spectral`, an extension, it returns class probabilities, and aligns to a spectral clustering of examples.
+    client i:  w_i(t) = argmin_w  L_i(w) + eta(t) (1 - CKA(K(Phi_w(X(t))), K(t)))                        (equation 5)
+    client i:  sends A_i = Phi_(w_i(t))(X(t + 1))
+    server:    K(t + 1) = mean_i A_i A_i^T, kept as F F^T
+
+In algorithm 1 (homogeneous clients), the server averages weights as in FedAvg, and K(t) = K(Phi_W(X(t))) for the global
+model W(t - 1). With `target = spectral`, an extension, clients send class probabilities, and F clusters the examples.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,38 +22,134 @@ from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows, 
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
-from fedhet.methods.included.fedhenn import LEAST_ROWS, FedHeNNOptions, fedhenn
+from fedhet.methods.method import METRICS, Traits, method
+from fedhet.methods.options import Options, option
+from fedhet.methods.sharing import EVERYTHING, NOTHING
 from fedhet.server import FederatedStrategy, State
 from fedhet.setup import client_setup
 from fedhet.utils.randomness import torch_generator
 
 from .families.scores import distance_metric, packed_rows, public_rows
 
+LEAST_ROWS = 8
+"""Smallest number of examples on which the similarity (CKA) of representations is estimated."""
+
+
+@dataclass(frozen=True)
+class Keys(Options):
+    # The defaults are the paper's, except for target and rad-batch.
+    setting: Literal["heterogeneous", "homogeneous"] = option(
+        "heterogeneous", "heterogeneous: weights stay at the clients; homogeneous: weights are averaged as well"
+    )
+    target: Literal["kernel", "spectral"] = option(
+        "spectral", "alignment target: spectral (this project's), or the peers' mean kernel (the paper's)"
+    )
+    eta0: float = option(-1.0, "weight of the proximal term, eta0 f(t); negative: 3 (spectral) or 0.001 (kernel)")
+    schedule: Literal["auto", "sqrt", "linear", "constant"] = option(
+        "auto", "f(t), with t = 0 in the first round; auto: constant (spectral) or sqrt (kernel)"
+    )
+    kernel: Literal["linear", "rbf", "procrustes"] = option(
+        "linear",
+        "kernel of CKA, or the orthogonal Procrustes distance; rbf and procrustes in the homogeneous setting only",
+        needs={"target": ("kernel",)},
+    )
+    rad_source: Literal["held-out", "train-union"] = option(
+        "held-out", "source of the RAD: examples held out of all training data, or the union of the training data"
+    )
+    rad_size: int = option(5000, "maximum number of examples in the RAD of a round", at_least=LEAST_ROWS)
+    rad_batch: int = option(
+        128,
+        "number of RAD examples per training step, at least 8; 0: all, as in the paper",
+        at_least=0,
+        needs={"kernel": ("linear", "rbf")},
+    )
+    rad_every: int = option(1, "add the proximal term in every k-th step, with k times its weight", at_least=1)
+
+    def __post_init__(self) -> None:
+        spectral = self.target == "spectral"
+        if self.eta0 < 0:
+            object.__setattr__(self, "eta0", 3.0 if spectral else 0.001)
+        if self.schedule == "auto":
+            object.__setattr__(self, "schedule", "constant" if spectral else "sqrt")
+        if not spectral and self.kernel != "linear" and not self.homogeneous:
+            raise ConfigError(f"fedhenn.kernel = {self.kernel!r} needs fedhenn.setting = 'homogeneous', or use linear")
+        if 0 < self.rad_batch < LEAST_ROWS:
+            raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: set at least {LEAST_ROWS}, or 0 for all examples")
+
+    def eta(self, round: int) -> float:
+        """Return the proximal term's weight, `eta0` f(t) with t = `round` - 1; f is 1, t or sqrt(t) by `schedule`."""
+        return self.eta0 * {"sqrt": (round - 1) ** 0.5, "linear": round - 1, "constant": 1.0}[self.schedule]
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether the server also averages the clients' networks, which then must have equal architectures."""
+        return self.setting == "homogeneous"
+
+    @property
+    def sent(self) -> str:
+        """Kind of the values that clients send for alignment examples: `posteriors`, `features`, or empty for none."""
+        if not self.eta0 or (self.homogeneous and self.target == "kernel"):
+            return ""
+        return "posteriors" if self.target == "spectral" else "features"
+
+    @property
+    def makes_public_dataset(self) -> bool:  # type: ignore[override]
+        """Whether the alignment examples are drawn from the union of the clients' training examples."""
+        return self.rad_source == "train-union"
+
+
+def traits(keys: Keys) -> Traits:
+    """Return what FedHeNN needs and exchanges for these keys."""
+    return Traits(
+        networks="equal" if keys.homogeneous else "any",
+        shares=EVERYTHING if keys.homogeneous else NOTHING,
+        keeps="model",
+        common_init=keys.homogeneous,
+        public="inputs" if keys.eta0 else "none",
+        other_arrays="whole" if keys.sent == "features" else "",  # Posteriors have a given norm.
+        sends={"distance": METRICS} | ({keys.sent: keys.sent} if keys.sent else {}),
+    )
+
 
 @dataclass
-class FedHeNNState(State):
+class Target(State):
     """The state of FedHeNN: clients align to `target` (made by `pack`) on public examples of round `target_round`."""
 
     target: Arrays = field(default_factory=dict)
     target_round: int = 0
 
 
-class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
+@method(
+    "fedhenn",
+    traits,
+    Keys,
+    client="fedhet.client_apps.fedhenn:FedHeNN",
+    common={
+        "rounds": 200,
+        "fraction-train": 0.1,
+        "local-epochs": 20,
+        "batch-size": 10,
+        "learning-rate": 0.01,
+        "momentum": 0.5,
+        "weight-decay": 1e-4,
+        "closing-epochs": 10,
+    },
+    own={"fedhenn.eta0": 1.0, "fedhenn.rad-every": 4},
+)
+class FedHeNN(FederatedStrategy[Keys, Target]):
     """FedHeNN: clients align their representations to a common target; homogeneous clients also average weights."""
-
-    method = fedhenn
 
     def __init__(self, *args: Any, public: PublicDataset | Tensor | None = None, **settings: Any) -> None:
         super().__init__(*args, public=public, **settings)
         supplied = public is not None and public is not client_setup.public_dataset(self.config)
-        if self.options.rad_source == "train-union" and supplied:
+        if self.options.makes_public_dataset and supplied:
             raise ConfigError(
                 "fedhenn.rad-source = 'train-union' takes the public examples from the training examples of all "
                 "clients, but a public dataset was passed, too: leave it out, or set fedhenn.rad-source = held-out"
             )
 
     def public_dataset(self) -> PublicDataset | None:
-        if self.options.rad_source == "train-union" and self.options.eta0:
+        if self.options.makes_public_dataset and self.options.eta0:
             return client_setup.training_union(self.config)
         return super().public_dataset()
 
@@ -63,40 +161,38 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             )
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return payloads by client: indices of public examples; from round 2, target and weight of the alignment."""
-        payloads, common = super().configure_fit(round, clients), Payload()
+        payloads = super().configure_fit(round, clients)
         if not self.options.eta0:
             return payloads
+        common = Payload()
         # After a round that did not count, the last target is for other rows than this round's.
         target = self.state.target if self.state.target_round == round else {}
-        if round > 1 and (target or not self.sent_name):
+        if round > 1 and (target or not self.sent):
             common.values["eta"] = self.options.eta(round)
             common.arrays["rad"] = {"rows": self.rad(round)}
             if target:
                 common.arrays["target"] = target
-        if self._asks_for_next_rad(round):
+        if self.asks_for_next_rad(round):
             common.arrays["next-rad"] = {"rows": self.rad(round + 1)}
         return {c: Payload(p.arrays | common.arrays, p.values | common.values) for c, p in payloads.items()}
 
     def check_reply(self, reply: Reply) -> None:
         super().check_reply(reply)
         reply.values.number("distance", default=0.0)
-        if self.sent_name in reply.arrays or self._asks_for_next_rad(self.state.round + 1):
-            name, rows = self.sent_name, len(self.rad(1))
-            values = packed_rows(reply, name, check_posteriors if name == "posteriors" else None)
-            if len(values) != rows:
+        if self.sent in reply.arrays or self.asks_for_next_rad(self.state.round + 1):
+            values = packed_rows(reply, self.sent, check_posteriors if self.sent == "posteriors" else None)
+            if len(values) != (rows := len(self.rad(1))):
                 raise WireError(
-                    f"the client's {name} have {len(values)} rows, not {rows}: give it the server's public dataset"
+                    f"the client's {self.sent} have {len(values)} rows, not {rows}: give it the server's public dataset"
                 )
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         if self.options.homogeneous:
             super().aggregate_fit(round, replies)
-        name = self.sent_name
-        sent = {client: reply.arrays[name] for client, reply in replies.items() if name in reply.arrays}
+        sent = {c: unpack(reply.arrays[self.sent]) for c, reply in replies.items() if self.sent in reply.arrays}
         if sent:
-            values = {client: unpack(arrays) for client, arrays in sent.items()}
-            self.state.target, self.state.target_round = self.next_target(values, round + 1), round + 1
+            self.state.target = self.next_target(sent, round + 1)
+            self.state.target_round = round + 1
         return distance_metric(replies.values(), "alignment")
 
     def rad(self, round: int) -> NDArray[np.int32]:
@@ -104,12 +200,12 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return public_rows(self.config.seed, "rad", round, self.state.public_size, self.options.rad_size)
 
     @property
-    def sent_name(self) -> str:
+    def sent(self) -> str:
         """Name of what clients send for alignment examples: `features`, `posteriors`, or empty if nothing."""
-        return next((name for name in ("features", "posteriors") if name in self.traits.sends), "")
+        return self.options.sent if self.options.sent in self.traits.sends else ""
 
-    def _asks_for_next_rad(self, round: int) -> bool:
-        return bool(self.sent_name) and round != self.run.last_round
+    def asks_for_next_rad(self, round: int) -> bool:
+        return bool(self.sent) and round != self.run.last_round
 
     def next_target(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
         """Return the target F (L, r) of the L alignment examples of `round`, as arrays: F = `values` * 2^`exponent`.
@@ -117,11 +213,8 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         `sent` has each client's representations A (L, d); F F^T approximates the mean of the kernels A A^T. For
         spectral targets, `sent` has class probabilities (L, C), and F has left singular vectors of their concatenation.
         """
-        if self.traits.other_arrays:  # representations, whose norm is bounded; posteriors have a given one
-            bounded = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in sent.items()})
-            sent = {client: to_tensor(arrays["features"]) for client, arrays in bounded.items()}
-        peers = list(sent.values())
         if self.options.target == "spectral":
             generator = torch_generator(self.config.seed, "parallel analysis", round)
-            return pack(cluster_rows(peers, generator=generator))
-        return pack(mean_target(peers))
+            return pack(cluster_rows([*sent.values()], generator=generator))
+        clipped = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in sent.items()})
+        return pack(mean_target([to_tensor(arrays["features"]) for arrays in clipped.values()]))

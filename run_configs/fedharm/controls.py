@@ -13,10 +13,10 @@ from torch import Tensor
 from fedhet.algorithms.alignment.targets import target_of
 from fedhet.client_apps.fedharm import FedHARM as FedHARMClient
 from fedhet.messages import Payload
-from fedhet.methods.included.fedharm import FedHARMOptions, fedharm
-from fedhet.methods.included.fedharm import traits as traits_of
 from fedhet.methods.method import Traits
 from fedhet.strategies.fedharm import FedHARM as FedHARMServer
+from fedhet.strategies.fedharm import Keys
+from fedhet.strategies.fedharm import traits as traits_of
 from fedhet.utils.randomness import torch_generator
 
 
@@ -42,11 +42,11 @@ class Shuffled(FedHARMServer):
         return [part[order] for part in super().target(round)]
 
 
-def _alone(options: FedHARMOptions) -> Traits:
+def _alone(keys: Keys) -> Traits:
     """Return FedHARM's traits for clients that send nothing about the shared images."""
-    traits = traits_of(options)
+    traits = traits_of(keys)
     return replace(traits, other_arrays="", sends={name: kind for name, kind in traits.sends.items() if name != "sent"})
 
 
-own = fedharm.variant("fedharm-own", client=Own, traits=_alone)
-shuffled = fedharm.variant("fedharm-shuffled", server=Shuffled)
+own = FedHARMServer.method.variant("fedharm-own", client=Own, traits=_alone)
+shuffled = FedHARMServer.method.variant("fedharm-shuffled", server=Shuffled)

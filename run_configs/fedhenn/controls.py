@@ -14,9 +14,9 @@ from torch import Tensor
 from fedhet.algorithms.alignment.targets import cluster_rows, mean_target, pack
 from fedhet.client_apps.fedhenn import FedHeNN as FedHeNNClient
 from fedhet.messages import Arrays, Payload
-from fedhet.methods.included.fedhenn import FedHeNNOptions, fedhenn
 from fedhet.methods.method import Traits
 from fedhet.strategies.fedhenn import FedHeNN as FedHeNNServer
+from fedhet.strategies.fedhenn import Keys, traits
 from fedhet.utils.randomness import torch_generator
 
 
@@ -59,19 +59,19 @@ class FrobeniusTarget(FedHeNNServer):
         return pack(mean_target(list(sent.values()), unit=True))
 
 
-def _without_peers(options: FedHeNNOptions) -> Traits:
+def _without_peers(keys: Keys) -> Traits:
     """Return FedHeNN's traits for clients that send nothing about the RAD."""
-    traits = fedhenn.traits_of(options)
-    sends = {name: kind for name, kind in traits.sends.items() if name not in ("features", "posteriors")}
-    return replace(traits, other_arrays="", sends=sends)
+    of_fedhenn = traits(keys)
+    sends = {name: kind for name, kind in of_fedhenn.sends.items() if name not in ("features", "posteriors")}
+    return replace(of_fedhenn, other_arrays="", sends=sends)
 
 
-def _of_one_size(options: FedHeNNOptions) -> Traits:
+def _of_one_size(keys: Keys) -> Traits:
     """Return FedHeNN's traits for a target that does not depend on the size of kernels."""
-    return replace(fedhenn.traits_of(options), other_arrays="")
+    return replace(traits(keys), other_arrays="")
 
 
-own = fedhenn.variant("fedhenn-own", client=OwnTarget, traits=_without_peers)
-inputs = fedhenn.variant("fedhenn-inputs", client=InputsTarget, traits=_without_peers)
-hostile = fedhenn.variant("fedhenn-hostile", server=HostileFifth)
-frobenius = fedhenn.variant("fedhenn-frobenius", server=FrobeniusTarget, traits=_of_one_size)
+own = FedHeNNServer.method.variant("fedhenn-own", client=OwnTarget, traits=_without_peers)
+inputs = FedHeNNServer.method.variant("fedhenn-inputs", client=InputsTarget, traits=_without_peers)
+hostile = FedHeNNServer.method.variant("fedhenn-hostile", server=HostileFifth)
+frobenius = FedHeNNServer.method.variant("fedhenn-frobenius", server=FrobeniusTarget, traits=_of_one_size)

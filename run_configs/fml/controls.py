@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from fedhet.client_apps.distillation import FML
+from fedhet.client_apps.fml import FML
 from fedhet.messages import Payload
-from fedhet.methods.included.distillation import fml
 from fedhet.methods.method import Traits
+from fedhet.strategies.fml import FML as FMLServer
 from fedhet.training import Phase
 
 
@@ -32,4 +32,4 @@ class SharedAlone(FML):
 TRAITS = Traits(common_init=True, sends={"model": "weights"})
 """FML's, but that clients keep nothing of their own and are scored with what they received, as in FedAvg."""
 
-shared_alone = fml.variant("fml-shared-alone", client=SharedAlone, traits=TRAITS)
+shared_alone = FMLServer.method.variant("fml-shared-alone", client=SharedAlone, traits=TRAITS)
