@@ -1,8 +1,10 @@
 """FD (Jeong et al., 2018, algorithm 1): clients share their mean outputs (logits) of each class.
 
-client i:  w_i = argmin_w  L_i(w) + weight mean_(x, j) CE(f_w(x), softmax(F_-i^j))
-client i:  sends F_i^j, the mean of f_w(x) over its examples of class j
-server:    F_-i^j = mean of F_k^j over the other clients k that have class j
+    client i:  w_i = argmin_w  L_i(w) + weight mean_(x, j) CE(f_w(x), softmax(F_-i^j))
+    client i:  sends F_i^j, the mean of f_w(x) over its examples of class j
+    server:    F_-i^j = mean of F_k^j over the other clients k that have class j
+
+The mean over (x, j) is over the client's examples x of class j.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,9 @@
 """FedAvg (McMahan et al., AISTATS 2017): the server averages the clients' networks.
 
-client i:  w_i(t) = argmin_w  L_i(w), from w(t-1)
-server:    w(t) = sum_i n_i w_i(t) / sum_i n_i        for n_i examples
+    client i:  w_i(t) = argmin_w  L_i(w), from w(t-1)
+    server:    w(t) = sum_i n_i w_i(t) / sum_i n_i
+
+L_i is the loss of client i's n_i examples.
 """
 
 from fedhet.methods.method import Traits, method

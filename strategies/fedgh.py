@@ -1,7 +1,9 @@
 """FedGH (Yi et al., ACM MM 2023): the server trains one head for all clients on their mean representations of classes.
 
-client i:  replaces its head by h, trains, and sends the mean C_i^j of Phi_w(x) over its examples of class j
-server:    h = argmin_h  sum_(i, j) CE(h(C_i^j), j), by one epoch of SGD
+    client i:  replaces its head by h, trains, and sends the mean C_i^j of Phi_w(x) over its examples of class j
+    server:    h = argmin_h  sum_(i, j) CE(h(C_i^j), j)
+
+Phi_w(x) is the representation (the head's input) of example x. The server trains for one epoch per round.
 """
 
 import numpy as np

@@ -1,7 +1,9 @@
 """FedRep (Collins et al., ICML 2021): the server averages the networks' bodies phi, and each client keeps its head h.
 
-client i:  h_i = argmin_h  L_i(h, phi(t-1)), then phi_i = argmin_phi  L_i(h_i, phi)
-server:    phi(t) = sum_i n_i phi_i / sum_i n_i
+    client i:  h_i = argmin_h  L_i(h, phi(t-1)), then phi_i = argmin_phi  L_i(h_i, phi)
+    server:    phi(t) = sum_i n_i phi_i / sum_i n_i
+
+A last round only trains heads.
 """
 
 from dataclasses import dataclass

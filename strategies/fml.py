@@ -1,8 +1,9 @@
 """FML (Shen et al., 2020): each client's own network and a shared one learn from each other.
 
-client i:  L_own    = alpha CE(own, y)   + (1 - alpha) KL(shared || own)
-L_shared = beta CE(shared, y) + (1 - beta)  KL(own || shared)          for labels y
-server:    averages the shared networks
+    client i:  L_own    = alpha CE(own, y)   + (1 - alpha) KL(shared || own)
+               L_shared = beta CE(shared, y) + (1 - beta)  KL(own || shared)
+
+The server averages the shared networks. The first argument of each KL is a constant.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,9 @@
-"""LG-FedAvg (Liang et al., 2020): the server averages the networks' heads, and clients keep their other layers.
+"""LG-FedAvg (Liang et al., 2020): the server averages the networks' heads h, and each client keeps its body phi.
 
-client i:  h_i, phi_i(t) = argmin  L_i(h, phi), from h(t-1) and phi_i(t-1)
-server:    h(t) = sum_i n_i h_i / sum_i n_i
+    client i:  h_i, phi_i = argmin  L_i(h, phi), from h(t-1) and its last phi_i
+    server:    h(t) = sum_i n_i h_i / sum_i n_i
+
+Bodies may have any architecture.
 """
 
 from fedhet.methods.method import Traits, method

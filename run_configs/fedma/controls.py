@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from fedhet.algorithms.matching import LayerMatch, Matching
-from fedhet.methods.included.matching import fedma, pfnm
-from fedhet.strategies.matching import PFNM, FedMA
+from fedhet.strategies.fedma import FedMA
+from fedhet.strategies.pfnm import PFNM
 
 Array = np.ndarray[Any, Any]
 
@@ -68,6 +68,6 @@ class PFNMIdentity(PFNM):
         return Identity(average="mean")
 
 
-identity = fedma.variant("fedma-identity", server=FedMAIdentity)
-random = fedma.variant("fedma-random", server=FedMARandom)
-pfnm_identity = pfnm.variant("pfnm-identity", server=PFNMIdentity)
+identity = FedMA.method.variant("fedma-identity", server=FedMAIdentity)
+random = FedMA.method.variant("fedma-random", server=FedMARandom)
+pfnm_identity = PFNM.method.variant("pfnm-identity", server=PFNMIdentity)

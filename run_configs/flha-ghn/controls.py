@@ -8,8 +8,8 @@ Each is a method that takes FLHA-GHN's keys, named on the command line by file a
 from dataclasses import replace
 
 from fedhet.algorithms.graphs import LayerGraph
-from fedhet.client_apps.hypernetworks import FLHAGHN
-from fedhet.methods.included.hypernetworks import flha_ghn
+from fedhet.client_apps.flha_ghn import FLHAGHN
+from fedhet.strategies.flha_ghn import FLHAGHN as FLHAGHNServer
 from fedhet.utils.randomness import numpy_generator
 
 
@@ -32,5 +32,5 @@ class Shuffled(FLHAGHN):
         return replace(self.graph, edges=tuple((int(order[a]), int(order[b])) for a, b in self.graph.edges))
 
 
-none = flha_ghn.variant("flha-ghn-none", client=NoMessages)
-shuffled = flha_ghn.variant("flha-ghn-shuffled", client=Shuffled)
+none = FLHAGHNServer.method.variant("flha-ghn-none", client=NoMessages)
+shuffled = FLHAGHNServer.method.variant("flha-ghn-shuffled", client=Shuffled)

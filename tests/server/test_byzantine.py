@@ -163,7 +163,7 @@ def refusal(method, own, folder, *, client="1", rounds=1, **said):
 def test_unknown_hypernetwork_arrays_are_refused(key, shape, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        "fedhet.strategies.hypernetworks.start", lambda *told, **how: drawn.append(told[0]) or start(*told, **how)
+        "fedhet.strategies.flha_ghn.start", lambda *told, **how: drawn.append(told[0]) or start(*told, **how)
     )
     why = "the client's digest of the hypernetwork's arrays is "
     assert why in refusal("flha-ghn", GHN, tmp_path, **{f"spec.{key}": shape})

@@ -1,56 +1,43 @@
-"""Strategies of FLHA-GHN and pFedHN: hypernetworks generate the clients' weights.
+"""pFedHN (Shamsian et al., ICML 2021, algorithm 1): a hypernetwork h at the server generates each client's weights.
 
-FLHA-GHN (Litany et al., 2022, algorithm 1) averages a graph hypernetwork, which clients train. pFedHN (Shamsian et al.,
-ICML 2021, algorithm 1) trains a hypernetwork at the server, with parameters phi: client i receives the weights theta_i
-and changes them by delta_i in training, so the gradient of phi is -(d theta_i / d phi)^T delta_i. The paper
-takes a step for each client; here, a round is one step with the mean gradient.
+    server:    theta_i = h(i; phi)
+    client i:  delta_i = its change of theta_i in training
+    server:    one step of Adam for phi with the gradient -mean_i (d theta_i / d phi)^T delta_i
+
+The paper takes a step for each client.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from hashlib import sha256
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fedhet.algorithms.hypernets.design import start
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork, begin_of
-from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check, to_arrays, to_tensor
-from fedhet.methods.included.hypernetworks import FLHAGHNOptions, PFedHNOptions, flha_ghn, pfedhn
-from fedhet.server import ArraysBy, Common, FederatedStrategy, State
+from fedhet.messages import Arrays, Payload, Reply, check, to_arrays, to_tensor
+from fedhet.methods.method import STRUCTURE, Traits, method
+from fedhet.methods.options import Options, option
+from fedhet.methods.sharing import TRAINED
+from fedhet.server import ArraysBy, FederatedStrategy, State
 from fedhet.training import eager
 from fedhet.utils.process import standard_settings
 
+WEIGHT_DECAY = 0.001
+"""Weight decay of the hypernetwork, from the authors' code."""
 
-class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
-    """FLHA-GHN: the unweighted mean of clients' hypernetworks, unless another aggregation rule is configured."""
-
-    method = flha_ghn
-    copies = 4  # the state, the sum, and a message
-
-    def common(self, reply: Reply) -> Mapping[str, Common]:
-        digest = sha256(repr(sorted(reply.report.spec.items())).encode()).hexdigest()[:12]
-        return {"digest of the hypernetwork's arrays": Common(digest, "all clients need the same version of fedhet")}
-
-    def first_arrays(self, missing: Spec) -> Arrays:
-        try:
-            drawn = partial(start, seed=self.config.seed, normalise=self.options.normalise)
-            return to_arrays({key: drawn(key, shape) for key, (shape, _) in missing.items()})
-        except ValueError as error:
-            raise WireError(str(error)) from error
-
-    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        models = {client: reply.arrays["model"] for client, reply in replies.items()}
-        self.state.model = self.state.model | self.aggregator.average(models)
-        return {}
+CLIP = 50.0
+"""Largest norm of the hypernetwork's gradient, from the authors' code."""
 
 
-WEIGHT_DECAY, CLIP = 0.001, 50.0  # of the hypernetwork; CLIP is its gradient's largest norm; from the authors' code
+@dataclass(frozen=True)
+class Keys(Options):
+    without = ("start-from",)  # The hypernetwork generates the weights.
+
+    server_learning_rate: float = option(0.01, "learning rate of the hypernetwork's Adam", above=0)
 
 
 @dataclass
-class PFedHNState(State):
+class Hypernetwork(State):
     """The state of pFedHN: the parameters of the `hypernetwork`, and Adam's `moments` ("NAME:exp_avg", ...).
 
     A client gets the hypernetwork's output * scale + offset; `starts` has [offset, scale] by client and array.
@@ -61,15 +48,32 @@ class PFedHNState(State):
     starts: ArraysBy = field(default_factory=dict)
 
 
-class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
+@method(
+    "pfedhn",
+    Traits(
+        shares=replace(TRAINED, averaged=False, units=None),
+        other_arrays="entries",
+        sends={"delta": "weights", "starts": STRUCTURE},
+    ),
+    Keys,
+    client="fedhet.client_apps.pfedhn:PFedHN",
+    common={
+        "learning-rate": 0.005,
+        "momentum": 0.9,
+        "weight-decay": 5e-5,
+        "batch-size": 64,
+        "batch-norm": "re-estimate",
+    },
+)
+class PFedHN(FederatedStrategy[Keys, Hypernetwork]):
     """pFedHN: a hypernetwork at the server, which generates each client's weights and learns from their changes."""
 
-    method = pfedhn
-    copies = 8  # weights, their gradients, and pieces of both
+    copies = 8  # Weights, their gradients, and pieces of both are in memory.
 
     def admit(self, reply: Reply) -> None:
-        starts, known = reply.arrays.get("starts", {}), self.federation.specs.get(reply.client, reply.report.spec)
-        check(starts, dict.fromkeys(starts.keys() & known.keys(), ((2,), "float32")), "the client's offsets and scales")
+        starts = reply.arrays.get("starts", {})
+        spec = self.federation.specs.get(reply.client, reply.report.spec)
+        check(starts, dict.fromkeys(starts.keys() & spec.keys(), ((2,), "float32")), "the client's offsets and scales")
         if starts:
             self.state.starts = self.state.starts | {reply.client: starts}
 
@@ -82,10 +86,13 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         check(reply.arrays.get("delta", {}), self.federation.specs[reply.client], "the client's change of weights")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        hypernetwork, plain = self._hypernetwork(), self.aggregator.plain
-        tensors, gradients = hypernetwork.tensors, {}
+        hypernetwork = self._hypernetwork()
+        tensors = hypernetwork.tensors
+        gradients = {}
+        plain = self.aggregator.plain
         deltas: Mapping[str, Arrays] = {client: reply.arrays["delta"] for client, reply in replies.items()}
-        if plain:  # a scale that a client sent is a factor of its gradient
+        if plain:
+            # A scale that a client sent is a factor of its gradient.
             deltas = self.aggregator.clipped(deltas, scales={client: self._scales(client) for client in deltas})
         with standard_settings():
             for client, delta in deltas.items():
@@ -123,8 +130,9 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         return PersonalHypernetwork(tensors, self.config.seed, embedding)
 
     def _scales(self, client: str) -> dict[str, float]:
-        sent, spec = self.state.starts.get(client, {}), self.federation.specs[client]
-        return {name: float(sent[name][1]) if name in sent else begin_of(name, spec[name][0])[1] for name in spec}
+        starts = self.state.starts.get(client, {})
+        shapes = {name: shape for name, (shape, _) in self.federation.specs[client].items()}
+        return {n: float(starts[n][1]) if n in starts else begin_of(n, shape)[1] for n, shape in shapes.items()}
 
     def _written(self, hypernetwork: PersonalHypernetwork, client: str) -> dict[str, Tensor]:
         shapes = {name: shape for name, (shape, _) in self.federation.specs[client].items()}

@@ -1,0 +1,32 @@
+"""Client side of PFNM: trains its own network or, later, the units of the global model that match its units."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedhet.algorithms.graphs import cut_out
+from fedhet.messages import Payload, to_arrays
+from fedhet.strategies.families.matched import MatchedKeys
+from fedhet.training import Phase
+
+from .families.matched import Matched
+
+
+class PFNM(Matched[MatchedKeys]):
+    def begin(self, payload: Payload) -> None:
+        if "model" in payload.arrays:
+            self.use(payload.arrays["model"])
+            if self.client.config.batch_norm == "local":
+                self.client.reestimate()
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        if "model" in payload.arrays:
+            units = payload.arrays.get("assignments", {})
+            assignments = {g.index: units.get(str(g.index), np.arange(g.width)) for g in self.groups}
+            self.use(cut_out(to_arrays(self.client.tensors), self.groups, assignments))
+        return super().phases(payload)
+
+    def end(self, payload: Payload) -> Payload:
+        reply = super().end(payload)
+        reply.arrays |= self.class_counts()
+        return reply
