@@ -1,4 +1,4 @@
-"""Client side of low-rank adapters (LoRA): a linear layer computes W x + B (A x) + b, and only A and B are trained.
+"""Client side of LoRA: trains low-rank adapters of the client's rank; the rest of the network is frozen.
 
 A (rank, in) is initialised uniformly in +-1 / sqrt(in), and B (out, rank) to zero (Hu et al., ICLR 2022).
 """
@@ -19,10 +19,10 @@ from fedhet.client import ClientSide
 from fedhet.data.examples import digest
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, to_tensor
-from fedhet.methods.included.submodels import A, B, LoRAOptions
 from fedhet.methods.options import Config, listed
 from fedhet.models.copies import storage_place
 from fedhet.models.representation import head_name
+from fedhet.strategies.lora import A, B, Keys
 from fedhet.training import Phase
 
 
@@ -32,7 +32,7 @@ class Ranks(Submodel):
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
         named = model.named_parameters(remove_duplicate=False)
-        trained = {name: each.shape for name, each in named if each.requires_grad}
+        trained = {name: parameter.shape for name, parameter in named if parameter.requires_grad}
         axes = {name: [(Segment(None, size),) for size in shape] for name, shape in trained.items()}
         for name in [name.removesuffix(f".{A}") for name in trained if name.endswith(f".{A}")]:
             axes[f"{name}.{A}"][0] = axes[f"{name}.{B}"][1] = (Segment(0, ranks := trained[f"{name}.{A}"][0]),)
@@ -40,23 +40,25 @@ class Ranks(Submodel):
         return PermutationGroups((group,), {name: tuple(each) for name, each in axes.items()}, (), {})
 
 
-class LoRA(ClientSide[LoRAOptions]):
-    """Client side of LoRA: trains low-rank adapters of the client's rank; the rest of the network is frozen."""
-
+class LoRA(ClientSide[Keys]):
     parts = Ranks
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        keys, head = config.options, head_name(model, config.head)
+        keys = config.options
+        head = head_name(model, config.head)
         if adapters(model):
             raise ModelError("the model function returned one network twice, but lora needs a new network in each call")
         model.requires_grad_(False)
         model.get_submodule(head).requires_grad_(keys.train_head)
-        first: dict[Hashable, Any] = {}  # by tied weight, whose layers share an adapter
+        # Layers with one tied weight share an adapter.
+        first: dict[Hashable, Any] = {}
+        rank = int(keys.largest)
         for layer in _chosen(model, keys, head):
-            rank, weight = int(keys.largest), layer.weight
+            weight = layer.weight
             if (tied := first.setdefault(storage_place(weight), layer)) is layer:
-                dtype = torch.promote_types(weight.dtype, torch.float32)  # a network of bfloat16 is adapted in float32
+                # A network of bfloat16 is adapted in float32.
+                dtype = torch.promote_types(weight.dtype, torch.float32)
                 outputs, inputs = _as_stored(layer, weight).shape
                 layer.register_parameter(A, nn.Parameter(weight.new_empty(rank, inputs, dtype=dtype)))
                 layer.register_parameter(B, nn.Parameter(weight.new_empty(outputs, rank, dtype=dtype)))
@@ -69,7 +71,8 @@ class LoRA(ClientSide[LoRAOptions]):
         """Return a digest (hash) of the frozen weights; raise a ModelError if an adapter has no effect."""
         client = self.client
         check_adapters(client.model, client.transform(client.data.train.inputs[:2]))
-        shared, tensors = self.shared_names(), client.tensors.items()
+        shared = self.shared_names()
+        tensors = client.tensors.items()
         frozen = {name: tensor for name, tensor in tensors if name not in shared and not name.endswith((A, B))}
         return Payload(values={"backbone": digest(*frozen, *frozen.values())})
 
@@ -77,7 +80,8 @@ class LoRA(ClientSide[LoRAOptions]):
         super().begin(payload)
         if self.options.aggregate != "stack":
             return
-        generator, products = self.client.generator("adapters"), payload.arrays.get("products", {})
+        generator = self.client.generator("adapters")
+        products = payload.arrays.get("products", {})
         for name, layer in adapters(self.client.model).items():
             _add(layer, name, products)
             _start(layer, generator)
@@ -98,7 +102,7 @@ def check_adapters(model: nn.Module, inputs: Tensor) -> None:
     """Check that outputs for `inputs` (n, ...) depend on each adapter; raise a ModelError otherwise."""
     layers = adapters(model)
     total = model.eval()(inputs).sum() + torch.zeros((), requires_grad=True)
-    gradients = torch.autograd.grad(total, [each.lora_b for each in layers.values()], allow_unused=True)
+    gradients = torch.autograd.grad(total, [layer.lora_b for layer in layers.values()], allow_unused=True)
     if idle := [name for name, gradient in zip(layers, gradients, strict=True) if gradient is None]:
         patterns = {name: re.sub(r"\d+", "*", name) for name in layers if name not in idle}
         others = dict.fromkeys(name if filter(idle, pattern) else pattern for name, pattern in patterns.items())
@@ -123,7 +127,7 @@ def _as_stored(layer: nn.Module, weight: Tensor) -> Tensor:
     return weight.T if _is_conv1d(layer) else weight
 
 
-def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[Any]:
+def _chosen(model: nn.Module, keys: Keys, head: str) -> list[Any]:
     linear = {
         name: module
         for name, module in model.named_modules()
@@ -133,10 +137,11 @@ def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[Any]:
         and not isinstance(module, NonDynamicallyQuantizableLinear)
     }
     if keys.train_head or not keys.layers:
-        linear = {name: each for name, each in linear.items() if not f"{name}.".startswith(f"{head}.")}
+        linear = {name: layer for name, layer in linear.items() if not f"{name}.".startswith(f"{head}.")}
     plain = (module for module in model.modules() if module not in linear.values())
-    outside = {storage_place(each) for module in plain for each in module.parameters(recurse=False)}  # stay tied
-    linear = {name: each for name, each in linear.items() if storage_place(each.weight) not in outside}
+    # Weights that other modules use as well stay tied.
+    outside = {storage_place(tensor) for module in plain for tensor in module.parameters(recurse=False)}
+    linear = {name: layer for name, layer in linear.items() if storage_place(layer.weight) not in outside}
     matching = {pattern: filter(linear, pattern) for pattern in listed(keys.layers) or ["*"]}
     if not keys.layers and not linear:
         raise ModelError(

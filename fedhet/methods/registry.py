@@ -6,8 +6,6 @@ A method (`fedhet.methods.method.Method`) is included in fedhet, provided by an 
 
 import importlib
 import json
-import pkgutil
-import re
 import sys
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -26,11 +24,8 @@ if TYPE_CHECKING:
 
 GROUP = "fedhet.methods"
 
-SIDES = {
-    "server": ("fedhet.strategies", "fedhet.server:FederatedStrategy"),
-    "client": ("fedhet.client_apps", "fedhet.client:ClientSide"),
-}
-"""For server and clients: the package with the classes of included methods, and the default class."""
+DEFAULTS = {"server": "fedhet.server:FederatedStrategy", "client": "fedhet.client:ClientSide"}
+"""The classes of a method that names none for its server or its clients."""
 
 _registered: dict[str, Method] = {}
 
@@ -41,17 +36,9 @@ def _declared() -> dict[str, dict[str, Any]]:
     return json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
 
 
-@cache
-def _included() -> dict[str, Method]:
-    package = importlib.import_module("fedhet.methods.included")
-    names = [f"{package.__name__}.{each.name}" for each in pkgutil.iter_modules(package.__path__)]
-    modules = map(importlib.import_module, names)
-    return {each.name: each for module in modules for each in vars(module).values() if isinstance(each, Method)}
-
-
 def own_methods() -> list[str]:
     """Return the sorted names of the methods that are included in fedhet."""
-    return sorted({*_declared(), *_included()})
+    return sorted(_declared())
 
 
 def installed_methods() -> list[str]:
@@ -83,8 +70,8 @@ def method(reference: str, *, trusted: bool = True) -> Method:
 
     A reference is `package.module:name` or `FILE.py:NAME`. If not `trusted`, its module must have been imported before.
     """
-    if found := _registered.get(reference) or _included().get(reference):
-        return found
+    if reference in _registered:
+        return _registered[reference]
     if reference in _declared():
         return _own(reference)
     if reference in _installed():
@@ -115,10 +102,7 @@ def traits(config: "Config") -> Traits:
 
 def strategy(name: str) -> type[Any]:
     """Return the server class of the method `name`, a subclass of `fedhet.server.FederatedStrategy`."""
-    found = method(name)
-    side = _side(found, "server")
-    default = not hasattr(side, "method") and found.family in own_methods()
-    return _default_strategy(found.family) if default else side
+    return _side(method(name), "server")
 
 
 def client_side(name: str) -> type[Any]:
@@ -126,24 +110,9 @@ def client_side(name: str) -> type[Any]:
     return _side(method(name, trusted=False), "client")
 
 
-@cache
-def _default_strategy(name: str) -> type[Any]:
-    """Return a subclass of the default strategy for an included method (`name`) without a class in `strategies/`."""
-    side = _side(method(name), "server")
-    names = {method: class_name for class_name, method in strategy_classes().items()}
-    own = {"method": method(name), "__module__": side.__module__, "__doc__": f"The server side of {name}, the default."}
-    return type(names[name], (side,), own)
-
-
 def strategy_classes() -> dict[str, str]:
-    """Return a dict from names of strategy classes to names of included methods, such as `{"FedHeNN": "fedhenn"}`.
-
-    The key of a method without a class of its own is its name in title case without hyphens, such as `LayerAverage`.
-    """
-    found = {**_own_sides("client"), **_own_sides("server")}
-    names = {name: reference.rpartition(":")[2] for name, reference in found.items()}
-    old = {names.get(name, name.title().replace("-", "")): name for name in _included()}
-    return old | {declared["class"].rpartition(":")[2]: name for name, declared in _declared().items()}
+    """Return a dict from names of strategy classes to names of included methods, such as `{"FedHeNN": "fedhenn"}`."""
+    return {declared["class"].rpartition(":")[2]: name for name, declared in _declared().items()}
 
 
 def key_rows(reference: str) -> list[KeyRow]:
@@ -152,19 +121,6 @@ def key_rows(reference: str) -> list[KeyRow]:
         return [(key, default, takes, help) for key, default, takes, help in _declared()[reference]["keys"]]
     found = method(reference)
     return rows_about(found.Options, f"{found.family}.")
-
-
-@cache
-def _own_sides(which: str) -> dict[str, str]:
-    """Return the `server` or `client` classes (`which`) of included methods, as `module:Class` by the method's name."""
-    found, package = {}, SIDES[which][0]
-    names = {name.replace("-", ""): name for name in own_methods()}
-    for folder in importlib.import_module(package).__path__:
-        for path in sorted(Path(folder).glob("[a-z]*.py")):
-            for each in re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
-                if each.lower() in names:
-                    found[names[each.lower()]] = f"{package}.{path.stem}:{each}"
-    return found
 
 
 @cache
@@ -241,11 +197,10 @@ def module_of(name: str) -> ModuleType:
 
 
 def _side(method: Method, which: str) -> type[Any]:
-    """Return a method's class for `which` (`server` or `client`): declared, named after the method, or the default."""
-    default = SIDES[which][1]
-    reference = getattr(method, which) or _own_sides(which).get(method.family, default)
+    """Return a method's class for `which` (`server` or `client`)."""
+    reference = getattr(method, which) or DEFAULTS[which]
     subject = f"the {which} side of method {method.name!r}, {reference!r},"
     side: type[Any] = _object(reference, subject)
     if getattr(side, "role", None) != which:
-        raise ConfigError(f"{subject} must name a subclass of {default.replace(':', '.')}")
+        raise ConfigError(f"{subject} must name a subclass of {DEFAULTS[which].replace(':', '.')}")
     return side

@@ -8,8 +8,8 @@ They take the methods' keys and are named on the command line by file and name:
 from collections.abc import Mapping
 
 from fedhet.messages import Reply
-from fedhet.methods.included.submodels import depthfl, inclusivefl
-from fedhet.strategies.submodels import DepthFL, InclusiveFL
+from fedhet.strategies.depthfl import DepthFL
+from fedhet.strategies.inclusivefl import InclusiveFL
 
 
 class ExitsLargeOnly(DepthFL):
@@ -30,5 +30,5 @@ class LargeOnly(InclusiveFL):
         return super().aggregate_fit(round, whole) if whole else {}
 
 
-exits_large_only = depthfl.variant("depthfl-large-only", server=ExitsLargeOnly)
-large_only = inclusivefl.variant("inclusivefl-large-only", server=LargeOnly)
+exits_large_only = DepthFL.method.variant("depthfl-large-only", server=ExitsLargeOnly)
+large_only = InclusiveFL.method.variant("inclusivefl-large-only", server=LargeOnly)

@@ -8,8 +8,7 @@ It takes HeteroFL's keys and is named on the command line by file and name:
 from collections.abc import Mapping
 
 from fedhet.messages import Reply
-from fedhet.methods.included.submodels import heterofl
-from fedhet.strategies.submodels import HeteroFL
+from fedhet.strategies.heterofl import HeteroFL
 
 
 class LargeOnly(HeteroFL):
@@ -21,4 +20,4 @@ class LargeOnly(HeteroFL):
         return super().aggregate_fit(round, whole) if whole else {}
 
 
-large_only = heterofl.variant("heterofl-large-only", server=LargeOnly)
+large_only = HeteroFL.method.variant("heterofl-large-only", server=LargeOnly)

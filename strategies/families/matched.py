@@ -21,9 +21,9 @@ from fedhet.methods.method import STRUCTURE, Traits
 from fedhet.methods.options import Config, Options, Value, option
 from fedhet.methods.sharing import Sharing
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
-from fedhet.server.submodel import described, read_network
 
 from .by_class import class_counts
+from .submodels import described, read_network
 
 MATCHED = Traits(
     networks="widths",

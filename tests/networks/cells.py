@@ -13,8 +13,9 @@ from fedhet.algorithms.graphs.permutations import permutation_groups
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork, begin_of, calibrated
 from fedhet.client.model_check import _is_head_of
+from fedhet.client_apps.families.submodels import FirstBlocks
+from fedhet.client_apps.heterofl import Scaled
 from fedhet.client_apps.lora import LoRA, adapters, check_adapters
-from fedhet.client_apps.submodels import FirstBlocks, Scaled
 from fedhet.config import configuration
 from fedhet.messages import load_into, to_arrays
 from fedhet.models.copies import kinds_of, multiplies

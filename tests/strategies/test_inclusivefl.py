@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet.algorithms.graphs.blocks import groups_by_depth
-from fedhet.client_apps.submodels import InclusiveFL, LastExit
+from fedhet.client_apps.inclusivefl import InclusiveFL, LastExit
 from fedhet.config import configuration
 from fedhet.errors import FedhetError
 from fedhet.setup import client_setup

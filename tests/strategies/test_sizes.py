@@ -14,8 +14,8 @@ from fedhet.algorithms.graphs.permutations import permutation_groups
 from fedhet.config import configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.server import average_shared
-from fedhet.server.submodel import cut
 from fedhet.setup import client_setup
+from fedhet.strategies.families.submodels import cut
 from fedhet.utils.randomness import torch_generator
 from tests.small import SMALL
 from tests.strategies.by_hand import THREE as SAME
@@ -149,7 +149,7 @@ def test_heterofl_follows_its_paper(sized, who):
 
 
 def test_heterofl_of_whole_networks_is_fedavg(federate, monkeypatch):
-    monkeypatch.setattr("fedhet.client_apps.submodels.HeteroFL.absent", None)  # whatever classes a client lacks
+    monkeypatch.setattr("fedhet.client_apps.heterofl.HeteroFL.absent", None)  # whatever classes a client lacks
     same = {"batch_norm": "aggregate", "samples_per_client": 16, "architectures": "resnet8"}
     one = federate("fedavg", "fedavg", **same)
     other = federate("heterofl", "heterofl", **same, **{"heterofl.widths": "1"})

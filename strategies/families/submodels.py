@@ -1,31 +1,117 @@
-"""Base class of strategies whose clients train parts of one network, such as narrower layers."""
+"""Methods whose clients train parts of one network: narrower layers, its first blocks, or adapters of a lower rank."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from fedhet.algorithms.graphs import PermutationGroups, entries_of, widths_of
+from fedhet.algorithms.graphs.blocks import Exits
 from fedhet.algorithms.matching import groups_from_json
-from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check
+from fedhet.errors import ConfigError
+from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check, load_into
 from fedhet.messages.protocol import WHOLE
-from fedhet.methods.included.submodels import SubmodelOptions
-from fedhet.methods.sharing import Units
-from fedhet.results.state import State
-from fedhet.server.aggregation import average_shared
-from fedhet.server.handshake import Common
-from fedhet.server.strategy import FederatedStrategy
+from fedhet.methods.method import Traits
+from fedhet.methods.options import Config, Options, Value, listed, option
+from fedhet.methods.sharing import FIRST_UNITS, Units
+from fedhet.server import Common, FederatedStrategy, State, average_shared
+from fedhet.utils.statistics import in_order
+
+PARTS = Traits(networks="equal", shares=FIRST_UNITS, common_init=True)
+"""Traits of methods whose clients have the first units of each hidden layer."""
+
+LARGEST_COUNT = 2**16
+"""The largest depth (number of blocks) or rank that can be configured."""
+
+
+class SubmodelKeys(Options):
+    """Base class of the keys of methods whose clients have submodels, of different sizes, of one network.
+
+    `size_name` says what a size is: a `width` (fraction of each hidden layer's units), a `depth` (number of the
+    network's first blocks) or a `rank` (of low-rank adapters). `counted` is True for depths and ranks, which are whole
+    numbers; the whole network then has the largest. The key with the plural name, such as `widths`, lists the sizes.
+    """
+
+    uses = ("assign",)
+    size_name: ClassVar[str] = "width"
+    counted: ClassVar[bool] = False
+
+    @cached_property
+    def all_sizes(self) -> tuple[float, ...]:
+        """Clients' widths (fractions), depths (numbers of blocks) or ranks in configured order; checks their values."""
+        key = f"{self.size_name}s"
+        return tuple(self._size(size, key) for size in listed(getattr(self, key)) or [""])
+
+    @property
+    def largest(self) -> float:
+        """The size of the whole network: the largest configured depth or rank, or 1 for widths."""
+        return max(self.all_sizes) if self.counted else 1.0
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The different widths (fractions), depths (numbers of blocks) or ranks to assign to clients, largest first."""
+        return tuple(sorted({*self.all_sizes}, reverse=True))
+
+    @property
+    def all_widths(self) -> tuple[float, ...]:
+        """The widths, depths or ranks for clients in configured order, as fractions of the whole network's."""
+        return tuple(size / self.largest for size in self.all_sizes)
+
+    def width_at(self, node_config: Mapping[str, Any]) -> float | None:
+        """Return the node config's `width`, `depth` or `rank` as a fraction of the largest; None if it is not set."""
+        chosen = node_config.get(self.size_name)
+        if chosen is None:
+            return None
+        return self._size(chosen, f"the node's {self.size_name}", self.largest) / self.largest
+
+    def _size(self, value: object, name: str, most: float = math.inf) -> float:
+        most = min(most, LARGEST_COUNT if self.counted else 1)
+        with suppress(ValueError):
+            if 0 < (size := int(str(value)) if self.counted else float(str(value))) <= most:
+                return size
+        valid = f"a whole number from 1 to {most:g}" if self.counted else "the fraction of units, above 0 and at most 1"
+        raise ConfigError(f"{name}: {value!r} is not a valid {self.size_name}: set {valid}")
+
+    def check(self, config: Config) -> None:
+        """Check that sizes are valid and `shared-init` is true; raise a ConfigError otherwise."""
+        try:
+            _ = self.all_sizes
+        except ConfigError as error:
+            raise ConfigError(f"{config.family}.{error}") from error
+        if not config.shared_init:
+            raise ConfigError(f"{config.method_name}'s clients start from parts of one network: set shared-init = true")
+
+
+@dataclass(frozen=True)
+class DepthKeys(SubmodelKeys):
+    """Keys of methods whose clients have the first blocks of one network."""
+
+    size_name = "depth"
+    counted = True
+
+    depths: str = option("4,3,2,1", "numbers of blocks, assigned as `assign` says; a node may set its own as depth")
+    blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
+
+    def suited(self) -> dict[str, tuple[Value, str]]:
+        """Return {"blocks": ("", reason)}: users' models get blocks by spatial size; {} if `blocks` is empty."""
+        return {"blocks": ("", "since the preset names modules of its network, not of yours")} if self.blocks else {}
+
 
 Indices = NDArray[np.intp]
 Part = tuple[Indices | None, ...]
 """A client's part of an array: its indices along each axis (None for all), or () if the client lacks the array."""
-Place = Any  # an index into an array: `...` for the whole array, or the result of `np.ix_`
-Parts = Mapping[str, Part]  # a client's parts of arrays by name; arrays that the client has whole are left out
+Place = Any
+"""An index into an array: `...` for the whole array, or the result of `np.ix_`."""
+Parts = Mapping[str, Part]
+"""A client's parts of arrays by name; arrays that the client has whole are left out."""
 
 
 @dataclass
@@ -35,7 +121,8 @@ class SubmodelState(State):
     network: str = ""
 
 
-P = TypeVar("P", bound=SubmodelOptions)
+P = TypeVar("P", bound=SubmodelKeys)
+D = TypeVar("D", bound=DepthKeys)
 T = TypeVar("T", bound=SubmodelState)
 
 
@@ -66,7 +153,8 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         return parts_of(self.state.network, units, self._widths(client), self.run.round.number) if units else {}
 
     def payload_for(self, client: str) -> Payload:
-        shared, spec = self.state.model, self.federation.specs[client]
+        shared = self.state.model
+        spec = self.federation.specs[client]
         model = self.aggregator.once(
             (tuple(spec), self._widths(client), self.run.round.number),
             lambda: cut({key: shared[key] for key in shared if key in spec}, self.parts(client)),
@@ -86,7 +174,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
 
         `models` has each client's arrays, `weights` its weight, and `parts` says which entries of the arrays it has.
         """
-        before, config = self.state.model, self.config
+        before = self.state.model
         models = self.aggregator.clipped(models, {client: cut(before, parts.get(client, {})) for client in models})
         pieces: dict[str, Arrays] = {client: {} for client in models}
         places: dict[str, tuple[str, Place]] = {}  # the array of a piece, and its index there
@@ -107,7 +195,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
                 for client in owners:
                     pieces[client][name] = np.asarray(arrays[client][place], order="C")
         average: Arrays = {}
-        for name, array in average_shared(pieces, weights, config.aggregation, config.byzantine).items():
+        for name, array in average_shared(pieces, weights, self.config.aggregation, self.config.byzantine).items():
             key, place = places[name]
             average.setdefault(key, array if place is ... else before[key].astype(array.dtype))[place] = array
         return average
@@ -115,18 +203,36 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     def size_of(self, client: str) -> str:
         if client not in self.federation.specs:
             return ""
-        few, most = self._widths(client), read_network(self.state.network).widths
+        few = self._widths(client)
+        most = read_network(self.state.network).widths
         if few == most:
             return ""
-        keys, share = self.options, few[0] / most[0]
+        keys = self.options
+        share = few[0] / most[0]
         shares = {f"{size:g}": size / keys.largest for size in keys.sizes}
         nearest = min(shares, key=lambda size: abs(shares[size] - share))
-        known = abs(shares[nearest] - share) < 1 / most[0]  # a node may have chosen another one
-        return f"{keys.size_name} {nearest if known else format(share, '.2g')}"
+        # A node may have chosen a size that is not configured.
+        configured = abs(shares[nearest] - share) < 1 / most[0]
+        return f"{keys.size_name} {nearest if configured else format(share, '.2g')}"
 
     def _widths(self, client: str) -> tuple[int, ...]:
         shapes = {name: shape for name, (shape, _) in self.federation.specs[client].items()}
         return widths_of(shapes, read_network(self.state.network))
+
+
+class ByDepth(SubmodelStrategy[D, T]):
+    """Base class of strategies that average each array over the clients whose network is deep enough to have it."""
+
+    def global_model(self) -> nn.Module | None:
+        if not self.has_global_model:
+            return None
+        groups = read_network(self.state.network)
+        model = Exits(self.run.network_like(in_order(self.state.clients)[0]), groups[0].width)
+        model.add_exits(groups)
+        if model.state_dict().keys() - self.state.model.keys():
+            return None
+        load_into(model.state_dict(), self.state.model)
+        return model
 
 
 read_network = lru_cache(maxsize=8)(groups_from_json)

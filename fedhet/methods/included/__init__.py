@@ -1,1 +1,0 @@
-"""Declarations of the methods that are included in fedhet."""
