@@ -99,7 +99,7 @@ def test_a_private_run(app: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_whole_method_of_ones_own(app: Path) -> None:
     assert 20 <= len(blocks()["lg"].splitlines()) <= 40
-    settings = {"preset": "local/digits", "method": "lg:method", "lg.warm-up": 1, "clients": 2, "rounds": 3}
+    settings = {"preset": "local/digits", "method": "lg:LG", "lg.warm-up": 1, "clients": 2, "rounds": 3}
     done = fedhet.run({**settings, "architectures": "cnn,cnn-3-3"}, out=app / "run")
     assert done.summary["method"] == "lg"
     files = re.findall(r"^\| (`[^|]+) \|", TEXT[ROOT / "fedhet" / "results" / "README.md"], re.MULTILINE)
@@ -121,7 +121,7 @@ def test_a_whole_method_of_ones_own(app: Path) -> None:
 class TestOnesOwnMethod(MethodContract):
     """The README's method keeps the contract, as its test says."""
 
-    method = "lg:method"
+    method = "lg:LG"
 
     @pytest.fixture(autouse=True)
     def _importable(self, app: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_key_and_a_state(app: Path) -> None:
 
     plain = trained("fedavg")
     none, some, more = (
-        trained(f"beta{beta}", method="fedavgm:method", **{"fedavgm.beta": beta}) for beta in (0.0, 0.4, 0.8)
+        trained(f"beta{beta}", method="fedavgm:FedAvgM", **{"fedavgm.beta": beta}) for beta in (0.0, 0.4, 0.8)
     )
     for name, array in plain.items():
         assert np.allclose(none[name], array, atol=1e-5)

@@ -93,7 +93,7 @@ class TestInstalled:
         [
             ({"mine": "nowhere:method"}, r"'mine' of an installed package \(nowhere:method\) cannot be imported: "),
             ({"mine": "of_mine:nothing"}, r"\(of_mine:nothing\) cannot be imported: .*nothing"),
-            ({"mine": "of_mine:something_else"}, "installed package .* is a int: name an instance"),
+            ({"mine": "of_mine:something_else"}, "installed package .* is 3, which is no method: name a strategy"),
             ({"yours": "of_mine:method"}, "the entry point 'yours' is a method named 'mine': give both the same name"),
         ],
     )
@@ -117,7 +117,7 @@ class TestWorkingFolder:
         [
             ("nowhere:method", "method = 'nowhere:method': cannot be imported: No module named 'nowhere'"),
             ("of_mine:nothing", "method = 'of_mine:nothing': cannot be imported: .*nothing"),
-            ("of_mine:something_else", "is a int: name an instance"),
+            ("of_mine:something_else", "is 3, which is no method: name a strategy"),
             (":method", "write package.module:name"),
             ("nowhere.py:mine", "cannot be imported: .*No such file"),
             ("bad.py:mine", "cannot be imported: .*syntax"),

@@ -102,8 +102,8 @@ class SameWidth(ClientSide[W]):
         head = model.get_submodule(name)
         if not isinstance(head, nn.Linear):
             raise ModelError(
-                f"{config.method_name}.width = {width} needs an nn.Linear as head, but {name} is a "
-                f"{type(head).__name__}: set {config.method_name}.width = 0 for networks with representations of one "
+                f"{config.family}.width = {width} needs an nn.Linear as head, but {name} is a "
+                f"{type(head).__name__}: set {config.family}.width = 0 for networks with representations of one "
                 "width, or replace the head"
             )
         projection = nn.Linear(head.in_features, width, dtype=head.weight.dtype)

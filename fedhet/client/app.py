@@ -54,7 +54,7 @@ def make_client_app(
     *,
     task: str | Task | None = None,
     client_settings: Any = None,
-    methods: Sequence[Method] = (),
+    methods: Sequence[Method | type[Any]] = (),
     mods: list[Any] | None = None,
 ) -> ClientApp:
     """Return a Flower ClientApp that serves every method of fedhet; each message names its method.
@@ -72,7 +72,7 @@ def make_client_app(
         task: a `fedhet.Task` or the name of one, for your own data; by default inferred from labels and outputs.
         client_settings: a function from a `ClientInfo` to a dict with the client's own `local-epochs` (up to
             `max-local-epochs`), `learning-rate`, `batch-size` or `device`; a node can set them in its node config.
-        methods: your own methods, if no installed package registers them.
+        methods: your own methods, or their strategies, if no installed package registers them.
         mods: Flower mods to apply to every message. Flower's mods that clip and add noise (`LocalDpMod`,
             `fixedclipping_mod`, `adaptiveclipping_mod`) are applied to training messages only.
 

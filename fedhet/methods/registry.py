@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fedhet.errors import ConfigError, nearest
+from fedhet.errors import ConfigError, nearest, shown
 from fedhet.methods.keys import KeyRow
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import rows_about
@@ -26,6 +26,8 @@ GROUP = "fedhet.methods"
 
 DEFAULTS = {"server": "fedhet.server:FederatedStrategy", "client": "fedhet.client:ClientSide"}
 """The classes of a method that names none for its server or its clients."""
+
+EXPECTED = "a strategy that fedhet.methods.method.method decorates, or an instance of Method"
 
 _registered: dict[str, Method] = {}
 
@@ -51,10 +53,14 @@ def methods() -> list[str]:
     return sorted({*installed_methods(), *_registered})
 
 
-def register(method: Method) -> None:
-    """Register or replace a method in this process; raises a ConfigError if fedhet or a package has one of its name."""
+def register(method: Method | type[Any]) -> None:
+    """Register or replace a method, or a strategy that declares one, in this process.
+
+    Raises a ConfigError if fedhet or an installed package has a method of its name.
+    """
+    method = _declaration(method)
     if not isinstance(method, Method):
-        raise ConfigError(f"register got a {type(method).__name__}: pass an instance of fedhet.methods.method.Method")
+        raise ConfigError(f"register got {shown(method)}, which is no method: pass {EXPECTED}")
     if method.name in installed_methods():
         raise ConfigError(f"a method named {method.name!r} is installed already: give yours another name")
     _registered[method.name] = method
@@ -159,11 +165,12 @@ def _imported_before(reference: str) -> Method | None:
 def _method_at(reference: str, subject: str) -> Method:
     method = _declaration(_object(reference, subject))
     if not isinstance(method, Method):
-        raise ConfigError(f"{subject} is a {type(method).__name__}: name an instance of fedhet.methods.method.Method")
+        raise ConfigError(f"{subject} is {shown(method)}, which is no method: name {EXPECTED}")
     return method
 
 
 def _declaration(value: Any) -> Any:
+    """Return the method that a strategy declares, or `value` if it is no class or declares none itself."""
     return vars(value).get("method", value) if isinstance(value, type) else value
 
 

@@ -78,7 +78,7 @@ def make_server_app(
     model: Any = None,
     public: Callable[[Config], Any] | None = None,
     evaluate_fn: EvaluateFunction | None = None,
-    methods: Sequence[Method] = (),
+    methods: Sequence[Method | type[Any]] = (),
 ) -> ServerApp:
     """Return a Flower ServerApp that runs the method which the run config names.
 
@@ -88,7 +88,7 @@ def make_server_app(
         public: function from the configuration to the public dataset: raw inputs (n, ...) or a pair (inputs, labels).
             By default, it is held out of the configured data set (`public-samples`) or comes with the clients' data.
         evaluate_fn: function that evaluates the global model; the default uses the common test set (see `test-on`).
-        methods: your own methods to register; raises a ConfigError if an installed method has the same name.
+        methods: your own methods, or their strategies, to register; raises a ConfigError if one's name is installed.
     """
     for method in methods:
         registry.register(method)
