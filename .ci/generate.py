@@ -51,7 +51,7 @@ HEADINGS = {
 TRIED = "| networks | averaging | matching | width | depth | hypernetworks | LoRA | representation |"
 """The heading of the table of networks that work with families of methods."""
 
-NETWORKS = {"any": "any", "equal": "equal", "widths": "one graph, any widths"}
+NETWORKS = {"any": "any", "equal": "equal", "parts": "one, in parts", "widths": "one graph, any widths"}
 SHARED = {"everything": "its weights", "nothing": "weights of a shared network"}
 LEARNT = {
     "features": "representations of public examples",
@@ -207,7 +207,7 @@ def questions() -> Iterator[str]:
     for name in registry.own_methods():
         traits = _traits(name)
         public = {"none": "no", "inputs": "unlabelled", "labelled": "labelled"}[traits.public]
-        networks = "one, in parts" if traits.shares.units else NETWORKS[traits.networks]
+        networks = NETWORKS[traits.networks]
         yield f"| `{name}` | {public} | {networks} | {heads.get(name) or heads_taken(name)} | {_learnt(traits)} |"
 
 
@@ -288,7 +288,7 @@ def _sent(name: str) -> tuple[str, str]:
     traits = _traits(name)
     sends = {} if traits.shares.keys == "nothing" or "model" in traits.sends else {"model": "weights"}
     sends |= {group: kind for group, kind in traits.sends.items() if kind not in (METRICS, STRUCTURE)}
-    averages = traits.averages or traits.other_arrays == "mean"
+    averages = "median" in traits.aggregations or traits.other_arrays == "mean"
     single = not averages or (not traits.shares.averaged and traits.shares.keys != "nothing")
     by_layers = traits.shares in (BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES)
     reasons = {

@@ -11,6 +11,7 @@ from .families.by_class import ByClass
 
 
 class FD(ByClass[Keys]):
+    noisy_sums = False
     of_phi = False
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:

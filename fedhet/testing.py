@@ -59,7 +59,13 @@ LEARNS = {"rounds": 4, "local-epochs": 3, "samples-per-client": 0, "momentum": 0
 # Settings with which three of four clients train in each round, and every second round is evaluated.
 PARTIAL = {"clients": 4, "rounds": 4, "fraction-train": 0.75, "closing-epochs": 1, "evaluate-every": 2}
 # Architectures by the networks that a method allows; in `alike`, heads and some layers have equal shapes.
-MIXED = {"equal": "mlp-30", "widths": "mlp-30,mlp-20", "any": "mlp-20,cnn-1-1", "alike": "cnn-2-2,cnn-3-2"}
+MIXED = {
+    "equal": "mlp-30",
+    "parts": "mlp-30",
+    "widths": "mlp-30,mlp-20",
+    "any": "mlp-20,cnn-1-1",
+    "alike": "cnn-2-2,cnn-3-2",
+}
 
 
 def at(rounds: Sequence[int], client: str, kind: str = "train") -> Callable[[Message, str], bool]:

@@ -33,6 +33,7 @@ from .families.scores import Scores, ScoresKeys, ScoresState, distance_metric
 class Keys(ScoresKeys):
     uses = ("architectures",)  # The server's network is one of them.
     public_batch = 128
+    public_at_server = True
     server_model: str = option("", "the server's network; empty: the first of architectures, mlp-20 for tabular data")
     server_steps: int = option(1000, "number of mini-batches per round on which the server trains", at_least=1)
     server_learning_rate: float = option(0.001, "initial learning rate of the server's Adam, in each round", above=0)
@@ -53,7 +54,6 @@ class ServerModel(ScoresState):
     lambda keys: Traits(
         keeps="model",
         public="inputs",
-        public_at_server=True,
         serves_clients=keys.teach,  # Otherwise, clients do not use the server's network.
         other_arrays="mean",
         sends={"scores": "posteriors", "distance": METRICS},

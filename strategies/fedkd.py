@@ -17,8 +17,12 @@ from fedhet.messages.payload import add_factors, from_factors, to_factors
 from fedhet.methods.method import method
 from fedhet.server import FederatedStrategy, State
 
-from .families.small_network import SMALL_NETWORK
-from .families.small_network import SmallNetworkKeys as Keys
+from .families.small_network import SMALL_NETWORK, SmallNetworkKeys
+
+
+class Keys(SmallNetworkKeys):
+    planned = True
+
 
 FIRST, LAST = 0.95, 0.98
 """The fractions that `energy` returns at the start and in the last round."""
@@ -39,7 +43,7 @@ class LastChange(State):
 
 @method(
     "fedkd",
-    replace(SMALL_NETWORK, other_arrays="entries", sends={"model": "weights", "update": "weights"}, planned=True),
+    replace(SMALL_NETWORK, other_arrays="entries", sends={"model": "weights", "update": "weights"}),
     Keys,
     client="fedhet.client_apps.fedkd:FedKD",
 )

@@ -8,7 +8,7 @@ Students learn on the client's own examples. The usual factor is T^2.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fedhet.messages import Payload, Reply
 from fedhet.methods.method import method
@@ -21,6 +21,7 @@ from .families.small_network import SMALL_NETWORK
 @dataclass(frozen=True)
 class Keys(Options):
     uses = ("architectures",)  # The teacher is one of them; its learning rate is learning-rate.
+    planned = True
     teacher: str = option("", "architecture of the teacher; empty: the first of architectures, mlp-20 for tabular data")
     teacher_rounds: float = option(0.5, "fraction of the rounds that train the teacher", above=0, at_most=1)
     student_learning_rate: float = option(0.0, "learning rate of clients' networks; 0: learning-rate / 10", at_least=0)
@@ -39,7 +40,7 @@ class Taught(State):
 
 @method(
     "flha-distillation",
-    replace(SMALL_NETWORK, planned=True),
+    SMALL_NETWORK,
     Keys,
     client="fedhet.client_apps.flha_distillation:FLHADistillation",
     own={"flha-distillation.student-learning-rate": 0.003},

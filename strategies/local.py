@@ -17,7 +17,7 @@ class Keys(Options):
 
 @method(
     "local",
-    lambda keys: Traits(keeps="model", communicates=False, public="labelled" if keys.public == "mixed" else "none"),
+    lambda keys: Traits(keeps="model", public="labelled" if keys.public == "mixed" else "none"),
     Keys,
     client="fedhet.client_apps.local:Local",
 )

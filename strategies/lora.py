@@ -54,7 +54,7 @@ class Products(SubmodelState):
 
 @method(
     "lora",
-    Traits(networks="equal", shares=TRAINED, keeps="nothing", common_init=True, sends={"backbone": STRUCTURE}),
+    Traits(networks="parts", shares=TRAINED, keeps="nothing", common_init=True, sends={"backbone": STRUCTURE}),
     Keys,
     client="fedhet.client_apps.lora:LoRA",
     own={"lora.train-head": True},

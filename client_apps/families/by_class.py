@@ -30,6 +30,7 @@ class ByClass(ClientSide[P]):
         prototypes: (k, width), the global vectors.
     """
 
+    noisy_sums = True
     of_phi: ClassVar[bool] = True
 
     def __init__(self, client: Client) -> None:

@@ -21,6 +21,8 @@ LEAST = 1e-6  # lowest probability of a class, so that the cross entropy of a wr
 class Classifier(ClientSide[Keys], ABC):
     """Base class of client sides that fit a scikit-learn classifier to the client's examples and train no network."""
 
+    trains_network = False
+
     def handshake(self, payload: Payload) -> Payload:
         self.client.check_classes()
         return Payload()

@@ -252,12 +252,17 @@ class ClientSide(Generic[P]):
         role: "client", which distinguishes client sides from strategies.
         remembers: whether `client.memory` is kept between rounds.
         takes_any_loop: whether a user's own train function may replace fedhet's (`fedhet.wrap`); not inherited.
+        trains_network: whether clients have a trained network to save; False if they fit another classifier.
+        noisy_sums: whether means over training examples that clients send (prototypes) get noise under `dp-noise`, by
+            `Privacy.class_sums`; otherwise nodes with this key refuse the method.
         parts: the class of submodels, if clients train parts of a common network; None if they train whole networks.
     """
 
     role: ClassVar[str] = "client"
     remembers: ClassVar[bool] = False
     takes_any_loop: ClassVar[bool] = True
+    trains_network: ClassVar[bool] = True
+    noisy_sums: ClassVar[bool] = False
     parts: ClassVar[type[Submodel] | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

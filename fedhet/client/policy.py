@@ -190,7 +190,7 @@ class Policy:
         if self.allowed is not None or self.noise:
             kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
             kinds |= {side.traits.sends.get(name, f"an undeclared kind ({name})") for name in payload.values}
-            self.check_kinds(side.client.config.method_name, kinds, noisy_sums=side.traits.noisy_sums)
+            self.check_kinds(side.client.config.method_name, kinds, noisy_sums=side.noisy_sums)
         values = {}
         for name, value in payload.values.items():
             if side.traits.sends.get(name) != METRICS:
@@ -370,8 +370,8 @@ def opened(
             "machines needs a run directory (--out) that all of them share"
         )
     policy.admit(node, state_folder(config.state_dir, ""))
-    traits = registry.traits(config)
-    policy.check_kinds(config.method_name, traits.kinds, noisy_sums=traits.noisy_sums)
+    side = registry.client_side(config.method_name)
+    policy.check_kinds(config.method_name, registry.traits(config).kinds, noisy_sums=side.noisy_sums)
     if policy.deployed:
         with private_files():
             _fix(info, request, policy)

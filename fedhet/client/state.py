@@ -199,7 +199,7 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     info = ClientInfo(name, int(name) if name.isdecimal() else None, config.clients, config)
     function, side = user_functions.model_function(model), registry.client_side(config.method_name)
     traits = registry.traits(config)
-    if not traits.trains_network:
+    if not side.trains_network:
         raise ConfigError(
             f"the run in {folder} has no networks: {config.method_name} predicts by {traits.predicts}; load a "
             "model of another method's run, or fit such a classifier with scikit-learn"

@@ -209,7 +209,7 @@ def _write_model(job: Job, when: str = "") -> None:
         return
     estimated = client.config.batch_norm != "aggregate" and "statistic" in side.kinds.values()
     differs = side.traits.keeps == "model" or not _shares_all(side) or client.part is not None
-    if not side.traits.trains_network or not (differs or estimated):
+    if not side.trains_network or not (differs or estimated):
         return
     tensors = job.scored or side.personal()
     part = client.part if tensors.keys() == client.tensors.keys() else None

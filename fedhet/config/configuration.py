@@ -146,7 +146,9 @@ def _checked(
         origins=origins,
     )
     traits = method.traits_of(config.options)
-    if config.unseen_clients and not traits.starts_unseen_clients:
+    # Clients that join after the last round need weights from the server, unless they need no server at all.
+    can_join = not traits.communicates or traits.scored == "received" or traits.averages_model
+    if config.unseen_clients and not can_join:
         raise ConfigError(
             f"unseen-clients = {config.unseen_clients}: {method.name} has no weights for clients that join after the "
             "last round: leave the key out, or use a method that averages or generates weights, such as layer-average"

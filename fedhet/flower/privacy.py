@@ -65,7 +65,7 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
 
     `traits` are the properties of the `method`; `specs` have shape and dtype of each client's shared arrays by name.
     """
-    others = traits.alike in ("widths", "parts") or traits.public != "none" or traits.other_arrays
+    others = traits.networks in ("widths", "parts") or traits.public != "none" or traits.other_arrays
     if not traits.shares.averaged or others or not all(specs):
         raise ConfigError(
             f"method {method} has no model that all clients share and the server averages, which {name} needs: "

@@ -49,13 +49,12 @@ class Traits:
     """The properties of a method that the server and the clients need to know.
 
     Attributes:
-        networks: how networks may differ: not at all (`"equal"`), in layers' `"widths"`, or in any way (`"any"`).
+        networks: how networks may differ: not at all (`"equal"`), in layers' `"widths"`, as `"parts"` of one network
+            (see `Sharing.units`), or in any way (`"any"`).
         shares: which arrays of a client's network are shared, and how.
         keeps: what a client keeps between rounds: its whole `"model"`, the unshared `"rest"` of it, or `"nothing"`.
         common_init: clients start from equal weights if `shared-init` is set.
         public: what the method needs of the public dataset: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
-        public_at_server: the server needs the inputs of the public dataset as well.
-        communicates: clients exchange arrays or values with the server; False for local training.
         serves_clients: clients use what the server computes; False if only the server has a model, and evaluates it.
         other_arrays: how the server aggregates arrays other than weights: by their `"mean"`; by an average of
             `"entries"`, to which the key `aggregation` applies; by another function of `"whole"` arrays, whose norm
@@ -64,32 +63,28 @@ class Traits:
             network) or a kind that a node may refuse to send: `METRICS`, weights, statistics, features, posteriors,
             prototypes, descriptors or hypernetwork (see `KINDS`). Shared arrays are the group
             `model`, by default of kind `weights`.
-        noisy_sums: means over training examples that clients send (prototypes) get noise under `dp-noise`, by
-            `Privacy.class_sums`; otherwise nodes with this key refuse the method.
-        planned: what happens in a round depends on the total number of rounds.
         predicts: by what a client predicts, as a noun phrase for reports.
-        trains_network: whether clients have a trained network to save; False if they fit another classifier.
     """
 
-    networks: Literal["equal", "widths", "any"] = "any"
+    networks: Literal["equal", "widths", "parts", "any"] = "any"
     shares: Sharing = NOTHING
     keeps: Literal["model", "rest", "nothing"] = "rest"
     common_init: bool = False
     public: Literal["none", "inputs", "labelled"] = "none"
-    public_at_server: bool = False
-    communicates: bool = True
     serves_clients: bool = True
     other_arrays: Literal["", "mean", "entries", "whole"] = ""
     sends: Mapping[str, str] = field(default_factory=dict, hash=False)
-    noisy_sums: bool = False
-    planned: bool = False
     predicts: str = "the client's network"
-    trains_network: bool = True
 
     @property
     def scored(self) -> Literal["received", "trained"]:
         """The network that is evaluated for results: the one that clients `trained`, if they keep it, or `received`."""
         return "trained" if self.keeps == "model" else "received"
+
+    @property
+    def communicates(self) -> bool:
+        """Whether clients send anything to the server; False for local training."""
+        return bool(self.sends) or self.shares.keys != "nothing"
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -117,38 +112,22 @@ class Traits:
         return self.shares.averaged and self.shares.keys != "nothing"
 
     @property
-    def averages(self) -> bool:
-        """Whether the server averages arrays entry by entry, so that the key `aggregation` has an effect."""
-        return (
-            (self.averages_model and self.networks != "widths")
-            or "model" in self.sends
-            or self.other_arrays == "entries"
-        )
-
-    @property
-    def alike(self) -> Literal["equal", "widths", "parts", "any"]:
-        """Clients' networks: `equal`, of different `widths`, `parts` of a common network, or `any` architectures."""
-        return "parts" if self.shares.units else self.networks
+    def aggregations(self) -> tuple[str, ...]:
+        """Values of the key `aggregation` that the method supports: all, if the server averages entry by entry."""
+        averages = self.averages_model and self.networks != "widths"
+        if averages or "model" in self.sends or self.other_arrays == "entries":
+            return get_args(Aggregation)
+        return ("mean", "norm-clipped") if self.other_arrays == "whole" else ("mean",)
 
     @property
     def bounded(self) -> bool:
         """Whether the key `clip-norm` can limit the norm of the arrays that a client sends."""
-        return self.averages or self.other_arrays == "whole"
-
-    @property
-    def aggregations(self) -> tuple[str, ...]:
-        """Values of the key `aggregation` that the method supports."""
-        return get_args(Aggregation) if self.averages else ("mean", "norm-clipped") if self.bounded else ("mean",)
+        return len(self.aggregations) > 1
 
     @property
     def whole(self) -> bool:
         """Whether all clients share one network, the global model."""
         return self.networks != "any" and self.shares.averaged and self.shares.keys == "everything"
-
-    @property
-    def starts_unseen_clients(self) -> bool:
-        """Whether clients can join after the last round: the server has weights for them, or they need no server."""
-        return not self.communicates or self.scored == "received" or self.averages_model
 
 
 @dataclass(frozen=True)

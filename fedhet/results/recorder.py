@@ -21,7 +21,6 @@ from fedhet.config import toml
 from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError, FedhetError, in_words
 from fedhet.methods.options import Config, listed
-from fedhet.methods.registry import traits
 from fedhet.results.history import read_clients, read_history, showing, summarised
 from fedhet.results.observers import Observer, RoundReport, RunInfo, loggers
 from fedhet.results.report import write_report
@@ -221,7 +220,7 @@ class RunDirectory(Observer):
         last = max(self._checkpoints(), key=lambda path: int(path.stem), default=None)
         if last and 0 < planned < rounds:
             schedule, method = self.config.lr_schedule, self.config.method_name
-            if schedule != "constant" or traits(self.config).planned:
+            if schedule != "constant" or self.config.options.planned:
                 log.warning(
                     "the rounds so far ran with rounds = %d, and their results depend on it (method = %s, lr-schedule "
                     "= %s), so they differ from those of a run with rounds = %d from the start",

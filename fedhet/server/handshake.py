@@ -224,7 +224,7 @@ class Handshake:
         traits, spec = self.run.traits, reply.report.spec
         claims: Claims = [*self._common(reply).items(), ("lacks common", self._lacks_common_test(reply))]
         claims += names_in(reply.report.names).items()
-        if traits.alike == "equal":
+        if traits.networks == "equal":
             return [*claims, ("network", tuple(spec.items()))]
         arrays = spec.items() if traits.shares.averaged else ()
         return claims + [(f"array {key}", (self._one_shape and shape, dtype)) for key, (shape, dtype) in arrays]
@@ -232,7 +232,7 @@ class Handshake:
     @property
     def _one_shape(self) -> bool:
         """Whether each shared array must have one shape at all clients; otherwise only its dtype must be equal."""
-        return self.run.traits.alike not in ("widths", "parts")
+        return self.run.traits.networks not in ("widths", "parts")
 
     def _lacks_common_test(self, reply: Reply) -> bool:
         return self.run.config.test_on != "local" and not reply.report.common_test
@@ -285,7 +285,7 @@ class Handshake:
     def _check_network(self, spec: Spec) -> None:
         method, traits, known = self.run.method.name, self.run.traits, self.federation.specs
         first, other = next(iter(known.items()), ("", spec))
-        if traits.alike == "equal" and spec != other:
+        if traits.networks == "equal" and spec != other:
             raise FedhetError(
                 f"{method} needs equal architectures, and this client's differs from client {first}'s: "
                 f"{difference(spec, other)}; use layer-average, or fedproto with fedproto.width, for different networks"

@@ -222,7 +222,7 @@ def must_be_equal(config: Config) -> bool:
     dealt = sorted(set(architectures(config, config.clients)))
     if networks == "any" or len(dealt) == 1:
         return False
-    if networks == "equal":
+    if networks in ("equal", "parts"):
         return True
     dataset = dataset_of(config)
     arrays = [_arrays(name, dataset.input_shape, dataset.classes) for name in dealt]

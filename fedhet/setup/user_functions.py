@@ -144,7 +144,7 @@ class UserFunctions:
         """Return the configured public dataset or, for a user's data, client 0's (None if the server needs none)."""
         if self.data_of is None:
             return public_dataset(config)
-        return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
+        return self.data_of(_first(config)).public if config.options.public_at_server else None
 
     def _brings(self, config: Config) -> tuple[bool, int | None, bool]:
         """Return whether client 0's data have a common test set, their batch size, and whether they are augmented."""

@@ -16,9 +16,7 @@ from fedhet.server import Common, FederatedStrategy, State
 MOST_CLASSES = 2**16
 """The largest number of classes that a network may have; clients allocate memory for all of them."""
 
-PROTOTYPES = Traits(
-    keeps="model", other_arrays="whole", sends={"prototypes": "prototypes", "width": STRUCTURE}, noisy_sums=True
-)
+PROTOTYPES = Traits(keeps="model", other_arrays="whole", sends={"prototypes": "prototypes", "width": STRUCTURE})
 """Traits of methods whose clients keep their networks and send mean representations of classes."""
 
 

@@ -15,7 +15,7 @@ class Keys(Options):
     )
 
 
-TRAITS = Traits(keeps="model", communicates=False, predicts="a classifier of scikit-learn", trains_network=False)
+TRAITS = Traits(keeps="model", predicts="a classifier of scikit-learn")
 ONE_ROUND = {"rounds": 1}
 
 

@@ -25,7 +25,7 @@ from fedhet.methods.sharing import FIRST_UNITS, Units
 from fedhet.server import Common, FederatedStrategy, State, average_shared
 from fedhet.utils.statistics import in_order
 
-PARTS = Traits(networks="equal", shares=FIRST_UNITS, common_init=True)
+PARTS = Traits(networks="parts", shares=FIRST_UNITS, common_init=True)
 """Traits of methods whose clients have the first units of each hidden layer."""
 
 LARGEST_COUNT = 2**16

@@ -108,7 +108,7 @@ def test_loaded_networks_of_every_method_predict_what_was_scored(tiny, tmp_path,
         return {"train": train, "test": test, "public": tiny.data(type("Other", (), {"partition_id": 9}))[0]}
 
     settings = {**SETTINGS, "method": method, "save-every": 1, "test-on": "local", **OF_METHOD.get(method, {})}
-    if not registry.traits(configuration.resolve(settings, strict=False)).trains_network:
+    if not registry.client_side(configuration.resolve(settings, strict=False).method_name).trains_network:
         del settings["local-epochs"], settings["learning-rate"]
         run = fedhet.run(settings, model=_blocks, data=data, out=tmp_path / "run", progress=False)
         with pytest.raises(ConfigError, match=f"has no networks: {method} predicts by a classifier of scikit-learn"):

@@ -140,7 +140,7 @@ class Privacy:
             type = where(reply)[1]
             first.setdefault((type, question), (type, sent))
         messages = [(type, from_elsewhere(sent, request=request, **changes)) for type, sent in first.values()]
-        if case.traits.starts_unseen_clients:
+        if not case.traits.communicates or case.traits.scored == "received" or case.traits.averages_model:
             trains, unseen = dict(messages)["train"], {"unseen-clients": 1, "unseen-epochs": 0}
             messages.append(("query", from_elsewhere(trains, unseen, {"question": JOIN, "run": "another"})))
         return messages
