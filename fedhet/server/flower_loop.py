@@ -1,7 +1,7 @@
 """Strategies in Flower's own loop (`Strategy.start`), or wrapped by a Flower strategy for differential privacy."""
 
 import atexit
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -44,13 +44,11 @@ def _argument(name: str) -> property:
 class FlowerLoop:
     """The adapter of a strategy to Flower's loop, which calls four methods in each round.
 
-    `steps` are those of the steps. `overridden` has the names of the four methods that its class `kind` overrides.
+    `steps` is the strategy.
     """
 
-    def __init__(self, steps: Steps, kind: str, overridden: Collection[str]) -> None:
+    def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._kind = kind
-        self._overridden = overridden
         # The contexts of the current run in Flower's loop; None outside of a run.
         self._contexts: ExitStack | None = None
         # The valid replies of the current round and its metrics; None before `aggregate_train`.
@@ -131,7 +129,6 @@ class FlowerLoop:
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Begin a round from the shared model `arrays`, and return the messages that ask clients to train."""
         self._trained = None
         if server_round == 1 and (self._contexts is None or self._steps.run.round.number):  # `start` began no run
             self._steps.restart()
@@ -175,13 +172,12 @@ class FlowerLoop:
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate the valid replies of a round of training, and return the new global arrays and the metrics."""
         steps = self._steps
         with self._ended_by_errors():
             if steps.run.round.number != server_round:
                 raise ConfigError(
-                    f"configure_train of {self._kind} must call super().configure_train(server_round, arrays, "
-                    f"config, grid) in every round, but did not in round {server_round}"
+                    f"configure_train of {type(steps).__name__} must call super().configure_train(server_round, "
+                    f"arrays, config, grid) in every round, but did not in round {server_round}"
                 )
             valid = steps.federation.receive(replies, steps.check, LEFT_OUT)
             self._trained = valid, steps.aggregate(valid)
@@ -194,15 +190,13 @@ class FlowerLoop:
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return messages that evaluate all clients on `arrays`, to which a wrapping strategy may have added noise."""
         run = self._steps.run
         config["server-round"] = server_round
         run.evaluate_config = to_send("evaluate_config", config)
         with self._ended_by_errors():
-            if self._trained is None and "aggregate_train" in self._overridden:
-                raise ConfigError(
-                    f"aggregate_train of {self._kind} must call super().aggregate_train(server_round, replies)"
-                )
+            if self._trained is None and "aggregate_train" in self._steps.overridden:
+                name = type(self._steps).__name__
+                raise ConfigError(f"aggregate_train of {name} must call super().aggregate_train(server_round, replies)")
             self._take(arrays)
             if not run.evaluates_now:
                 return []
@@ -210,7 +204,6 @@ class FlowerLoop:
             return federation.evaluation(self._steps.payloads_to_evaluate([*federation.nodes]), flower=True)
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> MetricRecord | None:
-        """Record the round and return the mean metrics of clients' evaluations; after the last round, end the run."""
         steps = self._steps
         with self._ended_by_errors():
             valid = steps.federation.receive(replies, or_else=LEFT_OUT)
@@ -257,19 +250,23 @@ class FlowerInterface(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """Begin a round from the shared model `arrays`, and return the messages that ask clients to train."""
         return self._flower.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate the valid replies of a round of training, and return the new global arrays and the metrics."""
         return self._flower.aggregate_train(server_round, replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """Return messages that evaluate all clients on `arrays`, to which a wrapping strategy may have added noise."""
         return self._flower.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Record the round and return the mean metrics of clients' evaluations; after the last round, end the run."""
         return self._flower.aggregate_evaluate(replies)
 
     def initialize_parameters(self, *_: object, **__: object) -> None:

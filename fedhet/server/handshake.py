@@ -139,15 +139,15 @@ class Handshake:
         earlier rounds come first, then those with the most frequent values. A node that sends an admitted client's
         name gets it only if the client's node no longer replies. `unseen` admits those that join after the last round.
         """
-        run, federation = self.run, self.federation
+        run = self.run
+        federation = self.federation
         public = self.public_dataset()
-        payload = Payload() if public is None else with_public_dataset(public)
         if not run.state.names:
             run.state.names = names_text({**_names_before(run.config), **(public.names if public else {})})
-        opened = self._opened(new, payload, unseen=unseen)
+        opened = self._opened(new, unseen=unseen)
         claimed = federation.nodes.keys() & {reply.client for _, reply in opened.values()}
-        before = self._opened([federation.nodes.pop(name) for name in in_order(claimed)], payload, unseen=unseen)
-        opened = self._in_one_order(before | opened, payload, unseen=unseen)
+        before = self._opened([federation.nodes.pop(name) for name in in_order(claimed)], unseen=unseen)
+        opened = self._in_one_order(before | opened, unseen=unseen)
         order = most_alike_first({node: claims for node, (claims, _) in opened.items()})
         earlier = {node: federation.earlier_name(node, opened[node][1].client) for node in order}
         for node in sorted(order, key=lambda node: (not earlier[node], node not in before)):
@@ -159,11 +159,13 @@ class Handshake:
                 self._refuse(node, reply.client, error)
         federation.nodes = {client: federation.nodes[client] for client in in_order(federation.nodes)}
 
-    def _opened(self, nodes: Iterable[int], payload: Payload, *, unseen: bool) -> dict[int, tuple[Claims, Reply]]:
+    def _opened(self, nodes: Iterable[int], *, unseen: bool) -> dict[int, tuple[Claims, Reply]]:
         """Ask nodes for a `Report`; return, by node id, properties in which clients must agree, and the reply.
 
-        `payload` has the server's public dataset, if any. Without `unseen`, unseen clients are left out.
+        Nodes receive the server's public dataset, if any. Without `unseen`, unseen clients are left out.
         """
+        public = self.public_dataset()
+        payload = Payload() if public is None else with_public_dataset(public)
         opened: dict[int, tuple[Claims, Reply]] = {}
         for node, message in self.federation.query(nodes, HANDSHAKE, payload, begun=bool(self.run.state.clients)):
             try:
@@ -178,7 +180,7 @@ class Handshake:
         return opened
 
     def _in_one_order(
-        self, opened: dict[int, tuple[Claims, Reply]], payload: Payload, *, unseen: bool
+        self, opened: dict[int, tuple[Claims, Reply]], *, unseen: bool
     ) -> dict[int, tuple[Claims, Reply]]:
         """Choose an order of classes and columns, the most frequent; ask clients with another order again, with it."""
         in_turn = sorted(opened, key=lambda node: client_order(opened[node][1].client))
@@ -194,7 +196,7 @@ class Handshake:
                 clients = named(lacking, len(lacking))
                 self.run.warn_once(f"{clients}: give names to the {kind}, or check that their order is {shown(order)}")
         others = [n for n, names in listed.items() if any(permuted(names.get(k, chosen[k]), chosen[k]) for k in chosen)]
-        return {n: one for n, one in opened.items() if n not in others} | self._opened(others, payload, unseen=unseen)
+        return {n: one for n, one in opened.items() if n not in others} | self._opened(others, unseen=unseen)
 
     def _note_names(self, kind: str, names: tuple[str, ...]) -> None:
         text = names_text({**names_in(self.run.state.names), kind: names})

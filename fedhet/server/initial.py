@@ -78,25 +78,24 @@ def _from_clients(run: Run, federation: Federation, first_model: Callable[[Reply
     def keep(reply: Reply) -> None:
         sent[reply.client] = first_model(reply)
 
-    def ask(senders: float) -> None:
-        """Ask clients until each array has been sent by this number of clients, or by all that have it."""
-        asked: list[str] | None = None
-        while asked is None or asked:
-            asked = []
-            having = Counter(key for arrays in sent.values() for key in arrays)
-            for client in in_order(missing.keys() & federation.nodes.keys()):
-                if any(having[key] < senders for key in missing[client]):
-                    having.update(missing.pop(client))
-                    asked.append(client)
-            if asked:
-                federation.ask(FIRST, dict.fromkeys(asked, Payload()), keep)
+    def lacking(senders: float) -> list[str]:
+        """Return clients to ask so that each array is sent by this number of clients, or by all that have it."""
+        having = Counter(key for arrays in sent.values() for key in arrays)
+        clients = []
+        for client in in_order(missing.keys() & federation.nodes.keys()):
+            if any(having[key] < senders for key in missing[client]):
+                having.update(missing.pop(client))
+                clients.append(client)
+        return clients
 
-    if run.config.aggregation != "mean":
-        ask(math.inf)
+    robust = run.config.aggregation != "mean"
+    for senders in (math.inf,) if robust else (2, 3):
+        while clients := lacking(senders):
+            federation.ask(FIRST, dict.fromkeys(clients, Payload()), keep)
+        if not any(_distances(sent).values()):
+            break
+    if robust:
         return average_shared(sent, dict.fromkeys(sent, 1.0), "krum", run.config.byzantine)
-    ask(2)
-    if any(_distances(sent).values()):
-        ask(3)
     distances = _distances(sent)
     model: Arrays = {}
     for client in sorted(sent, key=distances.__getitem__):

@@ -31,6 +31,8 @@ class Steps(Protocol):
     fresh: bool
 
     @property
+    def overridden(self) -> Sequence[str]: ...
+    @property
     def has_global_model(self) -> bool: ...
     def summary(self) -> None: ...
     def restart(self) -> None: ...
@@ -71,7 +73,8 @@ def run_all(
 @contextmanager
 def running(steps: Steps, grid: Grid, initial_arrays: ArrayRecord | None, *, lines: bool = False) -> Iterator[None]:
     """Context manager of a run, which begins with the handshake; prints a line per round if `lines` is true."""
-    run, reporter = steps.run, steps.reporter
+    run = steps.run
+    reporter = steps.reporter
     try:
         with standard_settings(), reporter.recording(grid, lines=lines), reporter.watching():
             if initial_arrays and not run.state.round:
@@ -108,7 +111,8 @@ def finish(steps: Steps) -> MetricRecord:
 
     Unseen clients join only then. Their results are recorded, and they are not added to the state.
     """
-    run, federation = steps.run, steps.federation
+    run = steps.run
+    federation = steps.federation
     run.check_that_rounds_counted(has_global_model=steps.has_global_model)
     run.round = Round(run.last_round + 1, final=True)
     steps.admission.admit()

@@ -93,7 +93,7 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         dataset = public_for(config, public)
         function = user_functions.model_function(model)
         self._new_run = partial(Run, self.method, config, public=dataset, model=function, flower_options=options)
-        self._flower = FlowerLoop(self, type(self).__name__, self.overridden)
+        self._flower = FlowerLoop(self)
         self._renew(observers)
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -290,7 +290,8 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
 
     def aggregate(self, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Call `aggregate_fit` with the replies of trained clients; return its metrics, or {} for too few replies."""
-        run, round = self.run, self.run.round
+        run = self.run
+        round = run.round
         metrics: dict[str, float] = {}
         trained = {client: reply for client, reply in replies.items() if client in round.training}
         if trained and len(trained) >= min(self.config.min_clients, len(round.training)):
