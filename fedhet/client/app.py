@@ -13,7 +13,7 @@ from fedhet.client import audit, work
 from fedhet.client.clients import Clients
 from fedhet.client.job import Group, Job
 from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
-from fedhet.client.policy import POLICY_KEYS, Policy, memory_limited, name_of, opened
+from fedhet.client.policy import Policy, limiting_keys, memory_limited, name_of, opened
 from fedhet.client.state import CACHE
 from fedhet.data import PublicDataset
 from fedhet.data.files import cache_folder, nothing_downloaded
@@ -263,7 +263,7 @@ class Answers:
         again = not isinstance(error, FedhetError) or error.may_pass
         flags = {"lost": isinstance(error, LostState), "unwritten": isinstance(error, WriteError)}
         origin = ""
-        if policy.deployed or not exchange.context.node_config.keys().isdisjoint(POLICY_KEYS):
+        if policy.deployed or limiting_keys(exchange.context.node_config):
             with suppress(OSError):  # a full disk can be the reason
                 origin = audit.keep(exchange.home, message, **exchange.entry, refused=reason)
         log.info("client %s: %s: refused: %s%s", name, exchange.asked, reason, origin)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 
 from fedhet.client import audit
-from fedhet.client.policy import POLICY_KEYS, Policy, memory_limited, name_of
+from fedhet.client.policy import Policy, limiting_keys, memory_limited, name_of
 from fedhet.errors import ConfigError, FedhetError, Refused, UserCodeError, nearest
 from fedhet.flower import ArrayRecord, ClientApp, Context, Message, MetricRecord, RecordDict
 from fedhet.flower.insides import failure, to_bytes
@@ -56,7 +56,7 @@ class Guarded(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the app's reply, or an error without private details if the policy refuses message or reply."""
-        if context.node_config.keys().isdisjoint(POLICY_KEYS):
+        if not limiting_keys(context.node_config):
             return self.own(message, context)
         name, asked = name_of(context), message.metadata.message_type
         home = state_folder(str(context.node_config.get("state-dir", "")), "")
@@ -68,7 +68,7 @@ class Guarded(ClientApp):
             if policy.noise:
                 raise Refused("this node trains with dp-noise: create the app with fedhet.make_client_app")
             if is_request(message):
-                raise Refused("fedhet's strategies need fedhet.wrap(fedhet.guard(app), model)")
+                raise Refused("fedhet's strategies need fedhet.wrap(app, model)")
             with memory_limited(context):
                 content, sizes, examples = self._allowed(self.own(message, context), policy)
             reply = Message(content, reply_to=message)

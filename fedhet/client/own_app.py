@@ -11,13 +11,13 @@ from fedhet.client.app import Answers
 from fedhet.client.clients import Clients
 from fedhet.client.guard import COUNT, Guarded
 from fedhet.client.job import Job
-from fedhet.client.policy import POLICY_KEYS, Policy, misspelt
+from fedhet.client.policy import Policy, limiting_keys
 from fedhet.client.work import enough
 from fedhet.config.flower_names import OURS
 from fedhet.data import ClientData, Examples
 from fedhet.errors import ConfigError, FedhetError, ModelError, Refused
 from fedhet.flower import ClientApp, Context, Message, MessageType
-from fedhet.flower.insides import failure, mods_of
+from fedhet.flower.insides import mods_of
 from fedhet.flower.messages import ask_app, is_request
 from fedhet.flower.privacy import check_mods, noise_multiplier
 from fedhet.messages import WireError, check, load_into, spec_of, to_arrays
@@ -44,8 +44,7 @@ def wrap(
     training, and metrics with `num-examples` from both. The run's history has all metrics by name (a list as
     `NAME.0`, `NAME.1`); a name that fedhet or both functions use gets the prefix `train_` or `evaluate_`. Arrays that
     the method does not share stay on the client. Methods that need fedhet's training loop are refused. Messages that
-    are not from a strategy of fedhet go to your ClientApp, unless the node config limits what is sent (by the keys
-    `allow`, `min-examples` or `dp-noise`); then they are refused, except with `fedhet.wrap(fedhet.guard(app), model)`.
+    are not from a strategy of fedhet go to your ClientApp, at a node with a policy as `fedhet.guard` describes.
 
     Before each call of `train`, torch's global random generator is seeded for the client and the round, and before each
     call of `evaluate` for the client. Until a `DataLoader` shuffles or an optimiser takes its first step, what is drawn
@@ -78,7 +77,7 @@ def wrap(
 
     clients = Clients(function, _placeholders, as_task(None))
     answers = Answers(clients, noise=noise_multiplier(mods), backend=backend).app()
-    return _Both(answers, app)
+    return _Both(answers, app if isinstance(app, Guarded) else Guarded(app, {}))
 
 
 class _Both(ClientApp):
@@ -89,15 +88,7 @@ class _Both(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         if is_request(message):
             return self._answers(message, context)
-        if (limits := _limits(context)) and not isinstance(self._own, Guarded):
-            way_out = "use one, or create the app with fedhet.wrap(fedhet.guard(app), ...)"
-            return failure(message, f"this node sets {limits[0]}, so it only answers fedhet's strategies: {way_out}")
         return self._own(message, context)
-
-
-def _limits(context: Context) -> list[str]:
-    """Return the keys of a node config that limit what the node sends."""
-    return [key for key in context.node_config if key in POLICY_KEYS or misspelt(key)]
 
 
 def _check_settings(config: Config) -> None:
@@ -169,7 +160,7 @@ class _OwnApp:
         if client.config.batch_norm == "re-estimate" and "statistic" in job.side.kinds.values():
             raise ConfigError("fedhet.wrap does not support batch-norm = re-estimate: set batch-norm = local")
         arrays, metrics, weight, records = self._ask("train", client.request.round)
-        limits = _limits(self.context)
+        limits = limiting_keys(self.context.node_config)
         if not limits:
             job.records = records
         elif records:

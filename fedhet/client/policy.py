@@ -274,6 +274,11 @@ def _kind_of(group: str, name: str, side: AnySide) -> str:
     return "statistics" if kind == "weights" and side.kinds.get(name) == "statistic" else kind
 
 
+def limiting_keys(node_config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a node config that limit what the node sends, misspelt ones included."""
+    return [key for key in node_config if key in POLICY_KEYS or misspelt(key)]
+
+
 def misspelt(key: str) -> str:
     """Return the key of a node config that `key` resembles; "" if it is one, or is for the user's own functions."""
     plain = key.lower().replace("_", "-")

@@ -166,22 +166,21 @@ def test_under_strategies_of_flower_and_fedhet():
             context.node_config["allow"] = "weights,metrics"
         return strategy.start(grid, ArrayRecord(nn.Linear(4, 3).state_dict()), num_rounds=1)
 
-    both = fedhet.wrap(fedhet.guard(app), lambda: nn.Linear(4, 3))
-    for strategy in (FedAvg(), fedhet.FedAvg(rounds=1)):
-        assert started(both, strategy).arrays
+    for own in (app, fedhet.guard(app)):
+        both = fedhet.wrap(own, lambda: nn.Linear(4, 3))
+        for strategy in (FedAvg(), fedhet.FedAvg(rounds=1)):
+            assert started(both, strategy).arrays
     assert started(fedhet.guard(app), FedAvg()).arrays
-    alone = fedhet.wrap(app, lambda: nn.Linear(4, 3))
-    assert reason(asked(alone, allow="weights")) == (
-        "this node sets allow, so it only answers fedhet's strategies: use one, or create the app with "
-        "fedhet.wrap(fedhet.guard(app), ...)"
-    )
+    both = fedhet.wrap(answering(records), lambda: nn.Linear(4, 3))
+    assert "but the app needs weights" in reason(asked(both, allow="metrics"))
+    assert "the reason is in its node's log" in reason(asked(both, alow="metrics"))
 
 
 def test_the_advice_about_fedhets_strategies():
     request = RecordDict()
     write_request(request, Request(), json.dumps({"method": "fedavg"}))
     told = reason(asked(fedhet.guard(answering(records)), content=request, allow="weights"))
-    assert told == "fedhet's strategies need fedhet.wrap(fedhet.guard(app), model)"
+    assert told == "fedhet's strategies need fedhet.wrap(app, model)"
 
 
 def test_mistakes_of_users():

@@ -609,12 +609,6 @@ class Skipping(fedhet.FedAvg):
         return []
 
 
-def at_a_node_with_a_policy():
-    grid = LocalGrid(wrapped(), 1, {"allow": "weights"})
-    (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=100, message_type="query")])
-    raise FedhetError(reply.error.reason)
-
-
 @pytest.mark.parametrize(
     ("do", "why"),
     [
@@ -638,7 +632,6 @@ def at_a_node_with_a_policy():
             "initial_arrays has none of the arrays that clients share .0.weight, 0.bias, .*, but has a: pass",
         ),
         (lambda: ours(wrapped(), Skipping()), r"configure_train of Skipping must call super\(\)"),
-        (at_a_node_with_a_policy, "this node sets allow, so it only answers fedhet's strategies: use one"),
         (lambda: fedhet.wrap(legacy()[0], network), "is made from a client_fn .*: move fit and evaluate into"),
         (
             lambda: ours(wrapped(), evaluate_fn=lambda round, arrays: (0.5, {})),
