@@ -119,5 +119,7 @@ def nearest(kind: str, name: str, known: Iterable[str]) -> str:
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     shown = names if len(names) <= 20 else get_close_matches(name, names, n=5, cutoff=0.4)
     rest = len(names) - len(shown)
-    listed = ", ".join(shown) + (" and " * bool(shown) + f"{rest} others" if rest else "")
+    listed = ", ".join(shown)
+    if rest:
+        listed = f"{listed} and {rest} others" if shown else f"{rest} others"
     return f"unknown {kind} {name!r}{hint} known: {listed or 'none'}"

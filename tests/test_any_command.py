@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from fedhet import cli, data
 from fedhet.client.policy import KINDS
-from fedhet.comparing import candidates, runs
+from fedhet.comparing import recommending, runs
 from fedhet.config import configuration
 from fedhet.engines import children, flower
 from fedhet.methods import registry
@@ -147,7 +147,7 @@ def _nothing_is_trained() -> Iterator[None]:
         patched.setattr(flower, "_follow", lambda *_: None)
         patched.setattr(runs, "run_jobs", lambda jobs, at_once, deadline: [(job.name, "not here") for job in jobs])
         patched.setattr(children, "prepare", lambda *_: None)
-        patched.setattr(candidates, "_refusal", lambda *_: "nobody is asked here")
+        patched.setattr(recommending, "_refusal", lambda *_: "nobody is asked here")
         patched.setattr(urllib.request, "urlopen", not_here)
         yield
 

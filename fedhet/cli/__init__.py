@@ -351,8 +351,8 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
             typer.echo(printable(f"{words} brings them here"))
         return
     console.print(closing_table(result.folder))
-    page = "report.html, " * (result.folder / "report.html").is_file()
-    models = ", models/" * (result.folder / "models").is_dir()  # of a deployment, at the nodes
+    page = "report.html, " if (result.folder / "report.html").is_file() else ""
+    models = ", models/" if (result.folder / "models").is_dir() else ""  # in a deployment, they are at the nodes
     typer.echo(f"{result.folder}: {page}summary.json, history.jsonl, clients.csv{models}")
 
 

@@ -2,9 +2,16 @@
 
 from fedhet.data import chestxray, folder, images, text
 from fedhet.data.examples import ClientData, DataSet, Examples, PublicDataset, resident
-from fedhet.data.partitions import Part, partition, partitions, proportional_sample
+from fedhet.data.partitions import (
+    Part,
+    hold_out,
+    partition,
+    partitions,
+    proportional_sample,
+    with_drawn_test_set,
+    with_validation,
+)
 from fedhet.data.registry import LOADED, keys_without_effect, load, names, register_dataset
-from fedhet.data.split import hold_out, with_drawn_test_set, with_validation
 
 __all__ = ["LOADED", "ClientData", "DataSet", "Examples", "Part", "PublicDataset", "chestxray", "folder", "images"]
 __all__ += ["hold_out", "keys_without_effect", "load", "names", "partition", "partitions", "proportional_sample"]

@@ -226,7 +226,8 @@ def _stacked(values: Sequence[Any]) -> Tensor:
     inputs = [as_tensor(each) for each in values]
     forms = {
         ", ".join(
-            f"{name} {list(p.shape)}{' of bytes' * (p.dtype == torch.uint8)}" for name, p in parts_of(each).items()
+            f"{name} {list(p.shape)}{' of bytes' if p.dtype == torch.uint8 else ''}"
+            for name, p in parts_of(each).items()
         )
         for each in inputs
     }

@@ -95,7 +95,7 @@ def unmet(key: str, value: Value, wanted: tuple[Value, ...] | Mapping[str, float
         words = " and".join(f" {_LIMITS[limit][2]} {bound:g}" for limit, bound in wanted.items())
     else:
         met = value in wanted if wanted else bool(value)
-        words = " =" * bool(wanted) + " or".join(f" {each}" for each in wanted)
+        words = f" = {' or '.join(map(str, wanted))}" if wanted else ""
     return "" if met else f"set {key}{words}"
 
 

@@ -275,10 +275,10 @@ def _failures(run: RunFiles) -> list[tuple[str, str, str, str]]:
     return lines
 
 
-def _few(names: Iterable[str], most: int = 12) -> str:
+def _few(names: Iterable[str]) -> str:
     listed = list(names)
-    more = len(listed) - most
-    return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
+    shown = ", ".join(listed[:12])
+    return f"{shown} and {len(listed) - 12} more" if len(listed) > 12 else shown
 
 
 def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:

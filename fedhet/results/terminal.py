@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from fedhet.results.history import RunFiles, absences, final_clients, last_round, read_history, read_run, scored_curve
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.utils.statistics import STATISTICS
-from fedhet.utils.text import printable
+from fedhet.utils.text import counted, printable
 
 UNDISCLOSED = "undisclosed"
 
@@ -163,9 +163,10 @@ class ProgressLine(Observer):
         self._bytes += row["bytes_up"] + row["bytes_down"]
         self._rows.append(row)
         number = len(row["participants"])
-        clients = [f"{number} client{'s' * (number > 1)}"] if number else []
-        when = " after the last aggregation" if final else " before aggregation"
-        when *= run.traits.scored == "received" and (self._live.disable or final)
+        clients = [counted(number, "client")] if number else []
+        when = ""
+        if run.traits.scored == "received" and (self._live.disable or final):
+            when = " after the last aggregation" if final else " before aggregation"
         parts = [f"{run.metric} {accuracy:.3f}{when}" for _, accuracy in scored_curve([row], run.traits.scored)]
         parts += [f"{len(row['failures'])} failures"] if row["failures"] else []
         self._numbers = [*parts, format_bytes(self._bytes)]

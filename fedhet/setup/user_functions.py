@@ -179,9 +179,10 @@ class Function:
         networks = argument == "model"
         if not callable(given) or (isinstance(given, type) and not networks):
             kind = given.__name__ if isinstance(given, type) else f"a {type(given).__name__}"
+            wanted = "a network, a class of networks or a function" if networks else "a function"
             raise ConfigError(
-                f"{argument} must be {'a network, a class of networks or ' * networks}a function of a client, not "
-                f"{kind}; for example: def {argument}(client): return {_RETURNED[argument]}"
+                f"{argument} must be {wanted} of a client, not {kind}; for example: def {argument}(client): "
+                f"return {_RETURNED[argument]}"
             )
         if networks and isinstance(given, nn.Module):
             in_use(given)  # by the user; clients get copies
@@ -313,8 +314,9 @@ def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:
         return None
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
     if not isinstance(logits, Tensor):
+        mode = " in training mode" if module.training else ""
         raise ModelError(
-            f"{type(module).__name__} returned a {type(outputs).__name__}{' in training mode' * module.training}: a "
+            f"{type(module).__name__} returned a {type(outputs).__name__}{mode}: a "
             "network must return a tensor, or an object whose attribute logits is a tensor; wrap the network in a "
             "module that does so"
         )

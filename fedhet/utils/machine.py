@@ -22,6 +22,7 @@ import psutil
 
 from fedhet.errors import ConfigError
 from fedhet.utils.files import expanded, locked
+from fedhet.utils.text import counted
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +109,7 @@ def device_of(name: str) -> "torch.device":
     kind, _, number = name.partition(":")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and int(number or 0) >= gpus:
-        seen = f"torch sees {gpus or 'no'} GPU{'s' * (gpus > 1)} here"
+        seen = f"torch sees {counted(gpus, 'GPU') if gpus else 'no GPU'} here"
         raise ConfigError(f"device = {name!r} does not exist ({seen}): use device = 'auto' or 'cpu'")
     if kind == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device = 'mps', but torch sees no Apple GPU here: use device = 'auto' or 'cpu'")

@@ -23,6 +23,11 @@ def printable(text: str, *, keep: str = "") -> str:
     return "".join(shown)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number and a noun, in the plural unless the number is 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def all_printable(value: Any) -> Any:
     """Return a JSON or TOML value in which invisible characters of all text, including keys, are escaped."""
     if isinstance(value, str):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.comparing.candidates import CONTROLS, ask
+from fedhet.comparing.recommending import CONTROLS, ask
 from fedhet.config import configuration, validation
 from fedhet.errors import ConfigError
 from fedhet.methods import registry

@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
 from synthetic_runs import write_run
 
 from fedhet.comparing import recommending, runs
-from fedhet.comparing.candidates import CONTROLS, SEED
-from fedhet.comparing.recommending import recommend
+from fedhet.comparing.recommending import CONTROLS, SEED, recommend
 from fedhet.config import configuration
 from fedhet.engines import running
 from fedhet.errors import ConfigError, FedhetError

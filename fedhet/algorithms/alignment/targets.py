@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.algorithms.alignment.cka import centred, check_features, debiased_linear_cka, self_inner
+from fedhet.algorithms.alignment.cka import centred, check_features, debiased_linear_cka
 from fedhet.errors import ModelError
 from fedhet.models.representation import Output
 from fedhet.utils.inputs import for_each
@@ -70,16 +70,12 @@ def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
     return weights, (values @ vectors) * weights.rsqrt() if narrow else vectors
 
 
-def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
+def mean_target(features: Sequence[Tensor]) -> Tensor:
     """Return a matrix B (L, r) so that B B^T approximates the mean of clients' linear kernels (FedHeNN, algorithm 2).
 
     `features` has each client's features (L, d_j) of the same L examples, and r is the rank that `compress` chooses.
-    With `unit`, each kernel is divided by its norm.
     """
-    peers = [centred(peer) for peer in features]
-    if unit:
-        peers = [peer / self_inner(peer).pow(0.25).clamp_min(torch.finfo(peer.dtype).tiny) for peer in peers]
-    return compress(torch.cat([(1 / len(peers)) ** 0.5 * peer for peer in peers], 1))
+    return compress(torch.cat([(1 / len(features)) ** 0.5 * centred(peer) for peer in features], 1))
 
 
 _LEAST = 1e-6  # smaller eigenvalues, relative to the largest, are rounding errors of posteriors sent in float16

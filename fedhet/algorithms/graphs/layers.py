@@ -116,7 +116,9 @@ def _convolution(node: Node, weight: tuple[int, ...]) -> str:
         kind = f"{kind}{len(weight) - 2}d"
     stride, dilation = (_sizes(node.options.get(key, 1)) for key in ("stride", "dilation"))
     name = f"{kind}{channels[0]}_{channels[1]}_k{_sizes(weight[2:])}_s{stride}"
-    return name + f"_g{groups}" * (groups != 1) + f"_d{dilation}" * (dilation != "1")
+    if groups != 1:
+        name += f"_g{groups}"
+    return name if dilation == "1" else f"{name}_d{dilation}"
 
 
 def _sizes(value: object) -> str:
