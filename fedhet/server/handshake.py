@@ -88,10 +88,11 @@ class Handshake:
                 f"{run.round.reasons('no such node')}"
             )
 
-    def admit(self, *, unseen: bool = False) -> None:
-        """Admit new nodes as clients; with `unseen`, also the unseen clients, which join after the last round.
+    def admit(self, *, unseen: bool = False) -> bool:
+        """Admit new nodes as clients, and return whether there were any.
 
-        Raises a FedhetError with the reasons of refusals if they leave no client, or one to a method that needs two.
+        With `unseen`, the unseen clients are admitted, too, which join after the last round. Raises a FedhetError with
+        the reasons of refusals if they leave no client, or one to a method that needs two.
         """
         federation, round = self.federation, self.run.round
         assert federation.grid is not None
@@ -115,6 +116,7 @@ class Handshake:
                 f"only client {left} was admitted, and {self.run.method.name} needs at least two clients; correct the "
                 f"others:\n{round.reasons()}"
             )
+        return bool(new)
 
     def check_settings(self) -> None:
         """Set keys in `train_config`, such as `lr`; raise a ConfigError if a key that the user set has no effect."""

@@ -253,8 +253,8 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
             payloads = self.configure_fit(round, clients)
         # 4. Send the messages, await the replies, and check them.
         messages = federation.training(payloads)
-        if run.evaluates_now:
-            others = [client for client in federation.nodes if client not in run.round.training]
+        others = [client for client in federation.nodes if client not in run.round.training]
+        if others and run.evaluates_now:
             messages += federation.evaluation(self.payloads_to_evaluate(others, amid_training=not run.round.closing))
         replies = federation.exchange(messages, self.check)
         evaluated = self._evaluate_failed(replies)
@@ -275,8 +275,8 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
 
     def admit_clients(self) -> None:
         """Admit clients that have connected, and complete what depends on them: shared arrays, number of rounds."""
-        self.admission.admit()
-        self._prepare()
+        if self.admission.admit():
+            self._prepare()
 
     def payloads_to_evaluate(self, clients: Sequence[str], *, amid_training: bool = False) -> dict[str, Payload]:
         """Call `evaluation_payloads` for clients that only evaluate."""
@@ -359,10 +359,7 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         return run_all(self, grid, initial_arrays, evaluate)
 
     def restart(self) -> None:
-        """Begin a new run; if `state` was assigned since the last run, training continues from it instead.
-
-        A run in Flower's loop that stopped within a round is ended first.
-        """
+        """Begin a new run; if `state` was assigned since the last run, training continues from it instead."""
         self._flower.interrupted()
         if not self.fresh:
             self._renew(self.reporter.observers, self.run.privacy)
