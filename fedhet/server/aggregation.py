@@ -26,13 +26,9 @@ class Aggregator:
     """Aggregates clients' arrays by the configured rule; clips large updates and records them in `run.round.cuts`."""
 
     def __init__(self, run: Run, federation: Federation) -> None:
-        self.run, self.federation = run, federation
+        self.run = run
+        self.federation = federation
         self._sent: tuple[Arrays, dict[Hashable, Arrays]] = ({}, {})
-
-    @property
-    def bound(self) -> float:
-        """The largest norm of an update, as a multiple of the clients' median norm; 0 if no clipping is configured."""
-        return self.run.config.clip_norm or float(self.run.config.aggregation == "norm-clipped")
 
     @property
     def plain(self) -> bool:
@@ -57,9 +53,10 @@ class Aggregator:
         `models` has each client's arrays by name, and `weights` each client's weight (by default equal). `before` has
         the arrays from which clients started, by default the shared model.
         """
-        before, config = self.run.state.model if before is None else before, self.run.config
-        models, weights = self.clipped(models, dict.fromkeys(models, before)), weights or dict.fromkeys(models, 1.0)
-        return average_shared(models, weights, config.aggregation, config.byzantine)
+        config = self.run.config
+        before = self.run.state.model if before is None else before
+        models = self.clipped(models, dict.fromkeys(models, before))
+        return average_shared(models, weights or dict.fromkeys(models, 1.0), config.aggregation, config.byzantine)
 
     def clipped(
         self,
@@ -75,12 +72,14 @@ class Aggregator:
         of clients' norms. If no limit is set, a norm is reduced to the median only if it exceeds both `FURTHEST` times
         the median and `FURTHEST_FROM_START` times the norm of the client's arrays in `starts`.
         """
-        bound = self.bound
+        config = self.run.config
+        bound = config.clip_norm or float(config.aggregation == "norm-clipped")
         if not groups or (not bound and len(groups) < 3):
             return groups
         norms = {client: distance(groups[client], starts.get(client, {}), scales.get(client, {})) for client in groups}
         most = (bound or 1.0) * median(norms.values()) or math.inf  # if most clients did not train
-        clipped, cuts = dict(groups), self.run.round.cuts
+        clipped = dict(groups)
+        cuts = self.run.round.cuts
         for client, norm in norms.items():
             start = starts.get(client, {})
             if norm <= most or (not bound and norm <= max(FURTHEST * most, FURTHEST_FROM_START * distance(start, {}))):
@@ -95,7 +94,8 @@ class Aggregator:
 
     def part_of(self, client: str) -> Arrays:
         """Return the arrays of the shared model that a client's network has."""
-        model, keys = self.run.state.model, tuple(self.federation.specs.get(client, ()))
+        model = self.run.state.model
+        keys = tuple(self.federation.specs.get(client, ()))
         # The global model of a method that matches has other shapes than any client's, and the same names.
         whole = self.run.traits.whole
         return self.once(keys, lambda: model if whole else {key: model[key] for key in keys if key in model})

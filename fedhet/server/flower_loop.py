@@ -1,9 +1,9 @@
 """Strategies in Flower's own loop (`Strategy.start`), or wrapped by a Flower strategy for differential privacy."""
 
 import atexit
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 from fedhet.config.flower_names import to_send
 from fedhet.errors import ConfigError, FedhetError
@@ -56,14 +56,8 @@ class FlowerLoop:
         # The global arrays at the beginning of the run, and from round 1 on the newest ones.
         self._arrays: tuple[ArrayRecord | None, ...] = ()
 
-    def run_all(
-        self,
-        start: Callable[..., Result],
-        grid: Grid,
-        initial_arrays: ArrayRecord | None,
-        evaluate_fn: EvaluateFunction | None,
-    ) -> Result:
-        """Run all rounds by `start`, Flower's `Strategy.start`, which calls the methods of a strategy's subclass."""
+    def run_all(self, grid: Grid, initial_arrays: ArrayRecord | None, evaluate_fn: EvaluateFunction | None) -> Result:
+        """Run all rounds by Flower's `Strategy.start`, which calls the methods that a strategy's class overrides."""
 
         def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
             return evaluate_fn(round, arrays) if evaluate_fn and arrays else None
@@ -74,7 +68,8 @@ class FlowerLoop:
             first = encode_arrays(self._steps.global_arrays(), flower=True)
             self._arrays = (first,)
             configs = ConfigRecord(run.train_config), ConfigRecord(run.evaluate_config)
-            result = start(grid, first, run.config.rounds, run.config.timeout, *configs, evaluate)
+            strategy = cast(Strategy, self._steps)
+            result = Strategy.start(strategy, grid, first, run.config.rounds, run.config.timeout, *configs, evaluate)
             if self._contexts:  # aggregate_evaluate of a subclass did not call super()
                 self._complete()
         return result

@@ -13,7 +13,7 @@ from fedhet.config import configuration
 from fedhet.config.flower_names import FlowerOptions, settings_of, to_send
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result, Strategy
+from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result
 from fedhet.flower.privacy import PrivacyLedger
 from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, as_declared, load_into
 from fedhet.methods import registry
@@ -355,7 +355,7 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         if evaluate_fn and not evaluate:
             run.warn_once(f"evaluate_fn is not called, since {self.method.name} has no global model: leave it out")
         if self.overridden:
-            return self._flower.run_all(partial(Strategy.start, self), grid, initial_arrays, evaluate)
+            return self._flower.run_all(grid, initial_arrays, evaluate)
         return run_all(self, grid, initial_arrays, evaluate)
 
     def restart(self) -> None:
