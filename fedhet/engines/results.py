@@ -49,11 +49,11 @@ def fetch(run: str, engine: str, folder: Path) -> None:
         done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, check=False)
     lines = [line.split(" ") for line in done.stdout.splitlines() if line.startswith(f"{MARK} ")]
     sent = {name: content for _, name, content in lines}
-    if "end" not in sent:
-        ending = (done.stdout + done.stderr)[-1000:]
-        raise FedhetError(f"the files of {run} did not arrive; copy the folder from the server's machine:\n{ending}")
-    if "config.toml" not in sent:
-        raise FedhetError(f"{run} on the server's machine has no run: give the folder that fedhet run has printed")
+    if "end" not in sent or "config.toml" not in sent:
+        raise FedhetError(
+            f"the folder {run} on the server's machine has no run, or its files did not arrive: give the folder that "
+            f"fedhet run has printed, or copy it\n{(done.stdout + done.stderr)[-1000:]}"
+        )
     for name in FILES:
         if name in sent:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -405,7 +405,7 @@ def test_results_arrive_from_the_servers_machine(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(results, "check_connection", lambda engine: None)
     monkeypatch.setattr(results.subprocess, "run", ran)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    with pytest.raises(FedhetError, match="has no run: give the folder that fedhet run has printed"):
+    with pytest.raises(FedhetError, match="has no run, or its files did not arrive"):
         results.fetch(str(there), "hospitals", here)
     for name in results.FILES:
         (there / name).write_text(f"content of {name}")
