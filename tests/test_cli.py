@@ -282,3 +282,32 @@ def test_clean_removes_old_runs(tmp_path: Path) -> None:
     done = fedhet_command("clean", "--days", "2", "--state-dir", str(tmp_path))
     assert (done.exit_code, done.output.split()) == (0, ["removed", str(tmp_path / "old")])
     assert [path.name for path in tmp_path.iterdir()] == ["young"]
+
+
+def test_all_that_a_node_wrote_is_removed_but_its_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kept = ["state/account.json", "state/audit.jsonl", "state/nodes/north.json"]
+    names = ["state/run/clients/0", "state/cache/folder/images", "state/nodes/north.reply", "flower/apps/app"]
+    for name in (*kept, *names, "cache/fedhet/folder/images"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    done = fedhet_command("clean", "--all", "--state-dir", str(tmp_path / "state"))
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()) == kept
+    assert "remove them by hand, but only with the images" in done.stdout
+
+
+def test_what_left_a_node() -> None:
+    line = {"time": "2026-11-28T10:00:00+00:00", "client": "north", "run": "7", "flower-run": 8, "app": "9"}
+    answers = [{"sent": {"weights": 10}, "epsilon": 1.0}, {"sent": {"weights": 20}, "epsilon": 2.0}, {"refused": "no"}]
+    Path("audit.jsonl").write_text("".join(json.dumps(line | answer) + "\n" for answer in answers))
+    heading, total = fedhet_command("node", "log", "--since", "2026-11-27", "--state-dir", ".").stdout.splitlines()
+    assert heading == "client north, run 7 (Flower's 8), app 9"
+    assert total.endswith(
+        "3 messages, of which 1 were refused; sent weights (30 bytes); epsilon 2 over all runs of the node"
+    )
+    assert (
+        "nothing since 2026-11-30 00:00"
+        in fedhet_command("node", "log", "--since", "2026-11-30", "--state-dir", ".").stdout
+    )
+    assert "write today, yesterday or a date" in refused("node", "log", "--since", "Monday")
