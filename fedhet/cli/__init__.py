@@ -81,10 +81,7 @@ def run(
             else:
                 _run(by_hand, folder=resume, resume=True)
             return
-        base = configuration.settings_of(config, method=by_hand.get("method"))
-        if base["preset"] and "preset" in by_hand and config is not None:
-            raise ConfigError(f"{config} is a preset, and --set preset names another preset: give only one of them")
-        complete = configuration.resolve(base, over=by_hand, origin="file")
+        complete = configuration.configure(config, by_hand)
         folder = (
             expanded(complete.out) if complete.out else _quietly("fedhet.server.run").new_folder(Path("runs"), complete)
         )

@@ -194,8 +194,7 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     noted = load(folder / "config.toml").get("own", {})
     if "model" in noted and model is None:
         raise ConfigError(f"the run in {folder} used your own model ({noted['model']}): call load_model with model=...")
-    settings = configuration.from_file(folder / "config.toml", ("model", "data", "client_settings"), of_run=True)
-    config = configuration.resolve(settings, strict=False, trusted=False)
+    config = configuration.of_run(folder, ("model", "data", "client_settings"))
     info = ClientInfo(name, int(name) if name.isdecimal() else None, config.clients, config)
     function, side = user_functions.model_function(model), registry.client_side(config.method_name)
     traits = registry.traits(config)

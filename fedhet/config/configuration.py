@@ -81,6 +81,28 @@ def resolve(
     return _checked({**preset, **wanted}, origins, name, strict=strict, trusted=trusted, supplied=supplied)
 
 
+def configure(
+    source: Mapping[str, Any] | str | Path | None,
+    over: Mapping[str, Any] = MappingProxyType({}),
+    supplied: Collection[str] = (),
+) -> Config:
+    """Return the configuration of a new run: the settings in `source` (see `settings_of`), and `over` (see `resolve`).
+
+    `supplied` has the names of the arguments that the user passes in Python, such as `data`.
+    """
+    settings = settings_of(source, supplied, over.get("method"))
+    if source is not None and settings["preset"] and "preset" in over:
+        raise ConfigError(f"{source} is a preset, and --set preset names another preset: give only one of them")
+    origin: Origin = "file" if isinstance(source, str | Path) else "code"
+    return resolve(settings, over=over, origin=origin, supplied=supplied)
+
+
+def of_run(folder: Path, supplied: Collection[str] = (), changes: Mapping[str, Any] = MappingProxyType({})) -> Config:
+    """Return the configuration of the run in `folder`, with `changes`; only a method in `changes` may be imported."""
+    settings = from_file(folder / "config.toml", supplied, changes.get("method"), of_run=True)
+    return resolve({**settings, **changes}, origin="run", strict=False, trusted=False)
+
+
 def origin_of(keys: Collection[str], otherwise: Origin = "code") -> Origin:
     """Return "run" if there is a value for every key, as only runs write, or else `otherwise`."""
     written = {key for key, spec in fields_of(Config).items() if default_of(spec) != ""} - {"clients", "resume"}

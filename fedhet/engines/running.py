@@ -26,7 +26,7 @@ from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import colour_terminals_only
 from fedhet.methods import registry
-from fedhet.methods.options import Config, Origin, keys_that
+from fedhet.methods.options import Config, keys_that
 from fedhet.results.history import Row, read_history, read_run, showing
 from fedhet.results.observers import Observer
 from fedhet.results.recorder import check_folder, resuming
@@ -173,14 +173,12 @@ def _configured(
 ) -> Config:
     names = functions.words.keys()
     new = resume is None
-    origin: Origin = "file" if isinstance(config, str | Path) else "code"
     if isinstance(config, Config):
         complete = config
+    elif resume is None:
+        complete = configuration.configure(config, supplied=names)
     else:
-        settings = configuration.settings_of(config, names) if resume is None else _resumed(resume, config, names)
-        complete = configuration.resolve(
-            settings, origin=origin, strict=new, trusted=new, supplied=names if new else ()
-        )
+        complete = configuration.of_run(resume, names, _changes(resume, config, names))
     if engine is not None:
         complete = configuration.changed(complete, {"engine": engine}, "code", strict=new)
     complete = functions.adapted(complete, strict=new)
@@ -192,17 +190,19 @@ def _configured(
     return complete
 
 
-def _resumed(folder: Path, config: Mapping[str, Any] | str | Path | None, supplied: Collection[str]) -> dict[str, Any]:
+def _changes(
+    folder: Path, config: Mapping[str, Any] | str | Path | None, supplied: Collection[str]
+) -> Mapping[str, Any]:
+    """Return the settings in `config`, by which a resumed run may differ from the one in `folder`."""
     changes = configuration.from_file(expanded(config), supplied) if isinstance(config, str | Path) else config or {}
     path = folder / "config.toml"
     reference = changes.get("method")
     there = configuration.read(path, supplied) if path.is_file() else {}
     if not there:
         raise ConfigError(f"folder {folder} contains no run to resume: give a run directory, with its config.toml")
-    settings = configuration.from_file(path, supplied, reference, of_run=True)
     if reference is not None and registry.method(str(reference)).name == there.get("method"):
         there["method"] = reference  # where to import it from
-    state = str(settings.get("state-dir", ""))
+    state = str(there.get("state-dir", ""))
     if state and "state-dir" not in changes and not expanded(state).resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
             f"the file {path} has state-dir = {state}, outside of the run directory: if files there may be written and "
@@ -215,7 +215,7 @@ def _resumed(folder: Path, config: Mapping[str, Any] | str | Path | None, suppli
             f"the run in {folder} has other values of {', '.join(different)}, which cannot be changed: a resumed run "
             f"may change only {', '.join(allowed)}"
         )
-    return {**settings, **changes}
+    return changes
 
 
 def run_locally(
