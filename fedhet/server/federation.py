@@ -185,7 +185,8 @@ class Federation:
 
         `or_else` is added to the reason of failure of a client without a reply.
         """
-        run, round = self.run, self.run.round
+        run = self.run
+        round = run.round
         valid: dict[str, Reply] = {}
         notes: list[tuple[str, str]] = []
         for node, message in self.by_node(replies, or_else):
@@ -250,7 +251,8 @@ class Federation:
                 "the client's reply has a weight, which only apps with fedhet.wrap may set: remove `weight` in its mods"
             )
         check_claims(self.run.config, reply)
-        metric, labels = known.report.metric, known.report.labels
+        metric = known.report.metric
+        labels = known.report.labels
         for name, measured in reply.measured.items():
             values = measured.metric.values
             if len(values) != labels or (metric != "r2" and min(values) < 0):
@@ -276,7 +278,8 @@ def await_nodes(grid: Grid, wanted: int, *, exact: bool, patience: float) -> Non
     """
     started = time.monotonic()
     while True:
-        count, waited = len(list(grid.get_node_ids())), time.monotonic() - started
+        count = len(list(grid.get_node_ids()))
+        waited = time.monotonic() - started
         if waited >= max(patience, GRACE) or (count >= wanted and (exact or waited >= patience)):
             break
         time.sleep(0.1)

@@ -65,7 +65,8 @@ class Handshake:
     def begin(self, grid: Grid) -> None:
         """Wait for clients, and admit those that can take part; raise a FedhetError if there are too few."""
         check_cluster_of(grid)
-        run, federation = self.run, self.federation
+        run = self.run
+        federation = self.federation
         exact = "clients" in run.config.chosen
         options = run.flower_options
         nodes = options.min_train_nodes, options.min_evaluate_nodes, options.min_available_nodes
@@ -94,7 +95,7 @@ class Handshake:
         With `unseen`, the unseen clients are admitted, too, which join after the last round. Raises a FedhetError with
         the reasons of refusals if they leave no client, or one to a method that needs two.
         """
-        federation, round = self.federation, self.run.round
+        federation = self.federation
         assert federation.grid is not None
         if simulated(federation.grid):  # the folder shows another machine of a Ray cluster that it shares the path
             state_folder(self.run.config.state_dir, self.run.state.run).mkdir(parents=True, exist_ok=True)
@@ -106,15 +107,15 @@ class Handshake:
         if new:
             self._ask(sorted(new), unseen=unseen)
         if not federation.nodes:
-            why = "all join after the last round (unseen-clients)" if self._waiting else "there are no nodes"
-            raise FedhetError(f"{NOBODY}\n{round.reasons(why)}")
+            reason = "all join after the last round (unseen-clients)" if self._waiting else "there are no nodes"
+            raise FedhetError(f"{NOBODY}\n{self.run.round.reasons(reason)}")
         if new:
             self.check_settings()
         if len(federation.nodes) == 1 and self._refused and self.run.traits.communicates:
             (left,) = federation.nodes
             raise FedhetError(
                 f"only client {left} was admitted, and {self.run.method.name} needs at least two clients; correct the "
-                f"others:\n{round.reasons()}"
+                f"others:\n{self.run.round.reasons()}"
             )
         return bool(new)
 
@@ -225,7 +226,8 @@ class Handshake:
         return common | dict(self.common(reply))
 
     def _claims(self, reply: Reply) -> Claims:
-        traits, spec = self.run.traits, reply.report.spec
+        traits = self.run.traits
+        spec = reply.report.spec
         claims: Claims = [*self._common(reply).items(), ("lacks common", self._lacks_common_test(reply))]
         claims += names_in(reply.report.names).items()
         if traits.networks == "equal":
@@ -243,9 +245,9 @@ class Handshake:
 
     def _check_size(self, node: int, reply: Reply) -> None:
         """Check that the server has memory for a client's network and, if it is large, that the client can send it."""
-        spec, copies = reply.report.spec, self.copies
-        check_room(copies * bytes_of(spec), "the server needs memory for the client's network:")
-        if not copies or bytes_of(spec) <= UNSEEN:
+        spec = reply.report.spec
+        check_room(self.copies * bytes_of(spec), "the server needs memory for the client's network:")
+        if not self.copies or bytes_of(spec) <= UNSEEN:
             return
         for _, message in self.federation.query([node], FIRST, Payload()):
             sent = self.federation.read(node, message)
@@ -254,7 +256,9 @@ class Handshake:
         raise FedhetError(f"client {reply.client} did not send its network as the server asked: see the client's log")
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
-        run, report, claimed = self.run, reply.report, reply.client
+        run = self.run
+        report = reply.report
+        claimed = reply.client
         report.client = self.federation.name_for(node, claimed)
         for name, group in reply.arrays.items():
             check_finite(group, f"the client's {name[:100]}")
@@ -279,7 +283,8 @@ class Handshake:
         )
         known.examples = reply.examples
         self.federation.admit(node, reply, claimed)
-        run.metric, run.own_data = report.metric, run.own_data or report.own_data
+        run.metric = report.metric
+        run.own_data = run.own_data or report.own_data
         run.noise[report.client] = report.noise
         if report.device not in run.devices:
             run.devices.append(report.device)
@@ -287,21 +292,25 @@ class Handshake:
             run.warn_once(report.note, [report.client])
 
     def _check_network(self, spec: Spec) -> None:
-        method, traits, known = self.run.method.name, self.run.traits, self.federation.specs
-        first, other = next(iter(known.items()), ("", spec))
+        method = self.run.method.name
+        traits = self.run.traits
+        specs = self.federation.specs
+        first, other = next(iter(specs.items()), ("", spec))
         if traits.networks == "equal" and spec != other:
             raise FedhetError(
                 f"{method} needs equal architectures, and this client's differs from client {first}'s: "
                 f"{difference(spec, other)}; use layer-average, or fedproto with fedproto.width, for different networks"
             )
-        for key, own in spec.items() if traits.shares.averaged else ():
-            client, theirs = next(((client, known[client][key]) for client in known if key in known[client]), ("", own))
-            (shape, dtype), (known_shape, known_dtype) = own, theirs
-            if dtype != known_dtype or (self._one_shape and shape != known_shape):
+        equal = "shapes and dtypes" if self._one_shape else "dtypes"
+        for key, (shape, dtype) in spec.items() if traits.shares.averaged else ():
+            client = next((client for client in specs if key in specs[client]), None)
+            if client is None:
+                continue
+            other_shape, other_dtype = specs[client][key]
+            if dtype != other_dtype or (self._one_shape and shape != other_shape):
                 raise FedhetError(
                     f"{method} averages {key} over clients, but this client's is {dtype}{list(shape)} and client "
-                    f"{client}'s is {known_dtype}{list(known_shape)}: shared arrays must have equal "
-                    f"{'shapes and ' * self._one_shape}dtypes"
+                    f"{client}'s is {other_dtype}{list(other_shape)}: shared arrays must have equal {equal}"
                 )
 
     def _agree(self, reply: Reply, *, joining: bool) -> None:
@@ -311,7 +320,9 @@ class Handshake:
         model lacks are added to it with initial values, unless the client is `joining` after the last round.
         """
         self._agree_on_names(reply)
-        state, traits, common = self.run.state, self.run.traits, self._common(reply)
+        state = self.run.state
+        traits = self.run.traits
+        common = self._common(reply)
         for name, (value, remedy) in common.items():
             if (other := state.common.get(name, value)) != value:
                 raise FedhetError(f"the client's {name} is {value}, and the other clients have {other}: {remedy}")
@@ -319,7 +330,8 @@ class Handshake:
         if reply.client not in state.clients:
             if traits.public != "none":
                 digest, size = self._public_dataset(reply)
-                state.public, state.public_size = state.public or digest, state.public_size or size
+                state.public = state.public or digest
+                state.public_size = state.public_size or size
             self.accept(reply)
         if traits.shares.averaged and not joining:
             known = state.model | self.run.initial
@@ -343,12 +355,13 @@ class Handshake:
 
     def _public_dataset(self, reply: Reply) -> tuple[str, int]:
         """Return digest and size of the server's public dataset, else the client's; raise a FedhetError without one."""
-        report, public = reply.report, self.public_dataset()
+        report = reply.report
+        public = self.public_dataset()
         if public is not None:
             return public.digest, len(public)
         if report.public:
             return report.public, report.public_size
-        labelled = "labelled " * (self.run.traits.public == "labelled")
+        labelled = "labelled " if self.run.traits.public == "labelled" else ""
         held_out = "" if report.own_data else "set public-samples, or "
         raise FedhetError(
             f"there is no {labelled}public dataset, but the method needs it: {held_out}have the clients' data function "

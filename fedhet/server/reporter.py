@@ -43,7 +43,9 @@ class Reporter:
     """
 
     def __init__(self, run: Run, size_of: Callable[[str], str], observers: Sequence[Observer]) -> None:
-        self.run, self.size_of, self.observers = run, size_of, list(observers)
+        self.run = run
+        self.size_of = size_of
+        self.observers = list(observers)
         self.on_common_test: Mapping[str, Any] | None = None
         self.evaluated: MetricRecord | None = None
         self.directory: RunDirectory | None = None  # of the current run, if the reporter records it
@@ -157,7 +159,9 @@ class Reporter:
         return by_client
 
     def _client_rows(self, replies: Mapping[str, Reply]) -> list[ClientRow]:
-        round, scored, rows = self.run.round, self.run.traits.scored, []
+        round = self.run.round
+        scored = self.run.traits.scored
+        rows = []
         up = self._by_client(round.up)
         down = self._by_client(round.down)
         for client in in_order({*replies, *up, *down}):
