@@ -48,17 +48,7 @@ class Batches:
 
     def train(self, trainings: Sequence[Training]) -> list[Trained | BaseException]:
         """Train networks in batches (see `Backend.train`)."""
-
-        def together(group: Sequence[Training]) -> list[Trained | BaseException]:
-            states = [training.generator.get_state() for training in group]
-            try:
-                return _train(group)
-            except Exception:
-                for training, state in zip(group, states, strict=True):
-                    training.generator.set_state(state)
-                raise
-
-        return _by_kind(trainings, _training_kind, together, self._alone.train)
+        return _by_kind(trainings, _training_kind, _train, self._alone.train)
 
     def evaluate(self, evaluations: Sequence[Evaluation]) -> list[Scored | BaseException | None]:
         """Evaluate networks in batches (see `Backend.evaluate`)."""
@@ -163,70 +153,87 @@ def _evaluate(group: Sequence[Evaluation]) -> list[Score]:
 
 
 def _train(group: Sequence[Training]) -> list[Trained | BaseException]:
-    """Train networks of one kind; raise an exception before any network has changed."""
+    """Train networks of one kind; raise an exception before a network or a random generator has changed."""
+    generators = [training.generator.clone_state() for training in group]
     drawn = [
-        [*mini_batches(training.model, training.phase, training.rows, training.generator, None)[0]]
-        for training in group
+        [*mini_batches(training.model, training.phase, training.rows, generator, None)[0]]
+        for training, generator in zip(group, generators, strict=True)
     ]
     # Clients with more steps come first, so that those that still train are the first ones.
     order = sorted(range(len(group)), key=lambda place: -len(drawn[place]))
-    group = [group[place] for place in order]
-    drawn = [drawn[place] for place in order]
-    model = group[0].model.train()
-    phase = group[0].phase
-    optimisation = phase.optimisation
-    losses: list[Tensor] = []
-    recorded = [dict(training.before.recorded) for training in group]
-    further = [0] * len(group)
-    terms: list[Term] = []
-    draws = any(isinstance(term, Term) and term.draw for term in phase.terms)
-    with only_trained(model, phase.trains):
-        firsts = [training.prepare(training.rows.inputs[:1], None) for training in group]
-        check_that_examples_are_separate(model, torch.cat(firsts))
-        live = [isinstance(array, nn.Parameter) and array.requires_grad for array in arrays_of(model)]
-        # Weights of linear layers are transposed in training, so that gradients are contiguous and not copied.
-        layers = {id(module._parameters) for module in model.modules() if type(module) is nn.Linear}
-        linear = [id(arrays) in layers and key == "weight" for arrays, key in _places_of(model)]
-        networks = [transposed(arrays_of(training.model), linear) for training in group]
-        state = [torch.stack(arrays).detach() for arrays in zip(*networks, strict=True)]
-        current = [array.detach().requires_grad_(trains) for array, trains in zip(state, live, strict=True)]
-        leaves = [*compress(current, live)]
-        optimizer = optimisation.build(model, [*compress(arrays_of(model), live)], leaves)
-        for number, batch in enumerate(_padded(group, drawn, leaves[0].dtype)):
-            active = len(batch[0])
-            if active < len(leaves[0]):
-                current = first_of(active, current, optimizer)
-                leaves = [*compress(current, live)]
-                terms = []
-            if not terms or draws:
-                terms = _terms(group[:active], number, batch[3])
-            constants = tuple(term.constants for term in terms)
-            passed: list[int] = []
-            of_one = _loss(group[0], number, terms, passed)
-            dims = tree_map(lambda constant: 0 if isinstance(constant, Tensor) else None, constants)
-            run = batched(model, of_one, (dims, 0, 0, 0, 0))
-            loss, values = run(transposed(current, linear), constants, *batch)
-            loss.sum().backward()
-            if optimisation.clip_gradients:
-                clip([leaf.grad for leaf in leaves if leaf.grad is not None], optimisation.clip_gradients)
-            optimizer.step()
-            forget_gradients(leaves)
-            losses.append(loss.detach())
-            for place in range(active):
-                further[place] += passed[0]
-                record(recorded[place], {name: value[place] for name, value in values.items()})
-    trained = [*compress(state, live)]
-    # Only now, since after an exception each client is trained alone.
-    for place, arrays in enumerate(networks):
-        own = [array.detach() for array in compress(arrays, live)]
-        torch._foreach_copy_(own, [stacked[place] for stacked in trained])
-    norms = torch.stack([array.flatten(1).norm(dim=1) for array in trained]).amax(0).tolist()
+    steps = _Steps([group[place] for place in order], [drawn[place] for place in order])
+    norms = torch.stack([array.flatten(1).norm(dim=1) for array in steps.trained]).amax(0).tolist()
+    losses = pad_sequence(steps.losses).tolist()
     results: dict[int, Trained | BaseException] = {}
-    for place, (training, values) in enumerate(zip(group, pad_sequence(losses).tolist(), strict=True)):
+    for index, place in enumerate(order):
+        training = group[place]
+        training.generator.set_state(generators[place].get_state())
+        torch._foreach_copy_(steps.arrays[index], [array[index] for array in steps.trained])
         sizes = [len(rows) for rows in drawn[place]]
-        outcome = (values[: len(sizes)], sizes, norms[place], further[place], recorded[place])
-        results[order[place]] = attempt(training.outcome, *outcome)
+        outcome = (losses[index][: len(sizes)], sizes, norms[index], steps.further[index], steps.recorded[index])
+        results[place] = attempt(training.outcome, *outcome)
     return [results[place] for place in range(len(group))]
+
+
+class _Steps:
+    """The steps of networks of one kind, in descending order of their numbers of mini-batches `drawn`.
+
+    Attributes:
+        trained: the trained arrays after the last step, each stacked over networks; they share no memory with these.
+        arrays: each network's arrays of the same order.
+        losses: the networks' losses in each step; fewer in later steps, in which only the first networks train.
+        recorded, further: for each network, scalars that loss terms record, and the number of examples that they pass.
+    """
+
+    def __init__(self, group: Sequence[Training], drawn: Sequence[Sequence[Tensor]]) -> None:
+        model = group[0].model.train()
+        phase = group[0].phase
+        self.losses: list[Tensor] = []
+        self.recorded = [dict(training.before.recorded) for training in group]
+        self.further = [0] * len(group)
+        with only_trained(model, phase.trains):
+            firsts = [training.prepare(training.rows.inputs[:1], None) for training in group]
+            check_that_examples_are_separate(model, torch.cat(firsts))
+            live = [isinstance(array, nn.Parameter) and array.requires_grad for array in arrays_of(model)]
+            # Weights of linear layers are transposed in training, so that gradients are contiguous and not copied.
+            layers = {id(module._parameters) for module in model.modules() if type(module) is nn.Linear}
+            linear = [id(arrays) in layers and key == "weight" for arrays, key in _places_of(model)]
+            networks = [transposed(arrays_of(training.model), linear) for training in group]
+            self.arrays = [[array.detach() for array in compress(network, live)] for network in networks]
+            state = [torch.stack(arrays).detach() for arrays in zip(*networks, strict=True)]
+            self.trained = [*compress(state, live)]
+            current = [array.detach().requires_grad_(trains) for array, trains in zip(state, live, strict=True)]
+            leaves = [*compress(current, live)]
+            optimizer = phase.optimisation.build(model, [*compress(arrays_of(model), live)], leaves)
+            draws = any(isinstance(term, Term) and term.draw for term in phase.terms)
+            terms: list[Term] = []
+            for number, batch in enumerate(_padded(group, drawn, leaves[0].dtype)):
+                active = len(batch[0])
+                if active < len(leaves[0]):
+                    current = first_of(active, current, optimizer)
+                    leaves = [*compress(current, live)]
+                    terms = []
+                if not terms or draws:
+                    terms = _terms(group[:active], number, batch[3])
+                self._backward(group[0], number, terms, transposed(current, linear), batch)
+                if phase.optimisation.clip_gradients:
+                    clip([leaf.grad for leaf in leaves if leaf.grad is not None], phase.optimisation.clip_gradients)
+                optimizer.step()
+                forget_gradients(leaves)
+
+    def _backward(
+        self, first: Training, number: int, terms: Sequence[Term], state: list[Tensor], batch: tuple[Tensor, ...]
+    ) -> None:
+        constants = tuple(term.constants for term in terms)
+        dims = tree_map(lambda constant: 0 if isinstance(constant, Tensor) else None, constants)
+        passed: list[int] = []
+        of_one = _loss(first, number, terms, passed)
+        loss, values = batched(first.model, of_one, (dims, 0, 0, 0, 0))(state, constants, *batch)
+        loss.sum().backward()
+        self.losses.append(loss.detach())
+        for place in range(len(loss)):
+            self.further[place] += passed[0]
+            record(self.recorded[place], {name: value[place] for name, value in values.items()})
 
 
 def _padded(
