@@ -23,7 +23,7 @@ from fedhet.flower.grid import ANSWER_ALL
 from fedhet.flower.insides import failure, filled, from_bytes, to_bytes
 from fedhet.flower.messages import decode, identity, write_refusal, write_reply
 from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
-from fedhet.messages import LostState, Payload, Reply, Report, WireError, spec_of
+from fedhet.messages import LostState, Reply, Report, WireError, spec_of
 from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, names_text, public_dataset_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
@@ -38,7 +38,6 @@ from fedhet.utils.machine import cluster_machine, in_ray
 from fedhet.utils.machine import describe as describe_device
 from fedhet.utils.process import standard_settings
 from fedhet.utils.randomness import seeded
-from fedhet.utils.statistics import Work
 from fedhet.utils.text import log, log_once, traceback_in_file
 
 Answer = Callable[[Group], None]
@@ -235,7 +234,7 @@ class Answers:
             raise job.error
         if exchange.sent is not None:
             return job, from_bytes(exchange.sent), {"the reply to the same message again": len(exchange.sent)}
-        reply = self._reply(job, job.policy.outgoing(job.reply, job.side))
+        reply = self._reply(job)
         record = write_reply(reply, flower=job.client.request.flower or self._flower)
         filled(record, {name: records for name, records in job.records.items() if name not in record})
         if job.account:
@@ -281,7 +280,7 @@ class Answers:
         if question == JOIN:
             return
         if question == FIRST:
-            job.reply = work.first(job)
+            job.reply.payload = work.first(job)
             return
         if question != HANDSHAKE:
             raise WireError(f"unknown query {question[:100]!r}: install the server's version of fedhet on this node")
@@ -299,12 +298,15 @@ class Answers:
             client.request = replace(client.request, public=public.digest)  # from now on
             if side.traits.public != "none":
                 check_public_dataset(client, labelled=side.traits.public == "labelled")
-        job.reply = side.handshake(job.payload)
+        job.reply.payload = side.handshake(job.payload)
 
-    def _reply(self, job: Job, payload: Payload) -> Reply:
+    def _reply(self, job: Job) -> Reply:
+        """Return a job's reply with what the node's policy allows."""
         client = job.client
         policy = job.policy
-        report = Report(client.name, lost_state=client.request.expected if job.lost else -1)
+        reply = job.reply
+        report = reply.report
+        reply.payload = policy.outgoing(reply.payload, job.side)
         if client.request.question == HANDSHAKE:
             self._introduce(job, report)
         report.note = "; ".join(job.remarks)
@@ -313,22 +315,17 @@ class Answers:
             report.note = ""
         if client.request.question == HANDSHAKE and not policy.tells_metrics:
             report.note = "its node sends no metrics (key allow of its node config), so its accuracy is not known"
-        tells = policy.tells_metrics
-        loss = client.trained.mean_loss if tells and client.privacy is None else None
-        return Reply(
-            examples=job.examples or len(client.data.train),
-            payload=payload,
-            report=report,
-            test_examples=len(client.data.test) if job.test_examples is None else job.test_examples,
-            given_weight=job.weight,
-            train_loss=None if loss is None else policy.rounded(loss),
-            train_weight=0.0 if loss is None else policy.loss_weight(client.task, client.data.train.labels),
-            measured=job.measured if tells else {},
-            validation_examples=len(client.data.validation) if client.data.validation else 0,
-            work=client.trained.work if client.secret is None else Work(),  # steps depend on the classes
-            further={name: policy.rounded(value) for name, value in job.further.items()} if tells else {},
-            evaluated={name: policy.rounded(value) for name, value in job.evaluated.items()} if tells else {},
-        )
+        if client.secret is None:  # steps depend on the classes
+            reply.work = client.trained.work
+        if not policy.tells_metrics:
+            return replace(reply, measured={}, further={}, evaluated={})
+        loss = client.trained.mean_loss if client.privacy is None else None
+        if loss is not None:
+            reply.train_loss = policy.rounded(loss)
+            reply.train_weight = policy.loss_weight(client.task, client.data.train.labels)
+        reply.further = {name: policy.rounded(value) for name, value in reply.further.items()}
+        reply.evaluated = {name: policy.rounded(value) for name, value in reply.evaluated.items()}
+        return reply
 
     def _introduce(self, job: Job, report: Report) -> None:
         info = job.info

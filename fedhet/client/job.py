@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from fedhet.client.client import AnySide, Client
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
-from fedhet.messages import Payload
-from fedhet.messages.protocol import Measured
+from fedhet.messages import Payload, Reply, Report
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.training import Backend, Batches, attempt
 from fedhet.utils.randomness import SecretStream, derive_seed, seed_everything
@@ -46,18 +45,12 @@ class Job:
         build: function that builds the whole network with the initial weights of a client (its name), or `all` clients.
         redraw: function that loads such initial weights into the client's network.
         backend: computes trainings and evaluations.
-        reply: the payload of the reply.
         error: the exception that ended the client's work.
-        measured: the client's evaluations so far, by name, such as `received` or `common-trained`.
-        lost: whether the state that the server expects is missing.
-        further: metrics that the user's own train function returned, by name.
-        evaluated: metrics that the user's own evaluate function returned, by name.
         scored: the fine-tuned personal model's tensors at the run's last evaluation; empty without fine-tuning.
-        examples: number of training examples (`test_examples`: test examples) by the user's own functions, or None.
-        weight: the client's weight from the user's own train function; 0 for the number of training examples.
         records: records by name that the user's own train function adds to its reply, for hooks of a user's strategy.
         remarks: messages for the server's log.
         account: the node's secret, whose privacy account training is charged to; None without `dp-noise`.
+        reply: the reply, before the node's policy decides what is sent.
         streams: the random streams of training.
     """
 
@@ -68,24 +61,20 @@ class Job:
     build: Callable[[str], nn.Module]
     redraw: Callable[[str], None]
     backend: Backend = field(default_factory=Batches)
-    reply: Payload = field(default_factory=Payload)
     error: BaseException | None = None
-    measured: dict[str, Measured] = field(default_factory=dict)
-    lost: bool = False
-    further: dict[str, float] = field(default_factory=dict)
-    evaluated: dict[str, float] = field(default_factory=dict)
     scored: dict[str, Tensor] = field(default_factory=dict)
-    examples: int | None = None
-    test_examples: int | None = None
-    weight: float = 0.0
     records: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     account: NodeSecret | None = None
+    reply: Reply = field(init=False)
     streams: Streams = field(init=False)
 
     def __post_init__(self) -> None:
         client: Client = self.side.client
+        data = client.data
         self.client = client
+        self.reply = Reply(len(data.train), Payload(), Report(client.name), len(data.test))
+        self.reply.validation_examples = len(data.validation) if data.validation else 0
         self.streams = Streams(client.generator("batches"), client.order("batches"), client.seed("dropout"))
 
     def say(self, remark: str) -> None:
@@ -95,7 +84,8 @@ class Job:
 
     def seed(self) -> None:
         """Seed the global random generators for the message."""
-        client, request = self.client, self.client.request
+        client = self.client
+        request = client.request
         seed_everything(derive_seed(client.root, "message", client.name, request.round, request.question))
 
 

@@ -150,7 +150,8 @@ class _OwnApp:
         job = self.job
         client = job.client
         # The train function does all phases of the method at once.
-        if job.weight:
+        reply = job.reply
+        if reply.given_weight:
             return training.before
         if client.privacy:
             raise Refused(
@@ -167,10 +168,10 @@ class _OwnApp:
             job.say(f"its node sets {limits[0]}, so the ConfigRecords of its train function are not sent")
         self.metrics["train"] = metrics
         count = _count("train", metrics)
-        job.examples = max(1, int(count))
-        job.policy.check_examples(job.examples, max(client.config.batch_size, job.policy.least))
-        job.weight = metrics.pop(weight, 0.0 if weight != COUNT else count)
-        if not job.weight > 0:
+        reply.examples = max(1, int(count))
+        job.policy.check_examples(reply.examples, max(client.config.batch_size, job.policy.least))
+        reply.given_weight = metrics.pop(weight, 0.0 if weight != COUNT else count)
+        if not reply.given_weight > 0:
             raise ModelError(
                 f"your train function must return the metric {weight!r} (weighted_by_key), the client's weight, above 0"
             )
@@ -211,8 +212,10 @@ class _OwnApp:
         count = _count("evaluate", metrics)
         if not enough(job, max(1, int(count)), when):
             return None
-        job.test_examples = max(1, int(count))
-        job.examples = job.examples or job.test_examples
+        job.reply.test_examples = max(1, int(count))
+        # Until the train function has returned its number of examples, this one is the weight.
+        if not job.reply.given_weight:
+            job.reply.examples = job.reply.test_examples
         share = max(0.0, metrics.pop(weight, count))
         missing = [name for name in (self.accuracy, self.loss) if name not in {*metrics, *self.left_out}]
         if missing:
@@ -238,11 +241,13 @@ class _OwnApp:
         evaluated = self.metrics["evaluate"]
         # Also if no evaluation says which names the evaluate function uses.
         taken = {self.accuracy, self.loss, "accuracy", *evaluated}
-        self.job.further = {
+        self.job.reply.further = {
             f"train_{name}" if name in taken or _ours(name) else name: value
             for name, value in self.metrics["train"].items()
         }
-        self.job.evaluated = {f"evaluate_{name}" if _ours(name) else name: value for name, value in evaluated.items()}
+        self.job.reply.evaluated = {
+            f"evaluate_{name}" if _ours(name) else name: value for name, value in evaluated.items()
+        }
 
     def _ask(self, action: str, round: int) -> tuple[dict[str, Any], dict[str, float], str, Any]:
         """Call the app's `action`; return arrays, metrics, the weight metric's name, and ConfigRecords by name."""

@@ -63,7 +63,7 @@ def join(group: Group, jobs: Sequence[Job]) -> None:
     """Train and evaluate clients that join after the last round, from received weights and from random weights.
 
     Both trainings re-estimate BatchNorm's statistics, then use the same batches for `unseen-epochs` epochs. The network
-    is evaluated before the first epoch and after each epoch; `job.measured` gets the results.
+    is evaluated before the first epoch and after each epoch; `measured` of the reply gets the results.
     """
     jobs = [job for job in jobs if job.policy.tells_metrics and not job.client.privacy]
     epochs = max((job.client.config.unseen_epochs for job in jobs), default=-1)
@@ -97,8 +97,8 @@ def restore(job: Job) -> None:
     saved: dict[str, Tensor] = {}
     if expected >= 0 and (side.remembers or _lasting(side)):
         saved = client.store.load(expected) or {}
-        job.lost = not saved
-        if job.lost:
+        if not saved:
+            job.reply.report.lost_state = expected
             log.warning("client %s lost its state of round %d and starts afresh", client.name, expected)
     received = job.payload.arrays.get("model", {})
     names = {name for name, key in side.shared_names().items() if key in received}
@@ -127,7 +127,7 @@ def _personal_weights(job: Job) -> dict[str, Tensor]:
     """Return the personal model's tensors; empty if there is none, or if the received model is the client's own."""
     client = job.client
     # Until a client has trained, the received model is its own.
-    trained = job.side.traits.keeps == "model" and client.request.expected >= 0 and not job.lost
+    trained = job.side.traits.keeps == "model" and client.request.expected >= 0 and job.reply.report.lost_state < 0
     return {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
 
 
@@ -146,9 +146,9 @@ def _phases(job: Job) -> Sequence[Phase]:
 def _end(job: Job) -> None:
     client = job.client
     seed_everything(client.seed("end"))
-    job.reply = job.side.end(job.payload)
+    job.reply.payload = job.side.end(job.payload)
     if client.privacy:
-        job.further["epsilon"] = client.privacy.epsilon
+        job.reply.further["epsilon"] = client.privacy.epsilon
 
 
 def _begin_newcomer(job: Job, start: str) -> None:
@@ -262,7 +262,7 @@ def _training(job: Job, phases: Sequence[Phase], number: int) -> Training:
 
 
 def measure(group: Group, when: str, jobs: Iterable[Job] | None = None) -> None:
-    """Evaluate networks of `jobs` (default: all) and store results in `job.measured`, unless the policy forbids it.
+    """Evaluate the networks of `jobs` (default: all) for the reply, unless the policy forbids it.
 
     `when` is `received` before training, `trained` after it. Evaluation does not influence training: its random numbers
     have their own seed, the same in every round, and buffers that a network changes in evaluation mode are restored.
@@ -324,7 +324,7 @@ def score(group: Group, when: str, predictors: Mapping[Job, Predictor]) -> None:
 
 
 def _evaluations(job: Job, when: str, predictor: Predictor) -> dict[str, Evaluation]:
-    """Return the evaluations of the model `when`, by the prefix of their names in `job.measured`."""
+    """Return the evaluations of the model `when`, by the prefix of their names in `measured` of the reply."""
     client = job.client
     sets: dict[str, Examples | None] = {}
     if client.config.test_on != "global" and not client.privacy:
@@ -360,7 +360,7 @@ def _record(job: Job, evaluation: Evaluation, score: Scored | None, *, when: str
         behind=score.examples_behind,
     )
     measured.weight = job.policy.loss_weight(client.task, evaluation.examples.labels)
-    job.measured[evaluation.name] = measured
+    job.reply.measured[evaluation.name] = measured
 
 
 def enough(job: Job, count: int, metric: str) -> bool:
