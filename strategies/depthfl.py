@@ -9,8 +9,7 @@ The exits, with predictions p_j, learn from the labels and from each other; p_k 
 
 from dataclasses import dataclass, replace
 
-from fedhet.methods.method import method
-from fedhet.methods.options import option
+from fedhet.server import method, option
 
 from .families.submodels import PARTS, ByDepth, DepthKeys, SubmodelState
 

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.messages import Arrays, Reply, load_into
-from fedhet.methods.method import Traits, method
-from fedhet.methods.options import Options
 from fedhet.methods.sharing import Sharing
 from fedhet.models.representation import in_precision, precision
-from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
+from fedhet.server import ArraysBy, FederatedStrategy, Options, State, Traits, in_order, method
 
 
 class Keys(Options):

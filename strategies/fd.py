@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedhet.messages import Payload, Reply
-from fedhet.methods.method import STRUCTURE, Traits, method
-from fedhet.methods.options import Options, option
-from fedhet.server import ArraysBy, Common, in_order
+from fedhet.server import STRUCTURE, ArraysBy, Common, Options, Payload, Reply, Traits, in_order, method, option
 
 from .families.by_class import ByClass, ClassState, class_means, width_of
 

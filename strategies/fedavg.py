@@ -6,10 +6,8 @@
 L_i is the loss of client i's n_i examples.
 """
 
-from fedhet.methods.method import Traits, method
-from fedhet.methods.options import Options
 from fedhet.methods.sharing import EVERYTHING
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import FederatedStrategy, Options, State, Traits, method
 
 
 @method("fedavg", Traits(networks="equal", shares=EVERYTHING, common_init=True))

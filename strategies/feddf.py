@@ -17,9 +17,8 @@ from fedhet import models
 from fedhet.data import Examples
 from fedhet.errors import FedhetError
 from fedhet.messages import Reply, load_into, to_arrays
-from fedhet.methods.method import METRICS, Traits, method
-from fedhet.methods.options import option
 from fedhet.models.representation import precision
+from fedhet.server import METRICS, Traits, method, option
 from fedhet.setup import client_setup
 from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft_divergence
 from fedhet.utils.machine import device_of

@@ -17,12 +17,9 @@ from torch import Tensor
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.messages import Arrays, Payload, Reply
-from fedhet.methods.method import Traits, method
-from fedhet.methods.options import option
 from fedhet.methods.sharing import HEAD
 from fedhet.models.networks import Generator, draw
-from fedhet.server import ArraysBy, FederatedStrategy, State
+from fedhet.server import Arrays, ArraysBy, FederatedStrategy, Payload, Reply, State, Traits, method, option
 from fedhet.server.claims import limited
 from fedhet.training import Optimisation, Phase, Step
 from fedhet.utils.randomness import torch_generator

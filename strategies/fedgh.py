@@ -9,8 +9,7 @@ Phi_w(x) is the representation (the head's input) of example x. The server train
 import numpy as np
 from torch import nn
 
-from fedhet.messages import Payload
-from fedhet.methods.method import method
+from fedhet.server import Payload, method
 
 from .families.at_server import Learner, LearnerKeys
 from .families.by_class import PROTOTYPES

@@ -19,9 +19,7 @@ from torch import Tensor
 from fedhet.algorithms.alignment.targets import check_sent, pack_all, target_of, unpack_all
 from fedhet.errors import ConfigError
 from fedhet.messages import Arrays, Payload, Reply, WireError
-from fedhet.methods.method import METRICS, Traits, method
-from fedhet.methods.options import Options, option
-from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
+from fedhet.server import METRICS, ArraysBy, FederatedStrategy, Options, State, Traits, in_order, method, option
 from fedhet.utils.randomness import torch_generator
 
 from .families.scores import distance_metric

@@ -22,10 +22,8 @@ from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows, 
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
-from fedhet.methods.method import METRICS, Traits, method
-from fedhet.methods.options import Options, option
 from fedhet.methods.sharing import EVERYTHING, NOTHING
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import METRICS, FederatedStrategy, Options, State, Traits, method, option
 from fedhet.setup import client_setup
 from fedhet.utils.randomness import torch_generator
 

@@ -12,10 +12,8 @@ of each KL are constants. Clients that trained in the last round receive the las
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fedhet.messages import Arrays, Payload, Reply, WireError
 from fedhet.messages.payload import add_factors, from_factors, to_factors
-from fedhet.methods.method import method
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import Arrays, FederatedStrategy, Payload, Reply, State, WireError, method
 
 from .families.small_network import SMALL_NETWORK, SmallNetworkKeys
 

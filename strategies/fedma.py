@@ -19,9 +19,7 @@ import numpy as np
 from fedhet.algorithms.matching.groups import assemble, due, match_group
 from fedhet.errors import FedhetError
 from fedhet.messages import Arrays, Payload, Reply, check
-from fedhet.methods.method import method
-from fedhet.methods.options import option
-from fedhet.server import ArraysBy
+from fedhet.server import ArraysBy, method, option
 from fedhet.utils.randomness import derive_seed
 from fedhet.utils.text import log
 

@@ -10,9 +10,7 @@ Before its first round, a client trains on the labelled public dataset.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedhet.messages import Reply
-from fedhet.methods.method import METRICS, Traits, method
-from fedhet.methods.options import option
+from fedhet.server import METRICS, Reply, Traits, method, option
 
 from .families.scores import Scores, ScoresKeys, ScoresState, distance_metric
 

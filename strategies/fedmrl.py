@@ -10,9 +10,7 @@ entries of R. The matrix P and bias b of the projector are trained with both net
 
 from dataclasses import dataclass, replace
 
-from fedhet.methods.method import method
-from fedhet.methods.options import option
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import FederatedStrategy, State, method, option
 
 from .families.small_network import SMALL_NETWORK, SmallNetworkKeys
 

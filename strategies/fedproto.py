@@ -10,8 +10,7 @@ Phi_w(x) is the representation (the head's input, of width d) of example x. A cl
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fedhet.methods.method import Traits, method
-from fedhet.methods.options import option
+from fedhet.server import method, option
 
 from .families.by_class import PROTOTYPES, ByClass, ClassState, WidthKeys
 
@@ -26,11 +25,12 @@ class Keys(WidthKeys):
     )
 
 
-def traits(keys: Keys) -> Traits:
-    """Return what FedProto needs and exchanges; `keys.predict` decides by what clients predict."""
-    return replace(PROTOTYPES if keys.predict == "head" else BY_NEAREST, other_arrays="entries")
-
-
-@method("fedproto", traits, Keys, client="fedhet.client_apps.fedproto:FedProto", own={"fedproto.width": 32})
+@method(
+    "fedproto",
+    lambda keys: replace(PROTOTYPES if keys.predict == "head" else BY_NEAREST, other_arrays="entries"),
+    Keys,
+    client="fedhet.client_apps.fedproto:FedProto",
+    own={"fedproto.width": 32},
+)
 class FedProto(ByClass[Keys, ClassState]):
     """FedProto: the average of the clients' prototypes (mean representations) of each class."""

@@ -7,8 +7,7 @@ The server averages as in FedAvg.
 
 from dataclasses import dataclass
 
-from fedhet.methods.method import method
-from fedhet.methods.options import Options, option
+from fedhet.server import Options, method, option
 
 from .fedavg import FedAvg
 

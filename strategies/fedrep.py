@@ -9,11 +9,8 @@ A last round only trains heads.
 from dataclasses import dataclass
 
 from fedhet.errors import ConfigError
-from fedhet.messages import Reply
-from fedhet.methods.method import Traits, method
-from fedhet.methods.options import Config, Options, option
 from fedhet.methods.sharing import BODY
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import Config, FederatedStrategy, Options, Reply, State, Traits, method, option
 
 
 @dataclass(frozen=True)

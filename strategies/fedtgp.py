@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.messages import Reply, to_arrays
-from fedhet.methods.method import method
-from fedhet.methods.options import option
+from fedhet.server import method, option
 from fedhet.training import Loss, Step
 
 from .families.at_server import Learner, LearnerKeys

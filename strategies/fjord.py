@@ -9,8 +9,7 @@ from the configured widths up to its own width p_i:
 
 from dataclasses import dataclass
 
-from fedhet.methods.method import method
-from fedhet.methods.options import option
+from fedhet.server import method, option
 
 from .families.submodels import PARTS, SubmodelState, SubmodelStrategy
 from .heterofl import Keys as WidthsKeys

@@ -10,10 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedhet.messages import Payload, Reply
-from fedhet.methods.method import method
-from fedhet.methods.options import Options, option
-from fedhet.server import FederatedStrategy, State, in_order
+from fedhet.server import FederatedStrategy, Options, Payload, Reply, State, in_order, method, option
 
 from .families.small_network import SMALL_NETWORK
 

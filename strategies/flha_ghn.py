@@ -14,9 +14,8 @@ from typing import Literal
 
 from fedhet.algorithms.hypernets.design import start
 from fedhet.messages import Arrays, Reply, Spec, WireError, to_arrays
-from fedhet.methods.method import Traits, method
 from fedhet.methods.options import Options, Value, option
-from fedhet.server import Common, FederatedStrategy, State
+from fedhet.server import Common, FederatedStrategy, State, Traits, method
 
 
 @dataclass(frozen=True)

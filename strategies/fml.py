@@ -8,9 +8,7 @@ The server averages the shared networks. The first argument of each KL is a cons
 
 from dataclasses import dataclass
 
-from fedhet.methods.method import method
-from fedhet.methods.options import option
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import FederatedStrategy, State, method, option
 
 from .families.small_network import SMALL_NETWORK, SmallNetworkKeys
 

@@ -11,9 +11,7 @@ An entry that no client of the round has keeps its value. A row of the head is a
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fedhet.messages import Reply, WireError
-from fedhet.methods.method import method
-from fedhet.methods.options import option
+from fedhet.server import Reply, WireError, method, option
 
 from .families.submodels import PARTS, SubmodelKeys, SubmodelState, SubmodelStrategy
 

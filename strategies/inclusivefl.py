@@ -23,10 +23,7 @@ from torch import nn
 from fedhet.algorithms.graphs import PermutationGroups
 from fedhet.algorithms.graphs.blocks import EXITS, Exits
 from fedhet.errors import FedhetError
-from fedhet.messages import Arrays, Payload, Reply
-from fedhet.methods.method import method
-from fedhet.methods.options import option
-from fedhet.server import ArraysBy, average_shared
+from fedhet.server import Arrays, ArraysBy, Payload, Reply, average_shared, method, option
 from fedhet.utils.statistics import grouped
 
 from .families.submodels import PARTS, ByDepth, DepthKeys, SubmodelState, read_network

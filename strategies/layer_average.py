@@ -7,10 +7,8 @@ layers by name and position; here, layers match if class, options and shapes are
 from dataclasses import dataclass
 from typing import Literal
 
-from fedhet.methods.method import Traits, method
-from fedhet.methods.options import Options, option
 from fedhet.methods.sharing import BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import FederatedStrategy, Options, State, Traits, method, option
 
 MAPS = {"type-order": BY_TYPE_AND_ORDER, "architecture": WITHIN_ARCHITECTURES, "max-common": BY_FIRST_LAYERS}
 

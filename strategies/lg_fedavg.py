@@ -6,10 +6,8 @@
 Bodies may have any architecture.
 """
 
-from fedhet.methods.method import Traits, method
-from fedhet.methods.options import Options
 from fedhet.methods.sharing import HEAD
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import FederatedStrategy, Options, State, Traits, method
 
 
 @method("lg-fedavg", Traits(shares=HEAD, keeps="model", common_init=True))

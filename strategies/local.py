@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fedhet.methods.method import Traits, method
-from fedhet.methods.options import Options, option
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import FederatedStrategy, Options, State, Traits, method, option
 
 
 @dataclass(frozen=True)

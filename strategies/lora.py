@@ -17,11 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedhet.messages import Arrays, Payload, Reply
-from fedhet.methods.method import STRUCTURE, Traits, method
-from fedhet.methods.options import option
 from fedhet.methods.sharing import TRAINED
-from fedhet.server import Common, average_shared
+from fedhet.server import STRUCTURE, Arrays, Common, Payload, Reply, Traits, average_shared, method, option
 from fedhet.utils.process import standard_settings
 
 from .families.submodels import SubmodelKeys, SubmodelState, SubmodelStrategy, cut

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork, begin_of
 from fedhet.messages import Arrays, Payload, Reply, check, to_arrays, to_tensor
-from fedhet.methods.method import STRUCTURE, Traits, method
-from fedhet.methods.options import Options, option
 from fedhet.methods.sharing import TRAINED
-from fedhet.server import ArraysBy, FederatedStrategy, State
+from fedhet.server import STRUCTURE, ArraysBy, FederatedStrategy, Options, State, Traits, method, option
 from fedhet.training import eager
 from fedhet.utils.process import standard_settings
 

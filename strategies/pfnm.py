@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedhet.algorithms.matching.groups import assemble, match_networks
-from fedhet.messages import Payload, Reply
-from fedhet.methods.method import method
+from fedhet.server import Payload, Reply, method
 from fedhet.utils.randomness import derive_seed
 
 from .families.matched import MATCHED, PAPER, MatchedKeys, MatchedState, MatchedStrategy

@@ -1,10 +1,15 @@
 """The server side of a run: `FederatedStrategy`, the base class of all strategies, and names that strategies import."""
 
-from fedhet.results.state import ArraysBy as ArraysBy
-from fedhet.results.state import ClientRecord as ClientRecord
-from fedhet.results.state import State as State
-from fedhet.server.aggregation import average_shared as average_shared
-from fedhet.server.handshake import Common as Common
-from fedhet.server.loop import EvaluateFunction as EvaluateFunction
-from fedhet.server.strategy import FederatedStrategy as FederatedStrategy
-from fedhet.utils.statistics import in_order as in_order
+from fedhet.messages import Arrays, Payload, Reply, WireError
+from fedhet.methods.method import METRICS, STRUCTURE, Traits, method
+from fedhet.methods.options import Config, Options, option
+from fedhet.results.state import ArraysBy, ClientRecord, State
+from fedhet.server.aggregation import average_shared
+from fedhet.server.handshake import Common
+from fedhet.server.loop import EvaluateFunction
+from fedhet.server.strategy import FederatedStrategy
+from fedhet.utils.statistics import in_order
+
+__all__ = ["METRICS", "STRUCTURE", "Arrays", "ArraysBy", "ClientRecord", "Common", "Config", "EvaluateFunction"]
+__all__ += ["FederatedStrategy", "Options", "Payload", "Reply", "State", "Traits", "WireError", "average_shared"]
+__all__ += ["in_order", "method", "option"]

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Reply, check_room, load_into, to_arrays
-from fedhet.methods.options import option
-from fedhet.server import Common
+from fedhet.server import Common, option
 from fedhet.tasks import Task
 from fedhet.training import Loss, Optimisation, Phase, Training
 from fedhet.utils.process import standard_settings

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, Reply, WireError, check
-from fedhet.methods.method import STRUCTURE, Traits
 from fedhet.methods.options import Options, Value, option
-from fedhet.server import Common, FederatedStrategy, State
+from fedhet.server import STRUCTURE, Common, FederatedStrategy, State, Traits
 
 MOST_CLASSES = 2**16
 """The largest number of classes that a network may have; clients allocate memory for all of them."""

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from fedhet.methods.method import Traits
 from fedhet.methods.options import Options, keys_about
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import FederatedStrategy, State, Traits
 
 
 @dataclass(frozen=True)

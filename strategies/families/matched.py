@@ -17,10 +17,9 @@ from fedhet.algorithms.graphs import PermutationGroups, resize, widths_of
 from fedhet.algorithms.matching.groups import Matching, average_rest, groups_to_json
 from fedhet.errors import ConfigError
 from fedhet.messages import Arrays, Reply, WireError
-from fedhet.methods.method import STRUCTURE, Traits
 from fedhet.methods.options import Config, Options, Value, option
 from fedhet.methods.sharing import Sharing
-from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
+from fedhet.server import STRUCTURE, ArraysBy, Common, FederatedStrategy, State, Traits, in_order
 
 from .by_class import class_counts
 from .submodels import described, read_network

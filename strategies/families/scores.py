@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.algorithms.alignment.targets import pack, unpack
-from fedhet.messages import Arrays, Payload, Reply, WireError
-from fedhet.methods.options import Options
-from fedhet.server import Common, FederatedStrategy, State
+from fedhet.server import Arrays, Common, FederatedStrategy, Options, Payload, Reply, State, WireError
 from fedhet.utils.randomness import numpy_generator
 
 from .by_class import outputs_of

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedhet.methods.method import Traits
-from fedhet.methods.options import Options, option
+from fedhet.server import Options, Traits, option
 
 SMALL_NETWORK = Traits(keeps="model", common_init=True, sends={"model": "weights"})
 """Traits of methods whose clients keep their own networks and share a small one."""

@@ -19,10 +19,9 @@ from fedhet.algorithms.matching import groups_from_json
 from fedhet.errors import ConfigError
 from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check, load_into
 from fedhet.messages.protocol import WHOLE
-from fedhet.methods.method import Traits
 from fedhet.methods.options import Config, Options, Value, listed, option
 from fedhet.methods.sharing import FIRST_UNITS, Units
-from fedhet.server import Common, FederatedStrategy, State, average_shared
+from fedhet.server import Common, FederatedStrategy, State, Traits, average_shared
 from fedhet.utils.statistics import in_order
 
 PARTS = Traits(networks="parts", shares=FIRST_UNITS, common_init=True)
