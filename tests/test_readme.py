@@ -128,6 +128,16 @@ class TestOnesOwnMethod(MethodContract):
         assert "MethodContract" in blocks()["test_lg"]
 
 
+def test_a_loss_term_of_ones_own(app: Path) -> None:
+    settings = {"preset": "fedproto/digits", "method": "cosine:Cosine", "cosine.weight": 5.0, "clients": 2, "rounds": 2}
+    done = fedhet.run({**settings, "architectures": "mlp-20", "report": False}, out=app / "run")
+    without = fedhet.run({**settings, "architectures": "mlp-20", "cosine.weight": 0, "report": False}, out=app / "none")
+    assert [row["failures"] for row in done.history] == [[]] * len(done.history)
+    before, after = ([run.history[round]["train_loss"] for run in (done, without)] for round in (1, 2))
+    assert before[0] == before[1]
+    assert after[0] > after[1]
+
+
 def test_a_key_and_a_state(app: Path) -> None:
     """Up to W(2) - W(1), momentum adds beta (W(1) - W(0)) to what FedAvg does."""
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
+from fedhet.errors import ConfigError
 from fedhet.methods import options
 from fedhet.methods.options import Aggregation, Value
 from fedhet.methods.sharing import BODY, HEAD, NOTHING, Sharing
@@ -75,6 +76,10 @@ class Traits:
     other_arrays: Literal["", "mean", "entries", "whole"] = ""
     sends: Mapping[str, str] = field(default_factory=dict, hash=False)
     predicts: str = "the client's network"
+
+    def __post_init__(self) -> None:
+        if (self.networks == "parts") != (self.shares.units is not None):
+            raise ConfigError('traits need networks = "parts" if, and only if, their sharing map has `units`: set both')
 
     @property
     def scored(self) -> Literal["received", "trained"]:
