@@ -46,7 +46,7 @@ def test_frozen_network_has_distance_0(preset: str, stand_ins: str, tmp_path: Pa
 
 def test_augmented_rad(stand_ins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[int, list[Tensor]] = {}
-    make = FedHeNN._rad
+    make = FedHeNN.rad
 
     def spying(half: Any, arrays: Any, round: int) -> Any:
         rad = make(half, arrays, round)
@@ -55,7 +55,7 @@ def test_augmented_rad(stand_ins: str, tmp_path: Path, monkeypatch: pytest.Monke
         assert (rad != half.client.public.inputs[rows]).float().mean() > 0.2
         return rad
 
-    monkeypatch.setattr(FedHeNN, "_rad", spying)
+    monkeypatch.setattr(FedHeNN, "rad", spying)
     cifar = {"dataset": "cifar10-fedhenn", "data": stand_ins, "augment": True, "fedhenn.rad-source": "train-union"}
     small = {"clients": 2, "rounds": 3, "samples-per-client": 16, "closing-epochs": 0, "architectures": "mlp"}
     config = resolve({"method": "fedhenn", "local-epochs": 1, "fraction-train": 1.0, **small, **cifar, **OWN})
