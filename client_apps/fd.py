@@ -28,6 +28,6 @@ def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> 
     row of each class in it, or -1 for a class without a prediction; its examples are left out of the mean.
     """
     rows = row_of[step.labels]
-    known = (rows >= 0).to(step.outputs.dtype)
-    entropies = -(teacher[rows] * F.log_softmax(step.task.outputs.scores(step.outputs), 1)).sum(1) * known
-    return weight * step.mean(entropies) / step.mean(known).clamp(min=1 / len(rows))
+    in_mean = (rows >= 0).to(step.outputs.dtype)
+    entropies = -(teacher[rows] * F.log_softmax(step.task.outputs.scores(step.outputs), 1)).sum(1) * in_mean
+    return weight * step.mean(entropies) / step.mean(in_mean).clamp(min=1 / len(rows))

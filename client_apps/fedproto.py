@@ -78,6 +78,6 @@ def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> T
     examples are left out of the mean.
     """
     rows = row_of[step.labels]
-    known = (rows >= 0).float()
-    apart = step.mean(((step.captured["phi"] - prototypes[rows]) * known[:, None]).square().mean(1))
-    return weight * (apart / step.mean(known).clamp(min=1 / len(rows)))
+    in_mean = (rows >= 0).float()
+    apart = step.mean(((step.captured["phi"] - prototypes[rows]) * in_mean[:, None]).square().mean(1))
+    return weight * (apart / step.mean(in_mean).clamp(min=1 / len(rows)))

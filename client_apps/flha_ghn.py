@@ -40,8 +40,8 @@ class FLHAGHN(ClientSide[Keys]):
         settings = self.options
         config = client.config
         self.graph = layer_graph(client.model, client.transform(client.data.train.inputs[:2]), client.starts)
-        known = settings.head != "tiled" and config.dataset != OWN
-        types = _types(config.architectures, client_setup.dataset_of(config)) if known else {}
+        of_dataset = settings.head != "tiled" and config.dataset != OWN
+        types = _types(config.architectures, client_setup.dataset_of(config)) if of_dataset else {}
         hypernetwork = GraphHypernetwork(types, settings.head, normalise=settings.normalise, seed=None)
         hypernetwork.to(client.device)
         self.written = Written(hypernetwork, client.model, hypernetwork.read(self.messages()))

@@ -14,6 +14,6 @@ class LabelSpreading(Classifier):
 
         public = flat(self.client.transform(self.client.public.inputs))
         everything = np.concatenate([features, public])
-        known = np.concatenate([labels, np.full(len(public), -1)])
+        targets = np.concatenate([labels, np.full(len(public), -1)])
         classifier = LabelSpreading(kernel="knn", n_neighbors=min(7, len(everything)), max_iter=200)
-        return classifier.fit(everything, known)
+        return classifier.fit(everything, targets)

@@ -15,7 +15,8 @@ from fedhet.messages import Payload
 from fedhet.strategies.families.classifiers import Keys
 from fedhet.training import Phase, Trained
 
-LEAST = 1e-6  # lowest probability of a class, so that the cross entropy of a wrong prediction is finite
+LEAST = 1e-6
+"""Lowest probability of a class, so that the cross entropy of a wrong prediction is finite."""
 
 
 class Classifier(ClientSide[Keys], ABC):
@@ -43,10 +44,10 @@ class Classifier(ClientSide[Keys], ABC):
 
         def predict(batch: Tensor) -> Tensor:
             with np.errstate(invalid="ignore", divide="ignore"):  # nan from label spreading
-                known = torch.from_numpy(self._classifier.predict_proba(flat(batch))).to(outputs)
-            known = torch.where(known.isfinite(), known, 1 / len(columns))
+                fitted = torch.from_numpy(self._classifier.predict_proba(flat(batch))).to(outputs)
+            fitted = torch.where(fitted.isfinite(), fitted, 1 / len(columns))
             probabilities = torch.full((len(batch), outputs.shape[-1]), LEAST).to(outputs)
-            probabilities[:, columns] = known.clamp_min(LEAST)
+            probabilities[:, columns] = fitted.clamp_min(LEAST)
             return probabilities.log()
 
         return predict

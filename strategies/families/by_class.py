@@ -137,20 +137,20 @@ def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
     return counts
 
 
-def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
+def class_means(sent: Sequence[Arrays], before: Arrays) -> Arrays:
     """Return the mean vector of each class over clients, weighted by the clients' numbers of examples of the class.
 
     `sent` has each client's arrays `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64, for k classes.
-    Classes that no client sent keep the means of the previous result `known`. Returns ascending `classes`, and `means`.
+    Classes that no client sent keep the means of the result `before`. Returns ascending `classes`, and `means`.
     """
     classes, rows = np.unique(np.concatenate([group["classes"] for group in sent]), return_inverse=True)
     counts = np.concatenate([group["counts"] for group in sent]).astype(np.float64)
     sums = np.zeros((len(classes), sent[0]["means"].shape[1]))
     np.add.at(sums, rows, np.concatenate([group["means"] for group in sent]) * counts[:, None])
     means = sums / np.bincount(rows, counts)[:, None]
-    if known:
-        kept = ~np.isin(known["classes"], classes)
-        classes = np.concatenate([classes, known["classes"][kept]])
-        means = np.concatenate([means, known["means"][kept]])
+    if before:
+        kept = ~np.isin(before["classes"], classes)
+        classes = np.concatenate([classes, before["classes"][kept]])
+        means = np.concatenate([means, before["means"][kept]])
     order = np.argsort(classes)
     return {"classes": classes[order], "means": means[order].astype(np.float32)}
