@@ -43,6 +43,17 @@ def test_order_of_precedence():
     assert user.chosen == {"rounds", "fedhenn.eta0", "preset"}
 
 
+def test_each_value_carries_its_origin(tmp_path):
+    (tmp_path / "mine.toml").write_text('preset = "fedavg/digits"\nrounds = 3\nseed = 1\n')
+    config = configuration.configure(tmp_path / "mine.toml", {"seed": 2})
+    origins = {key: config.origins.get(key) for key in ("rounds", "seed", "local-epochs", "timeout")}
+    assert origins == {"rounds": "file", "seed": "command", "local-epochs": "preset", "timeout": None}
+    assert config.chosen == {"preset", "rounds", "seed"}
+    assert configuration.changed(config, {"rounds": 4}, "code").origins["rounds"] == "code"
+    at_node = configuration.at_node(config.text, (("batch-size", 7),), here=True)
+    assert (at_node.origins["batch-size"], at_node.origins["rounds"]) == ("node", "run")
+
+
 def test_every_preset_is_complete():
     for path in (configuration.run_configs() / f"{name}.toml" for name in configuration.presets()):
         assert tomllib.loads(path.read_text())["preset"] == ""

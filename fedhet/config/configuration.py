@@ -99,7 +99,7 @@ def configure(
 
 def of_run(folder: Path, supplied: Collection[str] = (), changes: Mapping[str, Any] = MappingProxyType({})) -> Config:
     """Return the configuration of the run in `folder`, with `changes`; only a method in `changes` may be imported."""
-    settings = from_file(folder / "config.toml", supplied, changes.get("method"), of_run=True)
+    settings = from_file(folder / "config.toml", supplied, changes.get("method"))
     return resolve({**settings, **changes}, origin="run", strict=False, trusted=False)
 
 
@@ -290,25 +290,26 @@ def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
         words = " and ".join(f"{name} ({text})" for name, text in missing.items())
         again = ", ".join(f"{name}=..." for name in missing)
         raise NotPassed(f"the run of {path} used your own {words}: pass it again, fedhet.run({str(path)!r}, {again})")
-    return toml.chosen(table)
+    settings = toml.chosen(table)
+    if EXTRA in settings:  # it could hide keys from checks, such as the method of another person's run
+        raise ConfigError(f"{path}: {EXTRA} is for Flower's run config only: write the keys into the file instead")
+    return settings
 
 
-def from_file(
-    path: Path, supplied: Collection[str] = (), method: object = None, *, of_run: bool = False
-) -> dict[str, Any]:
+def from_file(path: Path, supplied: Collection[str] = (), method: object = None) -> dict[str, Any]:
     """Return the settings in a configuration file; `method`, unless None, replaces the method in the file.
 
-    If a run wrote the file (which `of_run` states), its method is not imported, since the code may not be trusted:
-    raises a ConfigError if the method is unknown. Raises a ConfigError as well if the run used an argument, such as
-    `model`, that the user does not pass in Python again; `supplied` has the names of those that the user passes.
+    If a run wrote the file, its method is not imported, since the code may not be trusted: raises a ConfigError if the
+    method is unknown. Raises a ConfigError as well if the run used an argument, such as `model`, that the user does not
+    pass in Python again; `supplied` has the names of those that the user passes.
     """
     settings = read(path, supplied)
-    if of_run or (path.parent / "history.jsonl").exists() or "ran" in toml.load(path):
-        if EXTRA in settings:
-            raise ConfigError(f"{path}: {EXTRA} is for Flower's run config only: write the keys into the file instead")
-        if method is None and "method" in settings:
-            registry.check_known(str(settings["method"]), path)
-    return settings if method is None else settings | {"method": method}
+    if method is not None:
+        return settings | {"method": method}
+    by_run = (path.parent / "history.jsonl").exists() or "ran" in toml.load(path)
+    if by_run and "method" in settings:
+        registry.check_known(str(settings["method"]), path)
+    return settings
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:

@@ -38,7 +38,8 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _depth(value: Any) -> int:
-    depth, level = 0, [value]
+    depth = 0
+    level = [value]
     while level := [each for each in level if isinstance(each, dict | list)]:
         depth += 1
         level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]

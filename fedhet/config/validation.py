@@ -76,29 +76,32 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
     """
     from fedhet import data  # which imports torch
 
-    own = own | {"data", "model"} if config.dataset == OWN else own
-    flat, found = config.flat(), dict[str, Reason]()
+    if config.dataset == OWN:
+        own = own | {"data", "model"}
+    flat = config.flat()
+    reasons = dict[str, Reason]()
     for key, spec in config.specs().items():
-        replaced, trait = spec.metadata["replaced_by"], spec.metadata["trait"]
+        replaced = spec.metadata["replaced_by"]
+        trait = spec.metadata["trait"]
         gives = key in config.options.uses or not trait or getattr(traits, trait)
         if key == "augment" and "augmentation" in own:
-            found[key] = Reason("augmentation", SUPPLIED["augmentation"])
+            reasons[key] = Reason("augmentation", SUPPLIED["augmentation"])
         elif replaced and own >= {*replaced} and key not in config.options.uses:
-            found[key] = Reason(replaced[0], " and ".join(SUPPLIED[each] for each in replaced))
+            reasons[key] = Reason(replaced[0], " and ".join(SUPPLIED[each] for each in replaced))
         elif key in config.options.without or not (flat[key] in gives if isinstance(gives, tuple) else gives):
-            found[key] = Reason("method", f"method = {config.method_name}")
+            reasons[key] = Reason("method", f"method = {config.method_name}")
         elif key in data.keys_without_effect(config.dataset):
-            found[key] = Reason("dataset", f"dataset = {config.dataset}")
+            reasons[key] = Reason("dataset", f"dataset = {config.dataset}")
         else:
             prefix = key.removesuffix(key.rpartition(".")[2])
             for name, wanted in spec.metadata["needs"].items():
                 other = prefix + name
                 if remedy := unmet(other, flat[other], wanted):
-                    said = str(flat[other]).lower() if isinstance(flat[other], bool) else str(flat[other]) or '""'
-                    found[key] = found.get(other) or Reason(other, f"{other} = {said}", remedy)
-        if key in found:
+                    value = str(flat[other]).lower() if isinstance(flat[other], bool) else str(flat[other]) or '""'
+                    reasons[key] = reasons.get(other) or Reason(other, f"{other} = {value}", remedy)
+        if key in reasons:
             flat[key] = default_of(spec)
-    return found
+    return reasons
 
 
 def effective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset(), *, strict: bool = True) -> Config:
@@ -110,11 +113,11 @@ def effective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset(), *
     """
     specs = config.specs()
     flat = config.flat()
-    found = ineffective(config, traits, own)
-    reset = {key: OWN if key == "dataset" else default_of(specs[key]) for key in found}
+    reasons = ineffective(config, traits, own)
+    reset = {key: OWN if key == "dataset" else default_of(specs[key]) for key in reasons}
     origins = {key: origin for key, origin in config.origins.items() if origin != "preset" or not strict}
     vain = dict[str, Reason]()
-    for key, reason in found.items():
+    for key, reason in reasons.items():
         # The user may set a default of 0 or "", and a run writes all defaults.
         stated = flat[key] not in (0, "", OWN) and origins.get(key) != "run"
         if key in origins and (stated or flat[key] != reset[key] or reason.of == "augmentation"):
@@ -122,15 +125,15 @@ def effective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset(), *
     for key in sorted(origins.keys() - specs.keys()):
         if "." in key and origins[key] != "run":
             vain[key] = Reason("method", f"method = {config.method_name}", f"set method = {key.rpartition('.')[0]}")
-    because = {key: reason.sentence(key) for key, reason in vain.items()}
+    sentences = {key: reason.sentence(key) for key, reason in vain.items()}
     by_command = {key for key, origin in origins.items() if origin == "command"}
-    refused = [because[key] for key in vain if key in by_command or vain[key].of not in by_command]
+    refused = [sentences[key] for key in vain if key in by_command or vain[key].of not in by_command]
     if strict and refused:
         raise ConfigError("\n".join(refused))
     common = {specs[key].name: value for key, value in reset.items() if "." not in key}
     of_method = {specs[key].name: value for key, value in reset.items() if "." in key}
     changed = config.replace(**common, options=dataclasses.replace(config.options, **of_method))
     if not strict:
-        return changed.replace(remarks=tuple((dict(config.remarks) | because).items()))
+        return changed.replace(remarks=tuple((dict(config.remarks) | sentences).items()))
     left = {key: origin for key, origin in config.origins.items() if key not in vain or origin == "run"}
     return changed.replace(origins=left)

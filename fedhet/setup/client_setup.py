@@ -152,8 +152,8 @@ def common_validation(config: Config) -> Examples | None:
 
 def training_union(config: Config) -> PublicDataset:
     """Return the training inputs of all clients, in the clients' order, as a public dataset without labels."""
-    keys, clients = _data_keys(config), range(config.clients)
-    parts = [_client(keys, config.clients, number, config.seed).train for number in clients]
+    keys = _data_keys(config)
+    parts = [_client(keys, config.clients, number, config.seed).train for number in range(config.clients)]
     return PublicDataset(torch.cat([part.inputs[:] for part in parts]))
 
 
@@ -179,7 +179,8 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
 
 
 def _check_models(config: Config, traits: Traits) -> None:
-    dataset, dealt = dataset_of(config), sorted(set(architectures(config, config.clients)))
+    dataset = dataset_of(config)
+    dealt = sorted(set(architectures(config, config.clients)))
     for name in dealt:
         size = sum(size for _, size in _arrays(name, dataset.input_shape, dataset.classes).values())
         if 3 * size > memory():  # weights, their gradients, and what is sent of them
@@ -200,12 +201,15 @@ def _check_models(config: Config, traits: Traits) -> None:
                 representation = Representation(model, config.head)
                 representation(in_precision(batch, representation.precision))
             except Exception as error:  # whatever a registered model raises
-                why = f"inputs of shape {dataset.input_shape} and {batch.dtype} raise {type(error).__name__}: {error}"
-                why = str(error) if isinstance(error, ValueError) else why
-                raise ModelError(f"model {name!r}: {why}; choose another in architectures") from error
+                reason = str(error)
+                if not isinstance(error, ValueError):
+                    given = f"inputs of shape {dataset.input_shape} and {batch.dtype}"
+                    reason = f"{given} raise {type(error).__name__}: {error}"
+                raise ModelError(f"model {name!r}: {reason}; choose another in architectures") from error
             if config.options.changes_heads or traits.networks == "widths" or not traits.shares.averaged:
                 continue
-            network, tensors = NetworkDescription(model, representation.head, name), model.state_dict()
+            network = NetworkDescription(model, representation.head, name)
+            tensors = model.state_dict()
             for array, key in traits.shares.names(network, tensors, statistics=True).items():
                 here = list(tensors[array].shape)
                 owner, shape = shared.setdefault(key, (name, here))
@@ -264,16 +268,20 @@ class _Split:
 
 @lru_cache(maxsize=4)
 def _split(keys: Config, clients: int, seed: int) -> _Split:
-    dataset, public, common = dataset_of(keys), None, None
+    dataset = dataset_of(keys)
+    public = None
+    common = None
     held_out, available = data.hold_out(dataset, keys.public_samples, keys.seed)
     if keys.public_samples:
         held = dataset.train.subset(held_out)
         public = PublicDataset(held.inputs[:], held.labels)
     if keys.validation and keys.validation_on == "common":
         kept = min(clients * keys.samples_per_client or len(available), len(available))
-        rng, size = numpy_generator(keys.seed, "common validation"), max(1, round(keys.validation * kept))
+        rng = numpy_generator(keys.seed, "common validation")
+        size = max(1, round(keys.validation * kept))
         chosen = available[data.proportional_sample(dataset.train.labels[available], size, rng)]
-        common, available = dataset.train.subset(chosen), np.setdiff1d(available, chosen)
+        common = dataset.train.subset(chosen)
+        available = np.setdiff1d(available, chosen)
     names = ("classes_per_client", "alpha", "samples_per_client", "halved_clients", "test_share")
     options = {name: getattr(keys, name) for name in names}
     parts = data.partition(dataset, keys.partition, clients=clients, seed=seed, available=available, **options)

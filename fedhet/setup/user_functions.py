@@ -126,14 +126,17 @@ class UserFunctions:
         if self.data is not None and config.test_on != "local" and "test-on" not in config.chosen:
             config = config if self._brings(config)[0] else config.on_own_test_parts()
         suited = {} if self.model is None else config.options.suited()
-        for name, (value, why) in suited.items():
-            specs, own = config.specs(), f"{config.family}.{name}"
-            if (key := own if own in specs else name) not in config.chosen:
-                changed: dict[str, Any] = {specs[key].name: value}
-                changed = changed if key == name else {"options": replace(config.options, **changed)}
-                config = config.replace(
-                    **changed, remarks=(*config.remarks, (key, f"{key} = {toml_value(value)}, {why}"))
-                )
+        specs = config.specs()
+        for name, (value, reason) in suited.items():
+            of_method = f"{config.family}.{name}"
+            key = of_method if of_method in specs else name
+            if key in config.chosen:
+                continue
+            changed: dict[str, Any] = {specs[key].name: value}
+            if key == of_method:
+                changed = {"options": replace(config.options, **changed)}
+            remark = (key, f"{key} = {toml_value(value)}, {reason}")
+            config = config.replace(**changed, remarks=(*config.remarks, remark))
         return effective(config, registry.traits(config), self.replacing(config), strict=strict)
 
     def common_test_set(self, config: Config, names: Names) -> Examples | None:
@@ -175,7 +178,9 @@ class Function:
     """
 
     def __init__(self, argument: str, given: Any, accept: Callable[[str, Any], Any]) -> None:
-        self.argument, self.given, self._accept = argument, given, accept
+        self.argument = argument
+        self.given = given
+        self._accept = accept
         networks = argument == "model"
         if not callable(given) or (isinstance(given, type) and not networks):
             kind = given.__name__ if isinstance(given, type) else f"a {type(given).__name__}"
@@ -248,7 +253,8 @@ def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[Cli
     """
     taken, needed = open_parameters(function)
     named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
-    wanted, is_class = named & _FACTS.keys(), isinstance(function, type)
+    wanted = named & _FACTS.keys()
+    is_class = isinstance(function, type)
     unclear = [p.name for p in needed if p.name not in wanted]
     if not unclear and not wanted & {"client", "partition_id"}:
         unclear = [p.name for p in taken if p.name not in wanted]
