@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedhet.algorithms.alignment.cka import centred, self_inner
 from fedhet.algorithms.alignment.targets import cluster_rows, mean_target, pack
 from fedhet.client_apps.fedhenn import FedHeNN as FedHeNNClient
 from fedhet.messages import Arrays, Payload
@@ -56,7 +57,9 @@ class FrobeniusTarget(FedHeNNServer):
 
     def next_target(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
         """Return a factor of the mean kernel."""
-        return pack(mean_target(list(sent.values()), unit=True))
+        peers = [centred(features) for features in sent.values()]
+        # The kernel A A^T of features A has the norm `self_inner(A) ** 0.5`.
+        return pack(mean_target([peer / self_inner(peer).pow(0.25).clamp_min(1e-30) for peer in peers]))
 
 
 def _without_peers(keys: Keys) -> Traits:
