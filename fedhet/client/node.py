@@ -1,10 +1,12 @@
 """The check of a node before any run (`fedhet node check`)."""
 
 import importlib.util
+import os
 import shutil
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http.client import HTTPException, HTTPSConnection
@@ -14,7 +16,7 @@ from typing import Any
 from fedhet.client.policy import NODE_KEYS, Policy, settings_at_node, with_data
 from fedhet.client.state import CACHE
 from fedhet.data.files import nothing_downloaded
-from fedhet.errors import FedhetError, in_words, nearest
+from fedhet.errors import ConfigError, FedhetError, in_words, nearest
 from fedhet.methods.options import Config
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo
@@ -35,6 +37,7 @@ def check_node(node: Mapping[str, Any], config: Config, superlink: str | None, c
     checks: list[Callable[[], Checks]] = [partial(_superlink, superlink, certificate)]
     try:
         policy, config = Policy.of(node, deployed=True), settings_at_node(config.text, with_data(node), here=False)
+        _check_owner(state_folder(config.state_dir, "").resolve())
         checks = [partial(_machine, node, config, policy), partial(_examples, node, config, policy), *checks]
         yield True, f"fedhet {__version__}, as all others need; policy: the node {policy}"
     except FedhetError as error:
@@ -44,6 +47,18 @@ def check_node(node: Mapping[str, Any], config: Config, superlink: str | None, c
             yield from check()
         except (FedhetError, OSError) as error:
             yield False, in_words(error) if isinstance(error, OSError) else str(error)
+
+
+def _check_owner(state: Path) -> None:
+    """Check that the node's state, if it exists, belongs to this process's user; raise a ConfigError otherwise."""
+    # The check of another user, such as root, would leave files that the node cannot read, and would not notice images
+    # that the node cannot read.
+    if os.name != "posix" or not state.is_dir() or state.stat().st_uid == os.geteuid():
+        return
+    owner = str(state.stat().st_uid)
+    with suppress(KeyError):  # in a container, the user can have no name
+        owner = state.owner()
+    raise ConfigError(f"state-dir {state} belongs to the user {owner}: run the check, and the node, as that user")
 
 
 def _machine(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks:

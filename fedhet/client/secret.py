@@ -71,11 +71,13 @@ class NodeSecret:
             content = self._read()
             kept = content["examples"].setdefault(self._data, {})
             if changed := [key for key, value in choice.items() if kept.get(key, value) != value]:
+                # A run has no key split-seed: its seed splits the data unless the node config has one.
+                key_of_run = "seed" if changed[0] == "split-seed" else changed[0]
                 raise Refused(
                     f"this node must use the same examples as in its first run with {self._data}, but {changed[0]} has "
-                    f"changed ({FOLDER}/{self._path.name}): restore {changed[0]} in the run or in the node config, or "
-                    f"let the node's owner run fedhet node accept-data {shlex.quote(self._client)}, which keeps the "
-                    "privacy account"
+                    f"changed ({FOLDER}/{self._path.name}): restore {key_of_run} in the run, or {changed[0]} in the "
+                    f"node config, or let the node's owner run fedhet node accept-data {shlex.quote(self._client)}, "
+                    "which keeps the privacy account"
                 )
             if not choice.keys() <= kept.keys():
                 kept.update(choice)

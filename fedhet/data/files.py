@@ -177,7 +177,7 @@ def images_of(files: Sequence[Path], side: int, *, mode: str, dataset: str, enla
     """
     content = digest(side, *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
     cache = (_images.get() or cache_folder()) / dataset / f"{content}.safetensors"
-    with suppress(FedhetError):  # a damaged file is replaced
+    with suppress(FedhetError, OSError):  # a file that is damaged or belongs to another user is replaced, if possible
         if (kept := read_tensors(cache)) is not None:
             return kept["images"]
     side = side if enlarge else min(side, *_decoded(files[0], mode).shape[1:])

@@ -1,5 +1,6 @@
 """`fedhet node check`."""
 
+import os
 import ssl
 import subprocess
 import threading
@@ -40,6 +41,19 @@ def test_faults(tmp_path: Path) -> None:
     assert "which must be a valid file name" in checked(base | {"name": "a/b"})[1][0]
     assert "did you mean 'data'" in checked(base | {"dta": "x"})[1][0]
     assert "does not exist" in checked(base | {"dataset": "mnist", "data": str(tmp_path / "no")})[1][0]
+
+
+def test_another_users_state_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root's check would leave files that the service's user cannot read."""
+    state = tmp_path / "state"
+    node = {"name": "north", "state-dir": str(state), "allow": "metrics"}
+    assert checked(node)[1] == []
+    state.mkdir(exist_ok=True)
+    monkeypatch.setattr(os, "geteuid", lambda: state.stat().st_uid + 1)
+    before = [*state.rglob("*")]
+    (fault,) = checked(node)[1]
+    assert fault == f"state-dir {state} belongs to the user {state.owner()}: run the check, and the node, as that user"
+    assert [*state.rglob("*")] == before
 
 
 @pytest.fixture

@@ -87,6 +87,7 @@ def test_changed_settings_are_refused(change, tmp_path):
     with pytest.raises(Refused, match=f"digits, but {next(iter(change))} has changed") as refusal:
         NodeSecret(tmp_path, "north", "digits").keep(choice | change)
     assert "4711" not in str(refusal.value)
+    assert f"restore {'seed' if 'split-seed' in change else 'alpha'} in the run" in str(refusal.value)
 
 
 @pytest.mark.parametrize(("labels", "least"), [(LABELS[:-1], 10), (LABELS, 11)])

@@ -52,6 +52,18 @@ def test_a_node_keeps_only_the_images_that_its_folder_has(tmp_path: Path) -> Non
     assert len([*images.rglob("*.safetensors")]) == 1
 
 
+def test_a_cache_that_cannot_be_read_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(6):
+        write(tmp_path, f"images/ill/{number}.png", number)
+
+    def denied(path: Path) -> None:
+        raise PermissionError(f"{path} belongs to another user")
+
+    monkeypatch.setattr("fedhet.data.files.read_tensors", denied)
+    with nothing_downloaded(tmp_path / "cache"):
+        assert len(data.load("folder", tmp_path / "images").train) == 5
+
+
 def test_all_classes_are_listed(tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path, f"b/{number}.png", number)

@@ -402,9 +402,15 @@ def test_results_arrive_from_the_servers_machine(tmp_path: Path, monkeypatch: py
             results.main(cast(Any, None), context)
         return subprocess.CompletedProcess(words, 0, output.getvalue(), "")
 
+    def refused(words: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(words, 1, "Using SuperLink: hospitals", "403 Forbidden")
+
     monkeypatch.setattr(results, "check_connection", lambda engine: None)
-    monkeypatch.setattr(results.subprocess, "run", ran)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setattr(results.subprocess, "run", refused)
+    with pytest.raises(FedhetError, match=r"(?s)nothing arrived from the run .*403 Forbidden"):
+        results.fetch(str(there), "hospitals", here)
+    monkeypatch.setattr(results.subprocess, "run", ran)
     with pytest.raises(FedhetError, match="has no run, or its files did not arrive"):
         results.fetch(str(there), "hospitals", here)
     for name in results.FILES:
