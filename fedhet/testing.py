@@ -238,7 +238,10 @@ class RunCache:
     def __call__(self, name: str) -> Run:
         """Return a run by name: `normal` (settings `PARTIAL`), or `crash`, in which client 1 fails in round 2."""
         if (name, self.case) not in self.runs:
-            self.runs[name, self.case] = getattr(self, name)(self.folders.mktemp("runs") / "run")
+            done = getattr(self, name)(self.folders.mktemp("runs") / "run")
+            refused = [failure["reason"] for row in done.rows if row["round"] == 0 for failure in row["failures"]]
+            assert refused == [], "a client was refused: set `settings` or `architectures` of the test"
+            self.runs[name, self.case] = done
         return self.runs[name, self.case]
 
     def normal(self, folder: Path) -> Run:

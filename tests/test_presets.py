@@ -15,6 +15,7 @@ from fedhet.config import configuration, validation
 from fedhet.config.configuration import resolve
 from fedhet.data import registry as datasets
 from fedhet.data.text import shakespeare
+from fedhet.errors import ConfigError
 from fedhet.methods import registry
 from fedhet.methods.keys import kebab
 from fedhet.methods.options import Config
@@ -76,6 +77,13 @@ def one_round(settings: dict[str, Any], stand_ins: str, tmp_path: Path, monkeypa
     assert math.isfinite(row["train_loss"])
     assert done.rows[-1]["final"]
     assert 0 <= done.summary["personal_accuracy"]["weighted"] <= 1
+
+
+def test_every_method_has_a_preset_on_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {f"{name}/digits" for name in registry.own_methods()} <= {*configuration.presets()}
+    monkeypatch.setattr(configuration, "presets", tuple)
+    with pytest.raises(ConfigError, match="fedavg has no preset fedavg/digits: name another preset and the method"):
+        configuration.settings_of("fedavg")
 
 
 def test_presets_have_no_keys_without_effect() -> None:

@@ -270,6 +270,11 @@ def settings_of(
     if source is not None and ((path := Path(source)).is_dir() or path.suffix):
         what = "a folder (to continue the run there, use resume)" if path.is_dir() else "not an existing file"
         raise ConfigError(f"cannot start a run from {source}, {what}: give a TOML file, preset or method (fedhet list)")
+    if wanted in registry.methods():
+        raise ConfigError(
+            f"the method {wanted} has no preset {wanted}/digits: name another preset and the method, such as "
+            f"local/digits --set method={wanted}"
+        )
     message = nearest("method or preset", str(source), [*names, *registry.methods()])
     raise ConfigError(f"{message}; `fedhet list` prints all of them")
 

@@ -196,14 +196,18 @@ class Encoder:
         """Return the record of a payload (arrays and values); raises a ValueError for a reserved name of arrays."""
         if taken := RESERVED & payload.arrays.keys():
             raise ValueError(f"rename the arrays {', '.join(sorted(taken))}: fedhet's own records have these names")
-        record: dict[str, Any] = {name: self._record(group) for name, group in payload.arrays.items()}
+        record: dict[str, Any] = {name: self._record(name, group) for name, group in payload.arrays.items()}
         if payload.values:
             record["values"] = ConfigRecord(payload.values)
         return filled(RecordDict(), record)
 
-    def _record(self, group: Arrays) -> ArrayRecord:
+    def _record(self, name: str, group: Arrays) -> ArrayRecord:
         # The group is kept, so that no other object gets its id.
         if id(group) not in self._done:
+            if not isinstance(group, Mapping) or not all(
+                isinstance(array, np.ndarray | np.generic) for array in group.values()
+            ):
+                raise FedhetError(f"arrays[{name!r}] of a payload must be a dict of NumPy arrays by name")
             self._done[id(group)] = (group, encode_arrays(group, flower=self._flower))
         return self._done[id(group)][1]
 

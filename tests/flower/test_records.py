@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
+from fedhet.errors import FedhetError
 from fedhet.flower.messages import STYPE, Encoder, decode, decode_arrays, encode_arrays
 from fedhet.messages import Payload, WireError, to_tensor
 
@@ -75,3 +76,9 @@ def test_bytes_that_are_no_such_array_are_refused(array):
 def test_reserved_names_are_refused(name):
     with pytest.raises(ValueError, match=f"rename the arrays {name}"):
         Encoder()(Payload({name: {"w": np.ones(2)}}))
+
+
+@pytest.mark.parametrize("group", [np.ones(2), {"a": torch.ones(2)}])
+def test_a_group_that_is_no_dict_of_arrays_is_named(group):
+    with pytest.raises(FedhetError, match=r"arrays\['temperature'\] of a payload must be a dict of NumPy arrays"):
+        Encoder()(Payload({"temperature": group}))
