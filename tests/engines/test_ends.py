@@ -121,7 +121,8 @@ def test_nothing_is_left_of_a_command_that_completes(arguments, start):
 def test_a_signal_as_a_command_begins(start):
     command = start(["run", "local/digits", "--set", "rounds=100000", "--out", "here"])
     command.process.stdout.readline()
-    assert command.end(signal.SIGTERM)[0] == 143
+    code, said = command.end(signal.SIGTERM)
+    assert code == 143, said
     assert command.left() == []
 
 
