@@ -59,6 +59,8 @@ LEARNT = {
     "descriptors": "activations for public examples",
     "hypernetwork": "weights of a hypernetwork",
 }
+OTHERWISE = {"fedre": "a mix of its mean representations, and the mix's weights"}
+"""What the server learns from methods that send something else of a kind."""
 SMALL: dict[str, dict[str, Any]] = {
     "depthfl": {"depthfl.depths": "2,1"},
     "fedharm": {"fedharm.blocks": "0,2,6,7", "fedharm.slots": "8,8,8,10"},
@@ -208,7 +210,8 @@ def questions() -> Iterator[str]:
         traits = _traits(name)
         public = {"none": "no", "inputs": "unlabelled", "labelled": "labelled"}[traits.public]
         networks = NETWORKS[traits.networks]
-        yield f"| `{name}` | {public} | {networks} | {heads.get(name) or heads_taken(name)} | {_learnt(traits)} |"
+        learnt = OTHERWISE.get(name) or _learnt(traits)
+        yield f"| `{name}` | {public} | {networks} | {heads.get(name) or heads_taken(name)} | {learnt} |"
 
 
 def networks() -> Iterator[str]:

@@ -491,6 +491,23 @@ class FedProx(FederatedStrategy[Any, Any]):
         **settings: Unpack[FedProxKeys],
     ) -> None: ...
 
+class FedREKeys(Keys, total=False):
+    width: int
+    """width to which a linear layer before the head projects representations; 0: no such layer"""
+    server_learning_rate: float
+    """learning rate of the server's SGD"""
+
+class FedRE(FederatedStrategy[Any, Any]):
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        public: PublicDataset | Tensor | None = None,
+        model: Any = None,
+        observers: Sequence[Observer] = (),
+        **settings: Unpack[FedREKeys],
+    ) -> None: ...
+
 class FedRepKeys(Keys, total=False):
     body_epochs: int
     """number of epochs per round for the body; the others are for the head"""

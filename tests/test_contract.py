@@ -27,6 +27,7 @@ OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
     "fedgen": {"fedgen.server-steps": 2},
     "fedgh": {"fedgh.width": 32},
     "fedproto": {"fedproto.width": 32},
+    "fedre": {"fedre.width": 32},
     "fedtgp": {"fedtgp.width": 32},
     "fedrep": {"local-epochs": 3},
     "fedrolex": {"fedrolex.widths": "1,0.75"},

@@ -1,4 +1,4 @@
-"""FedGH and FedTGP, against plain computations from their papers."""
+"""FedGH, FedRE and FedTGP, against plain computations from their papers."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedhet.client_apps.fedre import FedRE
 from fedhet.setup import client_setup
 from fedhet.strategies.fedtgp import Keys as FedTGPKeys
 from fedhet.utils.randomness import seeded, torch_generator
@@ -92,6 +93,41 @@ def test_three_rounds_of_fedgh_by_hand(federate, who):
     assert_equal(done.state.learner, dict(zip(("weight", "bias"), head, strict=True)))
 
 
+@pytest.mark.parametrize("who", ["all", "two"])
+def test_three_rounds_of_fedre_by_hand(federate, who):
+    keys = {"fedre.width": WIDTH, "fedre.server-learning-rate": RATE}
+    done = federate("fedre", model=own_network, **SETTINGS, **keys, **WHO[who])
+    assert done.failures == []
+    own = {client: first_weights(done, client) for client in "012"}
+    head = servers_network(done, lambda: nn.Linear(WIDTH, 10))
+    for round, present in enumerate(rounds_of(done), 1):
+        pairs = []
+        for client in present:
+            sent = [each.detach().float().double() for each in head]
+            own[client] |= live({"3.head.weight": sent[0], "3.head.bias": sent[1]})
+            means = trained(done, client, round, own[client])
+            generator = torch_generator(done.config.seed, "mixing weights", client, round)
+            drawn = torch.rand(len(means), dtype=torch.float64, generator=generator)
+            mixed, label = torch.zeros(WIDTH).double(), torch.zeros(10).double()
+            for weight, (mean, c) in zip(drawn / drawn.sum(), means, strict=True):
+                mixed += weight * mean
+                label[c] += weight
+            pairs.append((mixed.float().double(), label.float().double()))
+            assert set(done.sent[round, client]["prototypes"]) == {"means", "classes"}
+            np.testing.assert_allclose(done.sent[round, client]["prototypes"]["classes"][0], label, rtol=1e-6)
+        order = torch.randperm(len(pairs), generator=torch_generator(done.config.seed, "server", round))
+        loss = sum(
+            weight * F.cross_entropy(pairs[place][0] @ head[0].T + head[1], torch.tensor(c))
+            for place in order.tolist()
+            for c, weight in enumerate(pairs[place][1])
+        )
+        gradients = torch.autograd.grad(loss, head)
+        head = [(each - RATE * g).detach().requires_grad_() for each, g in zip(head, gradients, strict=True)]
+    for client, state in own.items():
+        assert_equal(done.saved(client), state)
+    assert_equal(done.state.learner, dict(zip(("weight", "bias"), head, strict=True)))
+
+
 @pytest.mark.parametrize(
     ("threshold", "who"), [(100.0, "all"), (0.3, "all"), (100.0, "two")], ids=["widest", "threshold", "two of three"]
 )
@@ -138,6 +174,21 @@ def test_three_rounds_of_fedtgp_by_hand(federate, threshold, who, monkeypatch):
     names = ("embedding.weight", "hidden.weight", "hidden.bias", "output.weight", "output.bias")
     assert_equal(done.state.learner, dict(zip(names, weights, strict=True)))
     np.testing.assert_allclose(done.state.prototypes["means"], torch.stack(known).numpy(), rtol=1e-6)
+
+
+def test_weights_of_a_mix_sum_to_1(federate, monkeypatch):
+    end = FedRE.end
+
+    def doubled(half, payload):
+        reply = end(half, payload)
+        if half.client.name == "1":
+            reply.arrays["prototypes"]["classes"] *= 2
+        return reply
+
+    monkeypatch.setattr(FedRE, "end", doubled)
+    done = federate("fedre", **{"fedre.width": 16, "rounds": 1})
+    ((_, client, reason),) = done.failures
+    assert (client, "weights of classes that sum to 1" in reason) == ("1", True)
 
 
 def test_diverged_training_at_the_server(federate, caplog):
