@@ -686,6 +686,25 @@ class LogisticRegression(FederatedStrategy[Any, Any]):
         **settings: Unpack[Keys],
     ) -> None: ...
 
+class MoonKeys(Keys, total=False):
+    width: int
+    """width of the projection head; 0: no projection head"""
+    mu: float
+    """weight of the model-contrastive loss"""
+    temperature: float
+    """tau, the temperature of the model-contrastive loss"""
+
+class Moon(FederatedStrategy[Any, Any]):
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        public: PublicDataset | Tensor | None = None,
+        model: Any = None,
+        observers: Sequence[Observer] = (),
+        **settings: Unpack[MoonKeys],
+    ) -> None: ...
+
 class NearestNeighbour(FederatedStrategy[Any, Any]):
     def __init__(
         self,

@@ -95,6 +95,11 @@ class ByClass(ClientSide[P]):
 class SameWidth(ClientSide[W]):
     """Base class of client sides whose option `width` sets the width of the representation on all clients."""
 
+    @staticmethod
+    def projection(inputs: int, width: int, dtype: torch.dtype) -> nn.Module:
+        """Return new layers that map representations (n, inputs) to (n, width); by default one linear layer."""
+        return nn.Linear(inputs, width, dtype=dtype)
+
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
         if not (width := config.options.width):
@@ -107,7 +112,7 @@ class SameWidth(ClientSide[W]):
                 f"{type(head).__name__}: set {config.family}.width = 0 for networks with representations of one "
                 "width, or replace the head"
             )
-        projection = nn.Linear(head.in_features, width, dtype=head.weight.dtype)
+        projection = cls.projection(head.in_features, width, head.weight.dtype)
         return place_before(model, name, {"projection": projection}, width)
 
     @classmethod

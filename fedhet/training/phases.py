@@ -160,6 +160,7 @@ class Step:
         bf16: whether forward passes are computed in bfloat16.
         task: the task, which defines the loss.
         further: number of examples besides the mini-batch that loss terms have passed through the network.
+        again: number of times that loss terms have passed the mini-batch itself through the network.
         weights: (n,) weights of the examples in means, 0 for padding; None for equal weights.
     """
 
@@ -174,6 +175,7 @@ class Step:
     bf16: bool = False
     task: Task = Task("classification")  # noqa: RUF009 - it is not changed
     further: int = 0
+    again: int = 0
     weights: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:

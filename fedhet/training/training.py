@@ -102,7 +102,7 @@ class Training:
                 sizes.append(len(step.labels))
                 weight = self.task.weight(step.labels) if phase.task_weight and self.privacy is None else None
                 weights.append(sizes[-1] if weight is None else weight / step.labels[0].numel())
-                further += step.further
+                further += step.further + step.again * sizes[-1]
         if not losses:
             return self.before
         values = torch.stack(losses).tolist()

@@ -191,6 +191,7 @@ class _Steps:
         self.losses: list[Tensor] = []
         self.recorded = [dict(training.before.recorded) for training in group]
         self.further = [0] * len(group)
+        self._drawn = drawn
         with only_trained(model, phase.trains):
             firsts = [training.prepare(training.rows.inputs[:1], None) for training in group]
             check_that_examples_are_separate(model, torch.cat(firsts))
@@ -226,13 +227,14 @@ class _Steps:
     ) -> None:
         constants = tuple(term.constants for term in terms)
         dims = tree_map(lambda constant: 0 if isinstance(constant, Tensor) else None, constants)
-        passed: list[int] = []
+        passed: list[tuple[int, int]] = []
         of_one = _loss(first, number, terms, passed)
         loss, values = batched(first.model, of_one, (dims, 0, 0, 0, 0))(state, constants, *batch)
         loss.sum().backward()
         self.losses.append(loss.detach())
+        further, again = passed[0]
         for place in range(len(loss)):
-            self.further[place] += passed[0]
+            self.further[place] += further + again * len(self._drawn[place][number])
             record(self.recorded[place], {name: value[place] for name, value in values.items()})
 
 
@@ -258,10 +260,10 @@ def _padded(
         yield *arrays, rows[here], weights[here]
 
 
-def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int]) -> Callable[..., Any]:
+def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[tuple[int, int]]) -> Callable[..., Any]:
     """Return a function of the constants of loss `terms` and a mini-batch that returns loss and values to record.
 
-    It appends to `passed` how many examples terms pass through the network beside the mini-batch of step `number`.
+    It appends `further` and `again` of step `number` to `passed` (see `Step`).
     """
 
     def of_one(constants: Sequence[Mapping[str, Any]], inputs: Tensor, labels: Tensor, rows: Tensor, w: Tensor) -> Any:
@@ -272,7 +274,7 @@ def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int
         step = Step(number, model, parameters, inputs, labels, rows, outputs, captured, task=client.task, weights=w)
         filled = [Term(term.function, **own) for term, own in zip(terms, constants, strict=True)]
         loss = loss_of(step, replace(client.phase, terms=tuple(filled)), recorded)
-        passed.append(step.further)
+        passed.append((step.further, step.again))
         return loss, {name: value for name, (value, _) in recorded.items()}
 
     return of_one

@@ -99,7 +99,8 @@ class NormalRuns:
     def test_it_starts_as_flowers_strategies_do(self, case: Case, loop: str, tmp_path: Path) -> None:
         config = case.config(state_dir=str(tmp_path / "state"))
         strategy = strategy_of(case)(config, public=client_setup.public_dataset(config))
-        model = client_setup.model_of(ClientInfo("0", 0, 3, config))
+        side = registry.client_side(case.method.name)
+        model = side.adapt(client_setup.model_of(ClientInfo("0", 0, 3, config)), config)
         first = ArrayRecord(model.state_dict())
         start = Strategy.start if loop == "Flower's" else strategy_of(case).start
         given = first if loop == "Flower's" or case.traits.shares.averaged else None
@@ -111,7 +112,7 @@ class NormalRuns:
         assert strategy.state.round == 3
         if case.traits.whole:
             assert [name for name in result.arrays if name in first] == list(first)
-            head = config.head or head_name(model)
+            head = side.head_of(config) or head_name(model)
             assert decode_arrays(result.arrays)[f"{head}.weight"].dtype == np.float32
 
     @pytest.mark.parametrize("special", ["", *(pytest.param(name, marks=pytest.mark.slow) for name in SPECIAL)])
