@@ -1,14 +1,15 @@
 """Client side of FedHeNN: adds eta(t) (1 - CKA) of its kernel of X(t) and the target to the loss (equation 5)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from fedhet.algorithms.alignment.cka import Kernel, distance_to
+from fedhet.algorithms.alignment.cka import distance_to
 from fedhet.algorithms.alignment.targets import compress, pack, unpack
-from fedhet.client import ClientSide
 from fedhet.errors import DataError
 from fedhet.messages import Arrays, Payload
 from fedhet.models.representation import ROWS_AT_ONCE, RandomStream, Representation
@@ -17,10 +18,11 @@ from fedhet.training import Loss, Step, Term
 from fedhet.utils.machine import brought
 from fedhet.utils.randomness import torch_generator
 
+from .families.by_class import SameWidth
 from .families.scores import public_rows
 
 
-class FedHeNN(ClientSide[Keys]):
+class FedHeNN(SameWidth[Keys]):
     def handshake(self, payload: Payload) -> Payload:
         if self.options.eta0 and self.options.makes_public_dataset and self.client.own_data:
             raise DataError(
@@ -32,7 +34,9 @@ class FedHeNN(ClientSide[Keys]):
             self.client.check_scores(
                 "whose posteriors the spectral target compares (fedhenn.target = kernel compares representations)"
             )
-        return Payload()
+        if not self.options.contrasts:
+            return Payload()
+        return Payload(values={"width": self.represent(self.client.data.train.inputs[:2]).shape[1]})
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         eta = payload.values.get("eta", 0.0)
@@ -45,6 +49,9 @@ class FedHeNN(ClientSide[Keys]):
         # The Procrustes distance has no estimate on mini-batches.
         in_batches = keys.kernel != "procrustes" and 0 < keys.rad_batch < len(target)
         generator = client.generator("rad rows")
+        distance = partial(distance_to, kind=(keys.kernel, in_batches))
+        if keys.contrasts:
+            distance = partial(contrast, temperature=keys.temperature)
 
         def draw(step: int, _examples: int) -> Mapping[str, Any] | None:
             if step % keys.rad_every:
@@ -59,7 +66,7 @@ class FedHeNN(ClientSide[Keys]):
             "eta": eta * keys.rad_every,
             "phi": client.representation,
             "stream": RandomStream(client.seed("rad dropout")),
-            "kind": (keys.kernel, in_batches),
+            "distance": distance,
         }
         return (Term(misalignment, draw=draw, weighted=True, public=True, **constants),)
 
@@ -67,8 +74,7 @@ class FedHeNN(ClientSide[Keys]):
         reply = super().end(payload)
         if "next-rad" in payload.arrays:
             rad = self.rad(payload.arrays["next-rad"], self.client.request.round + 1)
-            values = self.posteriors(rad) if self.options.sent == "posteriors" else compress(self.represent(rad))
-            reply.arrays[self.options.sent] = pack(values)
+            reply.arrays[self.options.sent] = pack(self.values(rad))
         return reply
 
     def rad(self, arrays: Arrays, round: int) -> Tensor:
@@ -85,6 +91,13 @@ class FedHeNN(ClientSide[Keys]):
             return self.represent(rad)
         return self.client.to_device(unpack(payload.arrays["target"]))
 
+    def values(self, rad: Tensor) -> Tensor:
+        """Return what the server makes targets of: posteriors (L, C), or representations (L, r)."""
+        if self.options.sent == "posteriors":
+            return self.posteriors(rad)
+        features = self.represent(rad)
+        return F.normalize(features) if self.options.contrasts else compress(features)
+
     def posteriors(self, rad: Tensor) -> Tensor:
         return self.client.scores(rad, "probabilities")
 
@@ -99,12 +112,22 @@ def misalignment(
     eta: float,
     phi: Representation,
     stream: RandomStream,
-    kind: tuple[Kernel, bool],
+    distance: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return `eta` times the distance of Phi (n, d) of public `inputs` from FedHeNN's `target`, and {"distance": ...}.
+    """Return `eta` times the `distance` of Phi (n, d) of public `inputs` from the `target`, and {"distance": ...}.
 
-    Dropout is drawn from `stream`. `kind` is a pair: the distance (1 - CKA with a "linear" or "rbf" kernel, or
-    "procrustes"), and whether the inputs are a random mini-batch, for which debiased CKA is used.
+    Dropout is drawn from `stream`.
     """
-    distance = distance_to(step.represent(inputs, phi, stream), target, kind=kind)
-    return eta * distance, {"distance": distance}
+    apart = distance(step.represent(inputs, phi, stream), target)
+    return eta * apart, {"distance": apart}
+
+
+def contrast(features: Tensor, target: Tensor, temperature: float) -> Tensor:
+    """Return the mean InfoNCE loss of `features` (n, d) against m peers' features `target` (n, m d), a scalar.
+
+    The positive of an example is the same example at the peer, and its negatives are the peer's other examples.
+    """
+    own = F.normalize(features.to(target.dtype))
+    peers = F.normalize(target.unflatten(1, (-1, own.shape[1])), dim=2)
+    similarities = torch.einsum("kd,lmd->kml", own, peers) / temperature
+    return -similarities.log_softmax(2).diagonal(dim1=0, dim2=2).mean()

@@ -345,14 +345,16 @@ class FedHARM(FederatedStrategy[Any, Any]):
     ) -> None: ...
 
 class FedHeNNKeys(Keys, total=False):
+    width: int
+    """width to which a linear layer before the head projects representations; 0: no such layer"""
     setting: Literal["heterogeneous", "homogeneous"]
     """heterogeneous: weights stay at the clients; homogeneous: weights are averaged as well"""
-    target: Literal["kernel", "spectral"]
-    """alignment target: spectral (this project's), or the peers' mean kernel (the paper's)"""
+    target: Literal["kernel", "spectral", "contrast"]
+    """alignment target: spectral (this project's), the peers' mean kernel (the paper's), or contrast with each peer"""
     eta0: float
-    """weight of the proximal term, eta0 f(t); negative: 3 (spectral) or 0.001 (kernel)"""
+    """weight of the proximal term, eta0 f(t); negative: 3 (spectral), 0.001 (kernel) or 1 (contrast)"""
     schedule: Literal["auto", "sqrt", "linear", "constant"]
-    """f(t), with t = 0 in the first round; auto: constant (spectral) or sqrt (kernel)"""
+    """f(t), with t = 0 in the first round; auto: sqrt (kernel) or constant"""
     kernel: Literal["linear", "rbf", "procrustes"]
     """kernel of CKA, or the orthogonal Procrustes distance; rbf and procrustes in the homogeneous setting only"""
     rad_source: Literal["held-out", "train-union"]

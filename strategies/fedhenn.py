@@ -8,11 +8,16 @@ In round t of algorithm 2 (heterogeneous clients), X(t) are the alignment exampl
 
 In algorithm 1 (homogeneous clients), the server averages weights as in FedAvg, and K(t) = K(Phi_W(X(t))) for the global
 model W(t - 1). With `target = spectral`, an extension, clients send class probabilities, and F clusters the examples.
+
+With `target = contrast`, the pairwise form of FedMuscle's loss (Setayesh et al., ICLR 2026), clients send vectors z of
+length 1, z = Phi(x) / |Phi(x)|, and the distance is the mean over other clients j and alignment examples k of
+
+    -log( exp(z_k z_jk / T) / sum_l exp(z_k z_jl / T) )
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,28 +28,45 @@ from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
 from fedhet.methods.sharing import EVERYTHING, NOTHING
-from fedhet.server import METRICS, FederatedStrategy, Options, State, Traits, method, option
+from fedhet.server import METRICS, STRUCTURE, Common, FederatedStrategy, State, Traits, method, option
 from fedhet.setup import client_setup
 from fedhet.utils.randomness import torch_generator
 
+from .families.by_class import WidthKeys, width_of
 from .families.scores import distance_metric, packed_rows, public_rows
 
 LEAST_ROWS = 8
 """Smallest number of examples on which the similarity (CKA) of representations is estimated."""
 
+WIDTH = "representation width"
+"""Name of the width that all clients have in common with `target = contrast`."""
+
 
 @dataclass(frozen=True)
-class Keys(Options):
+class Keys(WidthKeys):
     # The defaults are the paper's, except for target and rad-batch.
+    temperature: ClassVar[float] = 0.2
+    """T of `target = contrast`."""
+
     setting: Literal["heterogeneous", "homogeneous"] = option(
         "heterogeneous", "heterogeneous: weights stay at the clients; homogeneous: weights are averaged as well"
     )
-    target: Literal["kernel", "spectral"] = option(
-        "spectral", "alignment target: spectral (this project's), or the peers' mean kernel (the paper's)"
+    target: Literal["kernel", "spectral", "contrast"] = option(
+        "spectral",
+        "alignment target: spectral (this project's), the peers' mean kernel (the paper's), or contrast with each peer",
     )
-    eta0: float = option(-1.0, "weight of the proximal term, eta0 f(t); negative: 3 (spectral) or 0.001 (kernel)")
+    width: int = option(
+        0,
+        "width to which a linear layer before the head projects representations; 0: no such layer",
+        at_least=0,
+        at_most=2**16,
+        needs={"target": ("contrast",)},
+    )
+    eta0: float = option(
+        -1.0, "weight of the proximal term, eta0 f(t); negative: 3 (spectral), 0.001 (kernel) or 1 (contrast)"
+    )
     schedule: Literal["auto", "sqrt", "linear", "constant"] = option(
-        "auto", "f(t), with t = 0 in the first round; auto: constant (spectral) or sqrt (kernel)"
+        "auto", "f(t), with t = 0 in the first round; auto: sqrt (kernel) or constant"
     )
     kernel: Literal["linear", "rbf", "procrustes"] = option(
         "linear",
@@ -64,12 +86,11 @@ class Keys(Options):
     rad_every: int = option(1, "add the proximal term in every k-th step, with k times its weight", at_least=1)
 
     def __post_init__(self) -> None:
-        spectral = self.target == "spectral"
         if self.eta0 < 0:
-            object.__setattr__(self, "eta0", 3.0 if spectral else 0.001)
+            object.__setattr__(self, "eta0", {"spectral": 3.0, "kernel": 0.001, "contrast": 1.0}[self.target])
         if self.schedule == "auto":
-            object.__setattr__(self, "schedule", "constant" if spectral else "sqrt")
-        if not spectral and self.kernel != "linear" and not self.homogeneous:
+            object.__setattr__(self, "schedule", "sqrt" if self.target == "kernel" else "constant")
+        if self.target == "kernel" and self.kernel != "linear" and not self.homogeneous:
             raise ConfigError(f"fedhenn.kernel = {self.kernel!r} needs fedhenn.setting = 'homogeneous', or use linear")
         if 0 < self.rad_batch < LEAST_ROWS:
             raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: set at least {LEAST_ROWS}, or 0 for all examples")
@@ -91,6 +112,11 @@ class Keys(Options):
         return "posteriors" if self.target == "spectral" else "features"
 
     @property
+    def contrasts(self) -> bool:
+        """Whether clients send representations of one width, of length 1, for alignment by contrast."""
+        return self.target == "contrast" and bool(self.eta0)
+
+    @property
     def makes_public_dataset(self) -> bool:  # type: ignore[override]
         """Whether the alignment examples are drawn from the union of the clients' training examples."""
         return self.rad_source == "train-union"
@@ -104,14 +130,20 @@ def traits(keys: Keys) -> Traits:
         keeps="model",
         common_init=keys.homogeneous,
         public="inputs" if keys.eta0 else "none",
-        other_arrays="whole" if keys.sent == "features" else "",  # Posteriors have a given norm.
-        sends={"distance": METRICS} | ({keys.sent: keys.sent} if keys.sent else {}),
+        # Posteriors and representations of length 1 have a given norm.
+        other_arrays="whole" if keys.sent == "features" and not keys.contrasts else "",
+        sends={"distance": METRICS}
+        | ({keys.sent: keys.sent} if keys.sent else {})
+        | ({"width": STRUCTURE} if keys.contrasts else {}),
     )
 
 
 @dataclass
 class Target(State):
-    """The state of FedHeNN: clients align to `target` (made by `pack`) on public examples of round `target_round`."""
+    """The state of FedHeNN: clients align to `target` (made by `pack`) on public examples of round `target_round`.
+
+    By `contrast`, `target` has the representations of each client, (L, width) float16, by the client's name.
+    """
 
     target: Arrays = field(default_factory=dict)
     target_round: int = 0
@@ -151,6 +183,10 @@ class FedHeNN(FederatedStrategy[Keys, Target]):
             return client_setup.training_union(self.config)
         return super().public_dataset()
 
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        remedy = "set fedhenn.width, to which all representations are then projected"
+        return {WIDTH: Common(width_of(reply), remedy)} if self.options.contrasts else {}
+
     def admit(self, reply: Reply) -> None:
         if self.options.eta0 and self.state.public_size < LEAST_ROWS:
             raise FedhetError(
@@ -162,27 +198,40 @@ class FedHeNN(FederatedStrategy[Keys, Target]):
         payloads = super().configure_fit(round, clients)
         if not self.options.eta0:
             return payloads
-        common = Payload()
-        # After a round that did not count, the last target is for other rows than this round's.
-        target = self.state.target if self.state.target_round == round else {}
-        if round > 1 and (target or not self.sent):
-            common.values["eta"] = self.options.eta(round)
-            common.arrays["rad"] = {"rows": self.rad(round)}
-            if target:
-                common.arrays["target"] = target
-        if self.asks_for_next_rad(round):
-            common.arrays["next-rad"] = {"rows": self.rad(round + 1)}
-        return {c: Payload(p.arrays | common.arrays, p.values | common.values) for c, p in payloads.items()}
+        rows, next_rows = self.rad(round), self.rad(round + 1)
+        for client, payload in payloads.items():
+            arrays = dict(payload.arrays)
+            values = dict(payload.values)
+            # After a round that did not count, the last target is for other rows than this round's.
+            target = self.target_for(client) if self.state.target_round == round else {}
+            if round > 1 and (target or not self.sent):
+                values["eta"] = self.options.eta(round)
+                arrays["rad"] = {"rows": rows}
+                if target:
+                    arrays["target"] = target
+            if self.asks_for_next_rad(round):
+                arrays["next-rad"] = {"rows": next_rows}
+            payloads[client] = Payload(arrays, values)
+        return payloads
 
     def check_reply(self, reply: Reply) -> None:
         super().check_reply(reply)
         reply.values.number("distance", default=0.0)
         if self.sent in reply.arrays or self.asks_for_next_rad(self.state.round + 1):
-            values = packed_rows(reply, self.sent, check_posteriors if self.sent == "posteriors" else None)
+            values = packed_rows(reply, self.sent, self.check_rows)
             if len(values) != (rows := len(self.rad(1))):
                 raise WireError(
                     f"the client's {self.sent} have {len(values)} rows, not {rows}: give it the server's public dataset"
                 )
+
+    def check_rows(self, values: Tensor) -> None:
+        """Check what a client sent for alignment examples, (L, d); raise a ValueError if it is invalid."""
+        if self.sent == "posteriors":
+            check_posteriors(values)
+        elif self.options.contrasts:
+            width = int(self.state.common[WIDTH])
+            if values.shape[1] != width or values.norm(dim=1).max() > 1.01:
+                raise ValueError(f"representations must have width {width} and length 1: divide them by their norms")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         if self.options.homogeneous:
@@ -205,12 +254,22 @@ class FedHeNN(FederatedStrategy[Keys, Target]):
     def asks_for_next_rad(self, round: int) -> bool:
         return bool(self.sent) and round != self.run.last_round
 
+    def target_for(self, client: str) -> Arrays:
+        """Return a client's target, or {}; by `contrast`, the representations of n other clients, (L, n width)."""
+        if not self.options.contrasts:
+            return self.state.target
+        peers = [values for peer, values in self.state.target.items() if peer != client]
+        return pack(to_tensor(np.concatenate(peers, 1))) if peers else {}
+
     def next_target(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
         """Return the target F (L, r) of the L alignment examples of `round`, as arrays: F = `values` * 2^`exponent`.
 
         `sent` has each client's representations A (L, d); F F^T approximates the mean of the kernels A A^T. For
         spectral targets, `sent` has class probabilities (L, C), and F has left singular vectors of their concatenation.
+        By `contrast`, the arrays are what each client sent.
         """
+        if self.options.contrasts:
+            return {client: values.numpy().astype(np.float16) for client, values in sent.items()}
         if self.options.target == "spectral":
             generator = torch_generator(self.config.seed, "parallel analysis", round)
             return pack(cluster_rows([*sent.values()], generator=generator))

@@ -39,6 +39,7 @@ OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
 }
 CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.methods()} | {
     "fedhenn-kernel": Case.of("fedhenn", {"fedhenn.eta0": 0.1, "fedhenn.target": "kernel"}),
+    "fedhenn-contrast": Case.of("fedhenn", {"fedhenn.eta0": 0.3, "fedhenn.target": "contrast", "fedhenn.width": 32}),
     "layer-average-architecture": Case.of("layer-average", {"layer-average.by": "architecture"}),
 }
 ANY = (MIXED["any"], "cnn-1-1,mlp")

@@ -25,8 +25,8 @@ class OwnTarget(FedHeNNClient):
     """The target comes from the client's own network before the round."""
 
     def target(self, payload: Payload, rad: Tensor) -> Tensor:
-        """Return the clusters of the client's own posteriors, or its own kernel."""
-        if self.options.target == "kernel":
+        """Return the clusters of the client's own posteriors, or its own representations."""
+        if self.options.target != "spectral":
             return super().target(payload, rad)
         generator, posteriors = self.client.generator("parallel analysis"), self.posteriors(rad)
         return self.client.to_device(cluster_rows([posteriors], generator=generator))

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fedhet import make_client_app
 from fedhet.algorithms.alignment.targets import unpack
-from fedhet.client_apps.fedhenn import FedHeNN
+from fedhet.client_apps.fedhenn import FedHeNN, contrast
 from fedhet.config.configuration import resolve
 from fedhet.engines.running import run_locally
+from fedhet.models.representation import Representation
 from fedhet.results.history import read_history
 from fedhet.setup import client_setup
 from fedhet.training import read
@@ -67,20 +68,80 @@ def test_augmented_rad(stand_ins: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def _rad(done: Any, round: int, client: str = "0") -> Tensor:
+    return _rad_of(done, done.received[round, client]["rad"])
+
+
+def _rad_of(done: Any, arrays: Any) -> Tensor:
     public = client_setup.public_dataset(done.config)
     assert public is not None
-    rows = torch.from_numpy(np.array(done.received[round, client]["rad"]["rows"])).long()
-    inputs: Tensor = public.inputs[rows]
+    inputs: Tensor = public.inputs[torch.from_numpy(np.array(arrays["rows"])).long()]
     return inputs
 
 
-@pytest.mark.parametrize(("target", "eta0", "schedule"), [("spectral", 3.0, "constant"), ("kernel", 0.001, "sqrt")])
+@pytest.mark.parametrize(
+    ("target", "eta0", "schedule"),
+    [("spectral", 3.0, "constant"), ("kernel", 0.001, "sqrt"), ("contrast", 1.0, "constant")],
+)
 def test_defaults_by_target(target: str, eta0: float, schedule: str) -> None:
     own = resolve({"method": "fedhenn", "fedhenn.target": target}).options
     assert (own.eta0, own.schedule) == (eta0, schedule)
     chosen = resolve({"method": "fedhenn", "fedhenn.target": target, "fedhenn.eta0": 0.5, "fedhenn.schedule": "linear"})
     assert (chosen.options.eta0, chosen.options.schedule) == (0.5, "linear")
     assert resolve(chosen.flat()).flat() == chosen.flat()
+
+
+# ---- contrast
+
+
+def test_contrast_by_hand() -> None:
+    generator = torch.Generator().manual_seed(0)
+    own, one, other = (torch.randn(5, 3, dtype=torch.float64, generator=generator) for _ in range(3))
+    peers = [peer / peer.norm(dim=1, keepdim=True) for peer in (one, other)]
+    found = own.clone().requires_grad_()
+    expected = own.clone().requires_grad_()
+    value = contrast(found, torch.cat(peers, 1), temperature=0.2)
+    value.backward()
+    losses = []
+    for peer in peers:
+        for k in range(5):
+            z = expected[k] / expected[k].square().sum().sqrt()
+            similar = [(z @ peer[place] / 0.2).exp() for place in range(5)]
+            losses.append(-(similar[k] / sum(similar)).log())
+    mean = torch.stack(losses).mean()
+    mean.backward()
+    torch.testing.assert_close(value, mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.grad, expected.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_contrast_exchange(federate: Callable[..., Any]) -> None:
+    own = {"fedhenn.target": "contrast", "fedhenn.eta0": 0.3}
+    done = federate("fedhenn", architectures="mlp-20", public_samples=40, rounds=3, fraction_train=0.6, seed=7, **own)
+    assert done.failures == []
+    sent = {client: unpack(done.sent[2, client]["features"]) for client in "012" if (2, client) in done.sent}
+    assert len(sent) == 2
+    for client, values in sent.items():
+        rad = _rad_of(done, done.received[2, client]["next-rad"])
+        transform = client_setup.dataset_of(done.config).transform
+        model = done.network(client, done.kept(client, 2))
+        phi = read(model, rad, transform, until=Representation(model))
+        torch.testing.assert_close(values, phi / phi.norm(dim=1, keepdim=True), rtol=0, atol=1e-3)
+    present = [client for client in "012" if (3, client) in done.received]
+    for client in present:
+        peers = torch.cat([values for name, values in sent.items() if name != client], 1)
+        torch.testing.assert_close(unpack(done.received[3, client]["target"]), peers, rtol=0, atol=1e-3)
+    assert {len(unpack(done.received[3, client]["target"])[0]) for client in present} == {20, 40}
+
+
+def test_contrast_needs_one_width(federate: Callable[..., Any]) -> None:
+    own = {"fedhenn.target": "contrast", "rounds": 1}
+    done = federate("fedhenn", architectures="mlp-20,mlp-30", public_samples=40, **own)
+    ((_, client, reason),) = {failure for failure in done.failures if failure[0] == 0}
+    assert client == "1"
+    assert "representation width is 30, and the other clients have 20: set fedhenn.width" in reason
+    assert (
+        federate("fedhenn", "one", architectures="mlp-20,mlp-30", public_samples=40, fedhenn__width=8, **own).failures
+        == []
+    )
 
 
 # ---- spectral
