@@ -94,6 +94,10 @@ class Keys(TypedDict, total=False):
     """number of rounds between evaluations; always after the last"""
     test_on: Literal["local", "global", "both"]
     """test examples: clients' own, common ones, or both"""
+    metric: str
+    """metric by which models are compared and chosen, such as auc; empty: the task's default"""
+    metrics: str
+    """further metrics to record, separated by commas"""
     batch_norm: Literal["aggregate", "local", "re-estimate"]
     """BatchNorm statistics: averaged, kept by each client, or re-estimated by it after each average"""
     aggregation: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped"]

@@ -66,7 +66,7 @@ class Ensemble(FederatedStrategy[Keys, Members]):
         members = {client: self.run.network_like(client) for client in in_order(self.state.member)}
         for client, member in members.items():
             load_into(member.state_dict(), self.state.member[client])
-        return Mean([*members.values()], self.run.metric)
+        return Mean([*members.values()], self.run.task)
 
 
 class Mean(nn.Module):
@@ -76,16 +76,16 @@ class Mean(nn.Module):
     output, and the mean output for regression.
     """
 
-    def __init__(self, members: list[nn.Module], metric: str = "accuracy") -> None:
+    def __init__(self, members: list[nn.Module], task: str = "classification") -> None:
         super().__init__()
-        self.members, self.metric = nn.ModuleList(members), metric
+        self.members, self.task = nn.ModuleList(members), task
 
     def forward(self, inputs: Tensor) -> Tensor:
         batches = [in_precision(inputs, precision(member)) for member in self.members]
         outputs = torch.stack([member(batch) for member, batch in zip(self.members, batches, strict=True)])
-        if self.metric == "r2":
+        if self.task == "regression":
             return outputs.mean(0)
-        classes = 2 if self.metric == "iou" else -1  # the axis of classes, after those of members and examples
-        if self.metric == "auc" or outputs.ndim == 2 or outputs.shape[classes] == 1:
+        classes = 2 if self.task == "segmentation" else -1  # the axis of classes, after those of members and examples
+        if self.task == "multi-label" or outputs.ndim == 2 or outputs.shape[classes] == 1:
             return outputs.sigmoid().mean(0).logit()
         return outputs.softmax(classes).mean(0).log()

@@ -88,7 +88,7 @@ class FedDF(Scores[Keys, ServerModel]):
         inputs = self.public[torch.from_numpy(self.rows(round + 1)).long()].to(device)
         examples = Examples(inputs, self.mean(replies).to(device))
         transform = self._transform(network, own_data=self.run.own_data)
-        many_labels = self.run.metric == "auc"
+        many_labels = self.run.task == "multi-label"
         rate = self.options.server_learning_rate
         schedule = partial(learning_rate, "cosine", rate)
         steps = Optimisation("adam", rate, batch_size=self.options.public_batch, schedule=schedule)

@@ -277,8 +277,11 @@ def test_a_depth_for_each_pixel_is_one_target(run):
 
 
 def test_a_node_withholds_the_iou_of_rare_classes():
-    policy, metric = Policy(None, 10, deployed=True), Metric((0.123456, 0.5, math.nan), (123456.0, 40.0, 0.0))
-    told = policy.measured(metric, 0.1, examples=30, ranked=False, behind=[30, 9, 0]).metric
+    policy, metric = (
+        Policy(None, 10, deployed=True),
+        Metric((0.123456, 0.5, math.nan), (123456.0, 40.0, 0.0), (30, 9, 0)),
+    )
+    told = policy.metric(metric, 30)
     assert told.weights == (123500.0, 0.0, 0.0)
     assert told.values[0] == 0.1235
 

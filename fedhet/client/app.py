@@ -330,7 +330,9 @@ class Answers:
     def _introduce(self, job: Job, report: Report) -> None:
         info = job.info
         client = job.client
-        report.metric = client.task.metric
+        task = client.task
+        report.task = task.name
+        report.metric = task.metric
         report.own_data = client.own_data
         report.common_test = not client.own_data or bool(client.data.common)
         evaluates = job.policy.tells_metrics and not job.policy.noise
@@ -338,7 +340,10 @@ class Answers:
             report.common = client.store.first("digests", {})[PARTS["common"]]
         if client.config.batch_norm != "aggregate":
             report.normalised = "statistic" in {*kinds_of(client.model).values(), *job.side.kinds.values()}
-        report.labels = client.task.outputs.numbers(client.data.train.labels, client.outputs)
+        labels = client.data.train.labels
+        numbers = [task.outputs.numbers(name, labels, client.outputs) for name in task.metrics]
+        report.labels = numbers[0]
+        report.further = ",".join(map(str, numbers[1:]))
         report.architecture = client.architecture if client.config.disclose_architecture else ""
         if info.partition_id is not None and info.num_partitions is not None and "num-partitions" in info.node_config:
             report.partition_id = info.partition_id

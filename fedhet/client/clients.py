@@ -22,7 +22,7 @@ from fedhet.errors import ConfigError, DataError, ModelError, Refused
 from fedhet.messages import Payload, Request
 from fedhet.messages.protocol import HANDSHAKE, names_in
 from fedhet.methods import registry
-from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that
+from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that, listed
 from fedhet.models.copies import Start, load_state
 from fedhet.models.representation import Representation, precision
 from fedhet.setup import client_setup, user_functions
@@ -92,7 +92,9 @@ class Clients:
         with self._network(info, data, device) as network:
             transform = client_setup.transform_of(data.dataset, network.representation.precision)
             checked = self._checked.get(info.name) or self._check(info, data, network.representation, placeholders)
-            data = data.relabelled(checked.task.outputs.labels)
+            task = checked.task.measuring(config.metric, listed(config.metrics))
+            policy.check_metrics(task)
+            data = data.relabelled(task.outputs.labels)
             whole = len(data.dataset.train) if data.dataset else len(data.train)
             if secret and not policy.noise:
                 data = secret.grouped(data, policy.least, checked.task.outputs)
@@ -115,7 +117,7 @@ class Clients:
                 data=data,
                 representation=network.representation,
                 architecture=self._named[info.name] if self._model else client_setup.architecture_of(info),
-                task=checked.task,
+                task=task,
                 device=device,
                 transform=transform,
                 augment=data.dataset.augment if data.dataset and config.augment else data.augment,
@@ -184,6 +186,11 @@ class Clients:
     def _check(self, info: ClientInfo, data: ClientData, network: Representation, placeholders: bool) -> ModelCheck:
         config, dataset = info.config, data.dataset
         if placeholders:
+            if config.metric or config.metrics:
+                raise ConfigError(
+                    "metric and metrics have no effect with fedhet.wrap, whose argument `accuracy` names the score: "
+                    "leave them out"
+                )
             return ModelCheck(Task("classification"), 0)
         if dataset and not self._model:
             return ModelCheck(dataset.task, dataset.classes)

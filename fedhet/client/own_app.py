@@ -115,9 +115,8 @@ def _placeholders(client: ClientInfo) -> ClientData:
 class _Score:
     """The score by the metrics of an app's evaluate function."""
 
-    metric: Metric
+    metrics: dict[str, Metric]
     loss: float
-    examples_behind: None = None
 
 
 @dataclass
@@ -231,7 +230,7 @@ class _OwnApp:
             job.say(f"the metric {self.accuracy} is {accuracy!r}, but must be from 0 to 1, and is left out")
             del metrics[self.accuracy]
         elif accuracy is not None and loss is not None:
-            score = _Score(Metric((accuracy,), (share,)), loss)
+            score = _Score({"accuracy": Metric((accuracy,), (share,))}, loss)
         if when == job.side.traits.scored:
             self.metrics["evaluate"] = metrics
             self._report()

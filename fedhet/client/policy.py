@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -27,7 +27,7 @@ from fedhet.flower import Context, Message
 from fedhet.flower.insides import hash_of_app
 from fedhet.flower.messages import read_request
 from fedhet.messages import LostState, Payload, Reply, Request, WireError
-from fedhet.messages.protocol import HANDSHAKE, MOST_PARTITIONS, WHOLE, Measured
+from fedhet.messages.protocol import HANDSHAKE, MOST_PARTITIONS, WHOLE
 from fedhet.methods import registry
 from fedhet.methods.method import KINDS, METRICS, STRUCTURE
 from fedhet.methods.options import Config, keys_about, keys_that, listed
@@ -212,25 +212,44 @@ class Policy:
             [*sorted(told - bytes_of.keys()), "numbers of examples"], 0
         )
 
-    def measured(
-        self, metric: Metric, loss: float, *, examples: int, ranked: bool, behind: Sequence[int] | None = None
-    ) -> Measured:
-        """Return an evaluation in the form that may be sent: rounded, without values from too few examples.
+    def check_metrics(self, task: Task) -> None:
+        """Raise `Refused` if a metric has numbers of examples by class as weights, which `allow` does not include."""
+        names = [name for name in task.metrics if task.counts_classes(name)]
+        if names and self.tells_metrics and self.allowed is not None and "statistics" not in self.allowed:
+            raise Refused(
+                f"this node allows only {', '.join(sorted(self.allowed))} (allow in its node config), but the metric "
+                f"{names[0]} also sends numbers of examples by class (statistics): choose another metric, such as "
+                "accuracy or auc"
+            )
 
-        `metric` has values and their weights in averages over clients; `examples` is the number of evaluated examples.
-        An AUC is `ranked`: its weights are numbers of pairs of examples. For an IoU, whose weights are rounded as well,
-        `behind` has the number of examples in which each class is present or predicted; otherwise, it is None.
+    def metric(self, metric: Metric, examples: int, *, by_class: bool = False) -> Metric:
+        """Return a metric of `examples` in the form that may be sent: rounded, without values from too few examples.
+
+        `by_class` says whether its weights are numbers of examples by class.
         """
-        values, weights = metric.values, metric.weights
-        if behind is not None:
-            pairs = zip(weights, behind, strict=True)
-            weights = tuple(self.rounded(weight) if count >= self.least else 0.0 for weight, count in pairs)
-        if ranked:  # n with the label and m without make n m pairs, fewer the less even n and m are
-            fewest = self.least * (examples - self.least) if examples >= 2 * self.least else math.inf
-            weights = tuple(weight if weight >= fewest else 0.0 for weight in weights)
-        weighed = zip(values, weights, strict=True)
+        weights = metric.weights
+        if metric.behind:
+            pairs = zip(weights, metric.behind, strict=True)
+            weights = tuple(weight if count >= self.least else 0.0 for weight, count in pairs)
+            if by_class:
+                weights = self._without_rest(weights, metric.weights, examples)
+            weights = tuple(map(self.rounded, weights))
+        weighed = zip(metric.values, weights, strict=True)
         values = tuple(self.rounded(value) if weight > 0 else math.nan for value, weight in weighed)
-        return Measured(Metric(values, weights), self.rounded(loss))
+        return Metric(values, weights)
+
+    def _without_rest(self, kept: tuple[float, ...], weights: tuple[float, ...], examples: int) -> tuple[float, ...]:
+        """Return the weights of classes to keep, without the smallest if those left out are of too few examples.
+
+        The number of all examples is sent, so the number of those left out is known.
+        """
+        for _ in kept:
+            rest = examples * (sum(weights) - sum(kept)) / sum(weights)
+            if not 0 < rest < self.least or not any(kept):
+                break
+            smallest = min((place for place, weight in enumerate(kept) if weight), key=kept.__getitem__)
+            kept = tuple(0.0 if place == smallest else weight for place, weight in enumerate(kept))
+        return kept
 
     def loss_weight(self, task: Task, labels: Tensor) -> float:
         """Return the weight of a loss, in examples; 0 if it is their number, or would tell that few have a class."""

@@ -20,7 +20,7 @@ from fedhet.client.state import EXAMPLE, PREDICTOR, ROUND, WIDTH
 from fedhet.data import Examples, resident
 from fedhet.errors import ModelError, Refused
 from fedhet.messages import Payload, to_arrays
-from fedhet.messages.protocol import STARTS, WHOLE, names_text
+from fedhet.messages.protocol import STARTS, WHOLE, Measured, further, names_text
 from fedhet.models.copies import load_state
 from fedhet.models.representation import isolated
 from fedhet.setup import client_setup
@@ -352,15 +352,11 @@ def _record(job: Job, evaluation: Evaluation, score: Scored | None, *, when: str
             f"the loss of the {when} model is {score.loss:.3g}: the network returns values that are not finite for "
             f"some example, or training diverged; a lower learning-rate than {rate:g} may help"
         )
-    measured = job.policy.measured(
-        score.metric,
-        score.loss,
-        examples=len(evaluation.examples),
-        ranked=client.task.metric == "auc",
-        behind=score.examples_behind,
-    )
-    measured.weight = job.policy.loss_weight(client.task, evaluation.examples.labels)
-    job.reply.measured[evaluation.name] = measured
+    weight = job.policy.loss_weight(client.task, evaluation.examples.labels)
+    for number, (name, metric) in enumerate(score.metrics.items()):
+        sent = job.policy.metric(metric, len(evaluation.examples), by_class=client.task.counts_classes(name))
+        place = further(evaluation.name, name) if number else evaluation.name
+        job.reply.measured[place] = Measured(sent, job.policy.rounded(score.loss), weight)
 
 
 def enough(job: Job, count: int, metric: str) -> bool:

@@ -51,6 +51,12 @@ class Difference:
         interval = "" if self.low is None else f" [{self.low:+.3f}, {self.high:+.3f}]"
         return f"{self.mean:+.3f}{interval}"
 
+    def better(self, direction: int) -> bool:
+        """Return whether the interval is above 0 or, with `direction` -1 (lower is better), below it."""
+        if self.low is None or self.high is None:
+            return False
+        return self.low > 0 if direction > 0 else self.high < 0
+
     @property
     def where(self) -> str:
         """Words that say over which clients the difference is, or an empty string if both scored all clients."""
@@ -100,6 +106,11 @@ class RunOutcome:
         models = {row.architecture or UNDISCLOSED for row in self.files.clients}
         return next(iter(models)) if len(models) == 1 else f"{len(models)} models"
 
+    @property
+    def direction(self) -> int:
+        """1 if higher values of the metric are better, and -1 if lower ones are."""
+        return self.files.direction
+
     def clients(self, measure: str = PERSONAL) -> Set[str]:
         """Return the names of the clients that a measure is about."""
         scores = self.scores.get(measure) or self.scores.get(PERSONAL)
@@ -134,6 +145,11 @@ class VariantResult:
     def models(self) -> str:
         """The clients' architecture, `3 models` if there are three different ones, or `-` without a completed run."""
         return self.outcomes[0].models if self.outcomes else "-"
+
+    @property
+    def direction(self) -> int:
+        """1 if higher values of the metric are better, and -1 if lower ones are."""
+        return self.outcomes[0].direction if self.outcomes else 1
 
     def mean(self, measure: str) -> float | None:
         """Return the mean over seeds of a measure such as `seconds` (see `MEASURES`), or None if no run has it."""
@@ -188,14 +204,15 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
         few = ", ".join(f"{name}{each.where}" for name, each in known.items() if each.over)
         said = f"Fewer than {FEWEST} seeds: no difference to {other} can be called significant"
         return f"{said}{few and f' ({few})'}.{unlike}"
-    for name, each in sorted(known.items(), key=lambda item: -item[1].mean):
+    sign = baseline.direction
+    for name, each in sorted(known.items(), key=lambda item: -sign * item[1].mean):
         if each.p is None or each.low is None or each.high is None:
             continue
         if each.p >= 1 - CONFIDENCE:
             same.append(f"{name}{each.where}")
         else:
             low, high = sorted((abs(each.low), abs(each.high)))
-            words = "beats" if each.mean > 0 else "is worse than"
+            words = "beats" if sign * each.mean > 0 else "is worse than"
             different.append(f"{name} {words} {other} by {abs(each.mean):.3f} [{low:.3f}, {high:.3f}]{each.where}")
     if same:
         corrected = " after Holm's correction of p" if len(known) > 1 else ""
@@ -247,7 +264,8 @@ def outcome(run: PlannedRun, files: RunFiles, alone: Mapping[str, float]) -> Run
     values["common_accuracy"] = files.common_accuracy
     for names, table in ((EXAMPLES, summary.get("examples")), (WORK, summary.get("work")), (COSTS, summary)):
         values |= {name: (table or {}).get(name) for name in names}
-    gains = sorted(value - alone[client] for client, value in accuracies(files).items() if client in alone)
+    sign = files.direction
+    gains = sorted(sign * (value - alone[client]) for client, value in accuracies(files).items() if client in alone)
     if gains:
         values["worse_off"] = sum(gain < 0 for gain in gains) / len(gains)
         values["worst_tenth"] = statistics.fmean(gains[: math.ceil(len(gains) / 10)])

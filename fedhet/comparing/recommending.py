@@ -230,7 +230,8 @@ class _Search:
     `choices` has the settings to change for each method that can train the clients, and `refused` the reason why each
     other method is left out. Runs stop at the deadline of `execute`; those with the first `FEWEST` seeds of the
     comparison, which every recommendation needs, stop at `latest` (`time.monotonic()`, in seconds). `shorter` has fewer
-    rounds and epochs if the budget requires this, and `accuracies` validation accuracies by method.
+    rounds and epochs if the budget requires this, and `accuracies` validation accuracies by method; `direction` is 1 if
+    higher ones are better, and -1 if lower ones are.
     """
 
     shared: SharedSettings
@@ -241,6 +242,7 @@ class _Search:
     latest: float
     shorter: Choice = field(default_factory=dict)
     accuracies: dict[str, float] = field(default_factory=dict)
+    direction: int = 1
 
     def plan(self, name: str, seed: int) -> PlannedRun:
         """Plan a run of a method in the comparison or, if `seed` is `SEED`, a trial scored on validation examples."""
@@ -309,16 +311,17 @@ class _Search:
         completed = {name: read_run(run.folder) for name, run in runs.items() if run.name not in late}
         accuracies = validation_accuracies(completed)
         for name, files in completed.items():
+            self.direction = files.direction
             cost = max((row.bytes_up + row.bytes_down for row in files.clients if row.round), default=0)
             if cost > max_bytes:
                 self.refused[name] = f"a round costs {format_bytes(cost)}, above max-bytes = {format_bytes(max_bytes)}"
             else:
-                self.accuracies[name] = accuracies[name] or 0.0
+                self.accuracies[name] = accuracies[name] or (0.0 if self.direction > 0 else math.inf)
         self.execute.show(TerminalTable(self.standing()))
 
     def standing(self) -> list[list[str]]:
         """Return a table, as rows of text, of methods and their validation accuracies, the best method first."""
-        ranked = sorted(self.accuracies.items(), key=lambda item: -item[1])
+        ranked = sorted(self.accuracies.items(), key=lambda item: -self.direction * item[1])
         return [["method", "validation"], *([name, format_value(accuracy)] for name, accuracy in ranked)]
 
     def compare(self, seeds: Sequence[int]) -> tuple[list[PlannedRun], dict[str, str]]:
@@ -362,12 +365,13 @@ class _Search:
         """Recommend a method, given the comparison's runs and the errors of failed ones by name; write all results."""
         results = measure(runs, failed)
         local = next(each for each in results if each.variant == "local")
-        gains = {each.variant: found.mean for each in results if (found := each.difference(local, SCORE))}
+        sign = self.direction
+        gains = {each.variant: sign * found.mean for each in results if (found := each.difference(local, SCORE))}
         ranked = sorted((each for each in results if each.variant in gains), key=lambda each: -gains[each.variant])
         controls = [each for each in ranked if each.variant in CONTROLS]
         federated, alone = next((each for each in ranked if each not in controls), None), controls[0]
         differences = [federated.difference(each, SCORE) for each in controls] if federated else [None]
-        beats = all(each is not None and each.low is not None and each.low > 0 for each in differences)
+        beats = all(each is not None and each.better(sign) for each in differences)
         method = federated.variant if federated and beats else alone.variant
         verdict = _verdict(alone, federated, beats=beats)
         absent = [f"{name} ({format_value(self.accuracies.get(name))})" for name in CONTROLS if name in self.refused]

@@ -164,7 +164,7 @@ def notes_below(
         notes.append(f"p: of no difference, corrected for the number of differences in the table ({number}, Holm).")
     if any(result.mean("worse_off") is not None for result in results):
         notes.append(
-            "Worse off: fraction of clients with a lower accuracy than the same client under local with the same seed, "
+            "Worse off: fraction of clients that score worse than the same client under local with the same seed, "
             "among clients that both scored. "
             "Worst tenth: mean difference to local of the tenth of clients that gain least."
         )

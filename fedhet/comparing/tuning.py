@@ -15,6 +15,7 @@ from fedhet.comparing.settings import SAME_FOR_ALL, Choice, PlannedRun, SharedSe
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods.options import Value
 from fedhet.results.history import RunFiles, read_run, showing
+from fedhet.tasks import LARGEST
 from fedhet.utils.files import csv_lines, write_text
 from fedhet.utils.randomness import numpy_generator
 from fedhet.utils.statistics import Metric, grouped
@@ -59,18 +60,22 @@ class Trial:
 
 @dataclass
 class Search:
-    """A variant's trials; `grid` is the size of its grid, and `idle` has the reason for each key without effect."""
+    """A variant's trials; `grid` is the size of its grid, and `idle` has the reason for each key without effect.
+
+    `direction` is 1 if higher validation metrics are better, and -1 if lower ones are.
+    """
 
     variant: str
     grid: int
     tried: list[Trial]
     idle: Mapping[str, str]
+    direction: int = 1
 
     @property
     def best(self) -> Trial | None:
-        """The first trial with the highest mean accuracy, or None if no configuration completed with all seeds."""
+        """The first trial with the best mean accuracy, or None if no configuration completed with all seeds."""
         completed = [each for each in self.tried if each.accuracy is not None]
-        return max(completed, key=lambda each: each.accuracy or 0.0, default=None)
+        return max(completed, key=lambda each: self.direction * (each.accuracy or 0.0), default=None)
 
     @property
     def text(self) -> str:
@@ -133,6 +138,8 @@ def tune(
         with showing(out / "tuning"):
             files = {run.name: read_run(run.folder) for _, run in group if run.name not in failed}
             accuracies = validation_accuracies(files)
+        for search in searches:
+            search.direction = next((run.direction for run in files.values()), 1)
         for each, run in group:
             if (accuracy := accuracies.get(run.name)) is None:
                 each.failed[seed] = failed.get(run.name, "there is no validation accuracy")
@@ -165,10 +172,12 @@ def trial_run(
 def validation_accuracies(runs: Mapping[str, RunFiles]) -> dict[str, float | None]:
     """Return the runs' validation accuracies, by the same names, over the clients that any of the runs scored.
 
-    A client that a run did not score counts as 0. The accuracy is None if it is unknown.
+    A client that a run did not score counts as 0, or as the worst if lower values are better. The accuracy is None if
+    it is unknown.
     """
+    worst = 0.0 if all(run.direction > 0 for run in runs.values()) else LARGEST
     scores = {name: run.by_client(run.scored, "validation") for name, run in runs.items()}
-    lost = {c: replace(m, values=(0.0,) * len(m.values)) for each in scores.values() for c, m in each.items()}
+    lost = {c: replace(m, values=(worst,) * len(m.values)) for each in scores.values() for c, m in each.items()}
     accuracies = {name: run.accuracy("validation") for name, run in runs.items()}
     for name, accuracy in accuracies.items():
         if accuracy is not None and scores[name] and len(scores[name]) < len(lost):

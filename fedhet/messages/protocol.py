@@ -31,7 +31,7 @@ from fedhet.messages.payload import (
     to_tensor,
     written,
 )
-from fedhet.tasks import LARGEST
+from fedhet.tasks import LARGEST, OUTPUTS
 from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.machine import memory
 from fedhet.utils.statistics import Metric, Work
@@ -39,6 +39,12 @@ from fedhet.utils.statistics import Metric, Work
 HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
 """Subjects of queries (see `Request.question`): a client's report before the first round, initial weights that all
 clients receive, or the training of a client that joins after the last round."""
+
+
+def further(evaluation: str, metric: str) -> str:
+    """Return the name of an evaluation's value of a metric of the key `metrics`, such as `trained/f1`."""
+    return f"{evaluation}/{metric}"
+
 
 STARTS = ("received", "scratch")
 """Initial weights of a client that joins after the last round: `received` from the server, or random (`scratch`).
@@ -107,8 +113,10 @@ class Report:
     Attributes:
         client: the client's name.
         lost_state: the round whose state was expected and is lost; -1 if no state is lost.
+        task: name of the task, such as `classification`.
         metric: name of the metric, such as `accuracy`.
         labels: number of labels of an example, each with its own value of the metric; 1 for a single value.
+        further: numbers of values of the metrics in the key `metrics`, separated by commas.
         architecture: the architecture's name; empty if it is not disclosed.
         partition_id, partitions: the client's partition, from 0, and their number; -1 and 0 if the node has none.
         own_data: whether the client's data come from a user's function, not from the configured data set.
@@ -128,7 +136,9 @@ class Report:
 
     client: Name
     lost_state: int = -1
+    task: str = "classification"
     metric: str = ""
+    further: str = ""
     labels: int = field(default=1, metadata={"at_least": 1, "at_most": 2**16})
     architecture: str = ""
     partition_id: int = -1
@@ -163,6 +173,11 @@ class Report:
         """Return the report in a received dict (see `fields`); raise a WireError if a field is invalid."""
         report = cls(**Fields(record).plain(cls), spec=_spec(record))
         names_in(report.names)
+        if report.task not in OUTPUTS or (report.metric and report.metric not in OUTPUTS[report.task].metrics):
+            raise WireError(
+                f"the client's task {shortened(report.task)} or its metric {shortened(report.metric)} is unknown: use "
+                "the server's version of fedhet"
+            )
         if report.partition_id >= report.partitions:
             raise WireError(
                 f"the client's reply is damaged: partition-id is {report.partition_id}, but must be "
@@ -239,7 +254,8 @@ class Reply:
         train_loss: mean of the loss over the round's training steps; None without a step.
         train_weight: its weight in means over clients, or 0 for `weight`.
         measured: evaluations by name: of the `received` and the `trained` model on the client's test part, and with the
-            prefix `common-` or `validation-` on the common test set or its validation part.
+            prefix `common-` or `validation-` on the common test set or its validation part. Metrics of the key
+            `metrics` are entries of their own (see `further`).
         work: numbers of steps and examples in its training.
         further: metrics that a user's own train function returns, by name (see `fedhet.wrap`).
         evaluated: metrics that a user's own evaluate function returns, by name.
@@ -332,11 +348,11 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
         and isinstance(weights, list)
         and len(values) == len(weights)
         and all(0 <= weight <= MOST_WEIGHT for weight in weights)
-        and all(weight == 0 or -LARGEST <= value <= 1 for value, weight in zip(values, weights, strict=True))
+        and all(weight == 0 or abs(value) <= LARGEST for value, weight in zip(values, weights, strict=True))
     ):
         raise WireError(
             f"the client's reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}, "
-            f"but must be equally long lists of values up to 1, weights from 0 to {MOST_WEIGHT:.0e}: correct the metric"
+            f"but must be equally long lists of values and of weights from 0 to {MOST_WEIGHT:.0e}: correct the metric"
         )
     loss, weight = numbers.number(f"{name}-loss"), numbers.number(f"{name}-loss-weight", 0.0)
     return Measured(Metric(tuple(values), tuple(weights)), loss, max(weight, 0.0))

@@ -136,6 +136,8 @@ class Config:
     )
     evaluate_every: int = _output(1, "number of rounds between evaluations; always after the last", at_least=1)
     test_on: Literal["local", "global", "both"] = _output("local", "test examples: clients' own, common ones, or both")
+    metric: str = _output("", "metric by which models are compared and chosen, such as auc; empty: the task's default")
+    metrics: str = _output("", "further metrics to record, separated by commas")
     batch_norm: Literal["aggregate", "local", "re-estimate"] = option(
         "aggregate",
         "BatchNorm statistics: averaged, kept by each client, or re-estimated by it after each average",

@@ -18,8 +18,9 @@ from fedhet.data.names import Names
 from fedhet.errors import FedhetError, damage
 from fedhet.messages.protocol import names_in
 from fedhet.methods.method import ABSENT
-from fedhet.methods.options import OWN, Config
+from fedhet.methods.options import OWN, Config, listed
 from fedhet.results.observers import RunInfo
+from fedhet.tasks import direction
 from fedhet.utils.files import NAMES, check_links, read_safetensors
 from fedhet.utils.statistics import STATISTICS, ClientRow, Metric, Work, client_order, grouped, never_took_part
 from fedhet.utils.text import all_printable, printable
@@ -200,6 +201,10 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         summary["warnings"] = [*run.warnings]
     if absent := never_took_part(rows):
         summary["never_took_part"] = absent
+    if names := listed(config.metrics):
+        where = (row if on == "own" else row.get(on) or {} for row in reversed(rows))
+        last: Row = next((row[scored] for row in where if row.get(scored)), {})
+        summary["further"] = {name: last.get(f"further/{name}") for name in names}
     if config.validation:
         summary["validation_accuracy"] = _last(rows, scored, "validation")
     if config.test_on != "local":
@@ -304,6 +309,11 @@ class RunFiles:
     def metric(self) -> str:
         """The name of the task's metric, such as `accuracy`."""
         return str((self.summary or {}).get("metric", "accuracy"))
+
+    @property
+    def direction(self) -> int:
+        """1 if higher values of the metric are better, and -1 if lower ones are."""
+        return direction(self.metric)
 
     @property
     def title(self) -> str:

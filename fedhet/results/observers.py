@@ -77,10 +77,12 @@ def flat(row: Mapping[str, Any]) -> dict[str, float]:
     numbers = {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
     numbers |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
     tested = {"": row, "common/": row.get("common") or {}, "validation/": row.get("validation") or {}}
-    for test, which, measure in product(tested, ("received", "trained"), ("accuracy", "loss")):
-        values, place = (tested[test].get(which) or {}).get(measure), f"{test}{which}/{measure}"
-        by_name = values if isinstance(values, dict) else {"": values}
-        numbers |= {f"{place}/{name}".removesuffix("/"): value for name, value in by_name.items()}
+    for test, which in product(tested, ("received", "trained")):
+        for measure, values in (tested[test].get(which) or {}).items():
+            by_name = values if isinstance(values, dict) else {"": values}
+            place = f"{test}{which}/{measure}"
+            if measure != "clients":
+                numbers |= {f"{place}/{name}".removesuffix("/"): value for name, value in by_name.items()}
     return {name: float(value) for name, value in numbers.items() if value is not None}
 
 

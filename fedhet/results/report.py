@@ -195,6 +195,9 @@ def _sections(run: RunFiles) -> Iterator[Section]:
         yield Section("Clients by architecture", [architectures], [note], kind="numbers total")
     else:
         yield Section("Clients by architecture", notes=["No client was evaluated."])
+    if further := (run.summary or {}).get("further"):
+        values = [[name, *(format_value((each or {}).get(s)) for s in STATISTICS)] for name, each in further.items()]
+        yield Section("Further metrics", [[["metric", *STATISTICS], *values]], kind="numbers")
     failures = _failures(run)
     tables = [[["reason", "times", "rounds", "clients"], *failures]] if failures else []
     yield Section("Failures", tables, [] if failures else ["None."])

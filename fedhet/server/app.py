@@ -17,7 +17,7 @@ from fedhet.flower.insides import simulated
 from fedhet.messages.protocol import names_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
-from fedhet.methods.options import Config
+from fedhet.methods.options import Config, listed
 from fedhet.models.representation import precision
 from fedhet.results.observers import Observer
 from fedhet.results.recorder import recorded
@@ -27,7 +27,7 @@ from fedhet.server.reporter import VALIDATION
 from fedhet.server.run import run_folder
 from fedhet.setup import client_setup
 from fedhet.setup.user_functions import UserFunctions
-from fedhet.tasks import as_task
+from fedhet.tasks import Score, as_task
 from fedhet.training import Evaluation
 from fedhet.utils import text
 from fedhet.utils.files import expanded, private_files
@@ -140,18 +140,25 @@ def _on_common_test(
         test, prepare = resident(common, device), client_setup.transform_of(dataset, precision(network.to(device)))
         with torch.no_grad():
             task = task.of(network.eval()(prepare(test.inputs[:2])), test.labels)
+        task = task.measuring(config.metric, listed(config.metrics))
         test = relabelled(test, task.outputs.labels)
         score = Evaluation(network, test, task, prepare).result()
         if score is None:
             return None
-        metrics: dict[str, Any] = {"accuracy": score.value, "loss": score.loss}
+        metrics = _numbers(score)
         held_out = None if run.own_data else client_setup.common_validation(config)
         examples = held_out and resident(held_out, device)
         if examples and (validated := Evaluation(network, examples, task, prepare).result()):
-            metrics |= {f"{VALIDATION}accuracy": validated.value, f"{VALIDATION}loss": validated.loss}
+            metrics |= {f"{VALIDATION}{name}": value for name, value in _numbers(validated).items()}
         return MetricRecord(metrics)
 
     return evaluate_globally
+
+
+def _numbers(score: Score) -> dict[str, Any]:
+    """Return the metric that counts as `accuracy`, the loss, and others as `further/NAME`; undefined ones are NaN."""
+    further = {f"further/{name}": metric.value for name, metric in score.metrics.items() if name != score.task.metric}
+    return {"accuracy": score.value, "loss": score.loss, **further}
 
 
 app = make_server_app()  # the ServerApp that `flwr run` starts

@@ -7,6 +7,7 @@ from statistics import median_low
 from fedhet.messages import Reply, WireError
 from fedhet.methods.options import Config
 from fedhet.server.run import Run
+from fedhet.tasks import OUTPUTS
 from fedhet.utils.statistics import Metric
 
 MOST = 10.0
@@ -79,8 +80,8 @@ def limit_claims(run: Run, replies: Mapping[str, Reply]) -> None:
 def _limit_metric(run: Run, replies: Mapping[str, Reply], name: str, claims: Mapping[str, float]) -> None:
     """Limit the weights of the metric `name` to what numbers of examples (`claims`) allow: as a rule, to one for each.
 
-    AUC has a weight for each pair of examples. If most clients have several predictions for each example, as for tokens
-    and pixels, a client may have up to `MOST` times as many as the median client.
+    The AUC of a multi-label task has a weight for each pair of examples. If most clients have several predictions for
+    each example, as for tokens and pixels, a client may have up to `MOST` times as many as the median client.
     """
     largest = {
         client: max(reply.measured[name].metric.weights) for client, reply in replies.items() if name in reply.measured
@@ -88,11 +89,13 @@ def _limit_metric(run: Run, replies: Mapping[str, Reply], name: str, claims: Map
     own_weights = run.flower_options.weighted_by_key != type(run.flower_options).weighted_by_key
     if own_weights:
         claims = limited(run.config, largest)
+    measure = OUTPUTS[run.task].metrics[name.partition("/")[2] or run.metric]
+    heaviest = measure.heaviest
     ratios = [weight / claims[client] for client, weight in largest.items() if weight and claims[client]]
     middle = median_low(ratios or [1.0])
     for client, weight in largest.items():
-        most = claims[client] * (1.0 if middle <= 1 or own_weights else MOST * middle)
-        most = claims[client] ** 2 / 4 if run.metric == "auc" else most
+        most = claims[client] * (heaviest if middle <= heaviest or own_weights else MOST * middle)
+        most = claims[client] ** 2 / 4 if measure.pairs else most
         if weight > most:
             measured = replies[client].measured[name]
             weights = tuple(each * most / weight for each in measured.metric.weights)

@@ -12,8 +12,10 @@ from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import simulated
 from fedhet.flower.messages import Encoder, check_written, read_reply, sent_along, write_request
 from fedhet.messages import LostState, Payload, Reply, Request, Spec, WireError, check, check_finite
+from fedhet.methods.options import listed
 from fedhet.server.claims import check_claims, limit_claims
 from fedhet.server.run import Run
+from fedhet.tasks import OUTPUTS
 from fedhet.utils.files import plain_name
 from fedhet.utils.machine import proof
 from fedhet.utils.statistics import client_order, grouped, in_order
@@ -251,14 +253,18 @@ class Federation:
                 "the client's reply has a weight, which only apps with fedhet.wrap may set: remove `weight` in its mods"
             )
         check_claims(self.run.config, reply)
-        metric = known.report.metric
-        labels = known.report.labels
+        report = known.report
+        further = zip(listed(self.run.config.metrics), filter(None, report.further.split(",")), strict=False)
+        numbers = {report.metric: report.labels} | {name: int(number) for name, number in further}
         for name, measured in reply.measured.items():
-            values = measured.metric.values
-            if len(values) != labels or (metric != "r2" and min(values) < 0):
+            metric = name.partition("/")[2] or report.metric
+            number = numbers.get(metric, 0)
+            low, high = OUTPUTS[report.task].metrics[metric].limits
+            pairs = [*zip(measured.metric.values, measured.metric.weights, strict=True)]
+            if len(pairs) != number or not all(low <= value <= high for value, weight in pairs if weight):
                 raise WireError(
-                    f"the client's evaluation {name} must have {labels} values of the metric {metric}, none of them "
-                    "negative (except for r2): check the client's mods"
+                    f"the client's evaluation {name} must have {number} values of the metric {metric}, from {low:g} to "
+                    f"{high:g}: check the client's mods"
                 )
 
 

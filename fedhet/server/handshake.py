@@ -215,6 +215,8 @@ class Handshake:
     def _common(self, reply: Reply) -> dict[str, Common]:
         report, traits = reply.report, self.run.traits
         task = report.metric if report.labels == 1 else f"{report.metric} of {report.labels} labels"
+        if report.further:
+            task += f", and {self.run.config.metrics} of {report.further} labels"
         common = {"task": Common(task, "all clients of a run need the same task; set it with task=")}
         if report.common:
             remedy = "return the same examples as `common` for all clients, or leave it out"
@@ -283,6 +285,7 @@ class Handshake:
         )
         known.examples = reply.examples
         self.federation.admit(node, reply, claimed)
+        run.task = report.task
         run.metric = report.metric
         run.own_data = run.own_data or report.own_data
         run.noise[report.client] = report.noise

@@ -118,6 +118,14 @@ class Reporter:
         row = self.row(replies, metrics) | more
         self._rows.append(row)
         scored = self.run.traits.scored
+        for name, clients in row.get("undefined", {}).items():
+            evaluation, _, metric = name.partition("/")
+            if evaluation == scored:
+                self.run.warn_once(
+                    f"{named(clients, most=len(clients))} ({len(clients)} of {len(replies)}): their test examples have "
+                    f"no {metric or self.run.metric}, since they have one class, or too few of a class for the node's "
+                    "min-examples; these clients are left out of its means"
+                )
         evaluated = {scored: over_clients(replies, scored), "metrics": own_metrics(replies, "evaluated")}
         self.evaluated = metric_record(evaluated) or None
         report = RoundReport(row, self._client_rows(replies))
@@ -142,6 +150,7 @@ class Reporter:
             **({"lost_state": in_order(round.lost)} if round.lost else {}),
             **statistics(replies, self.on_common_test),
             "scores": scores(replies),
+            **({"undefined": missing} if (missing := undefined(replies)) else {}),
             "train_loss": weighted_mean(losses) if finite else None,
             "work": vars(sum((reply.work for reply in replies.values()), Work())),
             "metrics": {**own_metrics(replies, "further"), **own_metrics(replies, "evaluated"), **metrics},
@@ -169,6 +178,8 @@ class Reporter:
             evaluations = replies[client].measured if client in replies else {}
             measured = evaluations.get(scored) or evaluations.get(f"common-{scored}")
             accuracy, loss = (measured.metric.value, measured.loss) if measured else (None, None)
+            # An undefined metric is no number.
+            accuracy = None if accuracy is None or math.isnan(accuracy) else accuracy
             traffic = up[client], down[client]
             network = ", ".join(filter(None, [known.architecture, self.size_of(client)]))
             epsilon = replies[client].further.get("epsilon") if client in replies else None
@@ -211,10 +222,17 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
 def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
     """Return statistics over clients (see `summarise`) of the evaluations named `which`; None if there are none.
 
+    Metrics of the key `metrics` have their names with the prefix `further/`.
+
     `common-trained`, for example, are the trained networks' evaluations on the common test set, for which clients
     are weighted by numbers of own test examples, or of training examples if some client has no test examples.
     """
-    return summarise(_measured(replies, which))
+    statistics = summarise(_measured(replies, which))
+    if statistics is None:
+        return None
+    names = {name: None for reply in replies.values() for name in reply.measured if name.startswith(f"{which}/")}
+    further = {f"further/{name.partition('/')[2]}": summarise(_measured(replies, name)) for name in names}
+    return statistics | {name: values["accuracy"] for name, values in further.items() if values}
 
 
 def scores(replies: Mapping[str, Reply]) -> dict[str, dict[str, Any]]:
@@ -227,6 +245,17 @@ def scores(replies: Mapping[str, Reply]) -> dict[str, dict[str, Any]]:
                 pairs = zip(metric.values, metric.weights, strict=True)
                 values = [value if weight else 0.0 for value, weight in pairs]
                 by_name.setdefault(name, {})[client] = [values, metric.weights]
+    return by_name
+
+
+def undefined(replies: Mapping[str, Reply]) -> dict[str, list[str]]:
+    """Return, by name of the evaluation, the clients with examples for which the metric is not defined or not sent."""
+    names = dict.fromkeys(name for reply in replies.values() for name in reply.measured)
+    by_name = {}
+    for name in names:
+        values = _measured(replies, name)
+        if clients := [client for client, (metric, _, count) in values.items() if count and math.isnan(metric.value)]:
+            by_name[name] = clients
     return by_name
 
 

@@ -87,7 +87,8 @@ class Run:
         public: the public dataset, if the server has it.
         model: function that returns a client's network, if clients use a user's own models.
         round: the current round: its number, its messages and failures, and the bytes sent.
-        metric, devices: name of the clients' metric, and descriptions of the devices on which clients compute.
+        task, metric: names of the clients' task, and of the metric that counts.
+        devices: descriptions of the devices on which clients compute.
         own_data: whether clients have data other than the configured data set.
         initial: `initial_arrays` of `FederatedStrategy.start`, until the shared arrays are set to them.
         clients: the name of each admitted client by the id of its node; nodes that have left are included.
@@ -105,6 +106,7 @@ class Run:
     public: PublicDataset | None = None
     model: ModelFunction | None = None
     round: Round = field(default_factory=Round)
+    task: str = "classification"
     metric: str = "accuracy"
     own_data: bool = False
     devices: list[str] = field(default_factory=list)

@@ -16,10 +16,11 @@ from fedhet.data.own import as_input
 from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.methods import registry
 from fedhet.methods.method import Traits
-from fedhet.methods.options import OWN, Config, keys_about
+from fedhet.methods.options import OWN, Config, keys_about, listed
 from fedhet.methods.sharing import NetworkDescription
 from fedhet.models.registry import spread
 from fedhet.models.representation import Representation, in_precision
+from fedhet.tasks import Task
 from fedhet.utils.machine import memory
 from fedhet.utils.randomness import numpy_generator, seeded
 
@@ -165,8 +166,11 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
     traits = registry.traits(config)
     if traits.public != "none" and not (config.public_samples or config.options.makes_public_dataset or own_data):
         raise ConfigError(f"{config.method_name} needs a public dataset: set, for example, public-samples = 500")
+    task = Task()
     if not (own_data and own_model):
-        dataset_of(config)  # raises an error if its files are missing
+        dataset = dataset_of(config)  # raises an error if its files are missing
+        task = task if own_data else dataset.task
+    task.measuring(config.metric, listed(config.metrics))
     if own_data:
         return
     try:

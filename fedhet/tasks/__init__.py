@@ -1,6 +1,7 @@
-"""Tasks: the loss, the metric and the meaning of a network's outputs."""
+"""Tasks: the loss, the metrics and the meaning of a network's outputs."""
 
-from fedhet.tasks.outputs import LARGEST, Outputs
+from fedhet.tasks.metrics import LARGEST
+from fedhet.tasks.outputs import OUTPUTS, Outputs, direction
 from fedhet.tasks.task import Score, Task, as_task
 
-__all__ = ["LARGEST", "Outputs", "Score", "Task", "as_task"]
+__all__ = ["LARGEST", "OUTPUTS", "Outputs", "Score", "Task", "as_task", "direction"]

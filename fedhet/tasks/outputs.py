@@ -1,24 +1,14 @@
 """Kinds of network outputs: class scores, multi-label scores, and numbers (regression)."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhet.utils.statistics import Metric
-
-Columns = tuple[Tensor, ...]
-"""Tensors that `Outputs.evaluate` returns for a batch, from which the metric is computed."""
-
-LARGEST = 1e9
-"""Losses and weights above this value count as diverged, so that sums of squares stay finite."""
-
-IGNORED = -100
-"""Label of a token or pixel that is ignored, as in PyTorch's cross entropy."""
+from fedhet.tasks import metrics
+from fedhet.tasks.metrics import IGNORED, Columns, Measure
 
 
 def zeros_and_ones(labels: Tensor) -> bool:
@@ -33,13 +23,18 @@ class Outputs:
 
     Attributes:
         name: name of the task, such as `classification`.
-        metric: `accuracy`, `auc`, `iou` or `r2`.
+        metrics: the task's metrics by name; the first is the default.
         places: what has a prediction: each example (`one`), each of its `tokens`, or each of its `pixels`.
         meaning: what outputs are: scores of exclusive `classes`, multi-label scores (`labels`), or `numbers`.
     """
 
     name: ClassVar[str] = "classification"
-    metric: ClassVar[str] = "accuracy"
+    metrics: ClassVar[Mapping[str, Measure]] = {
+        "accuracy": metrics.ACCURACY,
+        "balanced-accuracy": metrics.BALANCED_ACCURACY,
+        "macro-f1": metrics.MACRO_F1,
+        "auc": metrics.AUC,
+    }
     places: ClassVar[Literal["one", "tokens", "pixels"]] = "one"
     meaning: ClassVar[Literal["classes", "labels", "numbers"]] = "classes"
 
@@ -51,9 +46,12 @@ class Outputs:
         """Return labels converted to the task's shape and dtype, or unchanged if they are not suitable for the task."""
         return labels
 
-    def numbers(self, labels: Tensor, classes: int) -> int:
-        """Return how many values the metric has: 1, or one for each of `classes` or for each column of `labels`."""
-        return 1
+    def numbers(self, metric: str, labels: Tensor, classes: int) -> int:
+        """Return how many values a metric has: 1, or one for each of `classes` or for each column of `labels`."""
+        if not self.metrics[metric].by_class:
+            return 1
+        # Of two classes, only one has an AUC.
+        return 1 if classes == 2 and not self.metrics[metric].table else classes
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs and labels in the shapes and types that PyTorch's loss for this task expects."""
@@ -68,15 +66,15 @@ class Outputs:
         # Under `vmap`, PyTorch's cross entropy takes twice as long.
         return -self.scores(outputs).log_softmax(-1).gather(-1, labels[:, None]).squeeze(-1)
 
-    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of a batch's losses, the number of predictions, and the tensors that `measure` needs."""
-        scores = self.scores(outputs)
-        loss = F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum")
-        return loss, labels.numel(), ((scores.argmax(-1) == labels).sum(),)
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        """Return the sum of a batch's losses and the number of predictions."""
+        loss = F.cross_entropy(self.scores(outputs).flatten(0, -2), labels.flatten(), reduction="sum")
+        return loss, labels.numel()
 
-    def measure(self, count: int, *columns: Columns) -> Metric:
-        """Return the metric of `count` predictions; `columns[i]` has, by batch, tensor i in the tuple of `evaluate`."""
-        return Metric((int(torch.stack(columns[0]).sum()) / count if count else math.nan,), (count,))
+    def collect(self, names: Iterable[str], outputs: Tensor, labels: Tensor) -> dict[str, Columns]:
+        """Return, for each metric in `names`, the tensors of a batch that it needs (see `Measure.collect`)."""
+        scores = self.scores(outputs.detach())
+        return {name: self.metrics[name].collect(scores, labels) for name in names}
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         """Return a message if outputs (of a few examples) or labels do not fit the task, else an empty string."""
@@ -94,6 +92,13 @@ class Binary(Outputs):
     """
 
     name = "binary"
+    metrics: ClassVar[Mapping[str, Measure]] = {
+        "accuracy": metrics.ACCURACY,
+        "balanced-accuracy": metrics.BALANCED_ACCURACY,
+        "f1": metrics.F1,
+        "auc": metrics.AUC,
+        "average-precision": metrics.AVERAGE_PRECISION,
+    }
 
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs if outputs.ndim > 1 and outputs.shape[-1] == 2 else _two_scores(outputs.reshape(-1, 1), -1)
@@ -119,6 +124,7 @@ class NextCharacter(Outputs):
     """Prediction of the next character: logits (n, characters), labels (n,); or (n, steps, characters), (n, steps)."""
 
     name = "next-character"
+    metrics: ClassVar[Mapping[str, Measure]] = {"accuracy": metrics.ACCURACY, "perplexity": metrics.PERPLEXITY}
     places = "tokens"
 
 
@@ -129,6 +135,12 @@ class TokenClassification(Outputs):
     """
 
     name = "token-classification"
+    metrics: ClassVar[Mapping[str, Measure]] = {
+        "accuracy": metrics.ACCURACY,
+        "balanced-accuracy": metrics.BALANCED_ACCURACY,
+        "macro-f1": metrics.MACRO_F1,
+        "perplexity": metrics.PERPLEXITY,
+    }
     places: ClassVar[Literal["one", "tokens", "pixels"]] = "tokens"
 
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -137,9 +149,9 @@ class TokenClassification(Outputs):
         counted = labels[labels != IGNORED]
         return total / (weights[counted].sum() if weights is not None else torch.tensor(len(counted))).clamp(min=1e-9)
 
-    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        loss, _, columns = super().evaluate(outputs, labels.long())
-        return loss, int((labels != IGNORED).sum()), columns
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        loss, _ = super().evaluate(outputs, labels.long())
+        return loss, int((labels != IGNORED).sum())
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         scores = self.scores(outputs)
@@ -161,7 +173,11 @@ class Segmentation(TokenClassification):
     """
 
     name = "segmentation"
-    metric = "iou"
+    metrics: ClassVar[Mapping[str, Measure]] = {
+        "iou": metrics.IOU,
+        "dice": metrics.MACRO_F1,
+        "accuracy": metrics.ACCURACY,
+    }
     places = "pixels"
 
     def scores(self, outputs: Tensor) -> Tensor:
@@ -170,33 +186,12 @@ class Segmentation(TokenClassification):
     def labels(self, labels: Tensor) -> Tensor:
         return labels.to(torch.uint8) if labels.is_floating_point() and zeros_and_ones(labels) else labels
 
-    def numbers(self, labels: Tensor, classes: int) -> int:
-        return classes
-
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         if outputs.shape[1] > 1:
             return outputs, labels.long()
         labels = labels.unsqueeze(1)
         counts, labels = labels.long() != IGNORED, labels.to(outputs.dtype)
         return (outputs, labels) if bool(counts.all()) else (outputs[counts], labels[counts])
-
-    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        labels, scores = labels.long(), self.scores(outputs)
-        loss, count, _ = super().evaluate(outputs, labels)
-        counts, classes = labels != IGNORED, scores.shape[-1]
-        example = torch.arange(len(labels), device=labels.device).reshape(-1, *[1] * (labels.ndim - 1)) * classes
-
-        def by_class(chosen: Tensor, of: Tensor) -> Tensor:  # (n, classes)
-            return (example + of)[chosen].bincount(minlength=len(labels) * classes).reshape(-1, classes)
-
-        predicted = scores.argmax(-1)
-        both = by_class(counts & (predicted == labels), labels)
-        union = by_class(counts, predicted) + by_class(counts, labels) - both
-        return loss, count, (both.sum(0), union.sum(0), (union > 0).sum(0))
-
-    def measure(self, count: int, *columns: Columns) -> Metric:
-        both, union = (torch.stack(column).sum(0).double() for column in columns[:2])
-        return Metric(tuple((both / union).tolist()), tuple(union.tolist()))
 
 
 _FLOATS = "its labels are floats, not classes: give classes as integers, or set task = regression"
@@ -249,8 +244,13 @@ class Vectors(Outputs):
     def labels(self, labels: Tensor) -> Tensor:
         return labels[:, None] if labels.ndim == 1 else labels
 
-    def numbers(self, labels: Tensor, classes: int) -> int:
+    def numbers(self, metric: str, labels: Tensor, classes: int) -> int:
         return labels.shape[1] if labels.ndim == 2 else 1
+
+    def collect(self, names: Iterable[str], outputs: Tensor, labels: Tensor) -> dict[str, Columns]:
+        targets = labels if labels.ndim == 2 else labels.reshape(-1, 1)
+        outputs = outputs.detach().reshape(targets.shape)
+        return {name: self.metrics[name].collect(outputs, targets) for name in names}
 
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         return self.entries(*self.pair(outputs, labels), **({} if weights is None else {"pos_weight": weights}))
@@ -263,24 +263,16 @@ class MultiLabel(Vectors):
     """Multi-label classification: logits and labels of 0 and 1, (n, labels) each; binary cross entropy and AUC."""
 
     name = "multi-label"
-    metric = "auc"
+    metrics: ClassVar[Mapping[str, Measure]] = {
+        "auc": metrics.LABEL_AUC,
+        "average-precision": metrics.LABEL_AVERAGE_PRECISION,
+        "macro-f1": metrics.LABEL_F1,
+    }
     meaning = "labels"
     entries = staticmethod(F.binary_cross_entropy_with_logits)
 
-    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        outputs = outputs.detach().reshape(labels.shape)
-        return self.loss(outputs, labels) * len(labels), len(labels), (outputs, labels)
-
-    def measure(self, count: int, *columns: Columns) -> Metric:
-        from scipy.stats import rankdata  # slow to import
-
-        outputs, labels = (torch.cat(column).double().cpu().numpy() for column in columns)
-        positive = labels.astype(bool)
-        having = positive.sum(0).astype(float)
-        pairs = having * (count - having)
-        won = (rankdata(outputs, axis=0) * positive).sum(0) - having * (having + 1) / 2
-        values = np.divide(won, pairs, out=np.full_like(won, math.nan), where=pairs > 0)
-        return Metric(tuple(values.tolist()), tuple(pairs.tolist()))
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        return self.loss(outputs.detach(), labels) * len(labels), len(labels)
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         if not _alike(outputs, labels) or labels.ndim != 2:
@@ -292,28 +284,17 @@ class Regression(Vectors):
     """Regression: outputs and float labels (n, targets), or one target of any shape; mean squared error and R2."""
 
     name = "regression"
-    metric = "r2"
+    metrics: ClassVar[Mapping[str, Measure]] = {"r2": metrics.R2, "rmse": metrics.RMSE, "mae": metrics.MAE}
     meaning = "numbers"
     entries = staticmethod(F.mse_loss)
 
     def labels(self, labels: Tensor) -> Tensor:
         return super().labels(labels if labels.is_floating_point() else labels.double())
 
-    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         targets = (labels if labels.ndim == 2 else labels.reshape(-1, 1)).double()
         squares = (outputs.detach().reshape(targets.shape).double() - targets).square()
-        # Differences from the first target keep the digits that squares of large targets lose.
-        mean = targets[0] + (targets - targets[0]).mean(0)
-        columns = (squares.sum(0), torch.full_like(mean, len(targets)), mean, (targets - mean).square().sum(0))
-        return squares.mean(1).sum(), len(targets), columns
-
-    def measure(self, count: int, *columns: Columns) -> Metric:
-        squares, counts, means, about_means = map(torch.stack, columns)
-        mean = means[0] + (counts * (means - means[0])).sum(0) / count
-        about_mean = about_means.sum(0) + (counts * (means - mean).square()).sum(0)
-        weights = torch.where(about_mean > 1e-30 * count * mean.square(), float(count), 0.0)  # above rounding errors
-        values = (1 - squares.sum(0) / about_mean).clamp(min=-LARGEST)
-        return Metric(tuple(values.tolist()), tuple(weights.tolist()))
+        return squares.mean(1).sum(), len(targets)
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         if _alike(outputs, labels):
@@ -329,3 +310,8 @@ OUTPUTS: dict[str, Outputs] = {
     for kind in (Outputs, Binary, MultiLabel, NextCharacter, TokenClassification, Segmentation, Regression)
 }
 """Kinds of outputs by the name of their task."""
+
+
+def direction(metric: str) -> int:
+    """Return 1 if higher values of a metric (by name) are better, and -1 if lower ones are."""
+    return -1 if any(metric in kind.metrics and kind.metrics[metric].lower for kind in OUTPUTS.values()) else 1

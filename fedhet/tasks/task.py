@@ -2,7 +2,8 @@
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import reduce
 
@@ -12,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.errors import ConfigError, DataError, check_kinds, nearest, shown
-from fedhet.tasks.outputs import IGNORED, OUTPUTS, Columns, Outputs, zeros_and_ones
+from fedhet.tasks.metrics import IGNORED, Columns
+from fedhet.tasks.outputs import OUTPUTS, Outputs, zeros_and_ones
 from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import Metric
 
@@ -56,18 +58,18 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """Loss and metric of `count` predictions; the sum of two scores is the score of all their predictions.
+    """Loss and metrics of `count` predictions; the sum of two scores is the score of all their predictions.
 
     An example has a prediction for each of its characters, tokens or pixels; `weight` is their weight in the mean loss.
-    `batches` has the values of each batch that the metric needs. They stay on the device until `loss` or `metric` is
-    read.
+    `batches` has the values of each batch that each metric needs, by its name. They stay on the device until `loss` or
+    `metrics` are read.
     """
 
     task: "Task"
     loss_sum: Tensor
     weight: float
     count: int
-    batches: tuple[Columns, ...]
+    batches: tuple[Mapping[str, Columns], ...]
 
     @property
     def loss(self) -> float:
@@ -75,22 +77,16 @@ class Score:
         return self.loss_sum.item() / self.weight if self.weight else math.nan
 
     @property
-    def metric(self) -> Metric:
-        """The task's metric: one or more values, such as the IoU of each class, with weights (see `Metric`)."""
-        return self.task.outputs.measure(self.count, *zip(*self.batches, strict=True))
+    def metrics(self) -> dict[str, Metric]:
+        """The task's metrics by name, each with one or more values, such as the IoU of each class (see `Metric`)."""
+        measures = self.task.outputs.metrics
+        columns = {name: zip(*(batch[name] for batch in self.batches), strict=True) for name in self.task.metrics}
+        return {name: measures[name].combine(self.count, *columns[name]) for name in self.task.metrics}
 
     @property
     def value(self) -> float:
-        """The metric as one number; nan if it is undefined."""
-        return self.metric.value
-
-    @property
-    def examples_behind(self) -> list[int] | None:
-        """Number of examples from which the IoU of each class is computed; None for other metrics."""
-        if self.task.metric != "iou":
-            return None
-        behind: list[int] = torch.stack([batch[2] for batch in self.batches]).sum(0).tolist()
-        return behind
+        """The task's first metric as one number; nan if it is undefined."""
+        return self.metrics[self.task.metric].value
 
     def __add__(self, other: "Score") -> "Score":
         batches = self.batches + other.batches
@@ -129,6 +125,7 @@ class Task:
         if name and name not in OUTPUTS:
             raise ConfigError(nearest("task", name, OUTPUTS))
         self.name, self.own_loss = name, loss
+        self._metrics: tuple[str, ...] = ()
         self.ignored, self.weights = _ignored(loss)
         try:
             self.class_weights: tuple[float, ...] = tuple(np.asarray(class_weights, float).tolist())
@@ -160,8 +157,36 @@ class Task:
 
     @property
     def metric(self) -> str:
-        """Name of the metric: `accuracy`, `auc`, `iou` or `r2`."""
-        return self.outputs.metric
+        """Name of the metric that counts: the chosen one, or the task's default, such as `accuracy`."""
+        return self.metrics[0]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of all metrics to compute, first the one that counts."""
+        return self._metrics or (next(iter(self.outputs.metrics)),)
+
+    def counts_classes(self, metric: str) -> bool:
+        """Return whether the weights of a metric are numbers of examples by class."""
+        kind = self.outputs
+        return kind.metrics[metric].table and kind.places == "one" and kind.meaning == "classes"
+
+    def measuring(self, metric: str, further: Sequence[str]) -> "Task":
+        """Return the task with the key `metric` ("" for the default) and the metrics in the key `metrics` (`further`).
+
+        Raises a ConfigError if a metric is unknown or, unless the task is yet to be inferred, is not one of the task.
+        """
+        measures = {name: each for kind in OUTPUTS.values() for name, each in kind.metrics.items()}
+        for name in filter(None, (metric, *further)):
+            if name not in measures:
+                raise ConfigError(nearest("metric", name, measures))
+            if self.name and name not in self.outputs.metrics:
+                possible = ", ".join(self.outputs.metrics)
+                raise ConfigError(f"{name} is no metric of the task {self.name}: choose among {possible}")
+        if not self.name or not (metric or further):
+            return self
+        task = copy(self)
+        task._metrics = tuple(dict.fromkeys((metric or self.metric, *further)))
+        return task
 
     @property
     def plain(self) -> bool:
@@ -197,12 +222,14 @@ class Task:
         if outputs.dtype in (torch.float16, torch.bfloat16):  # too few digits for sums
             outputs = outputs.float()
         if self.own_loss is None:
-            loss, count, columns = self.outputs.evaluate(outputs, labels)
+            loss, count = self.outputs.evaluate(outputs, labels)
+            columns = self.outputs.collect(self.metrics, outputs, labels)
             weight = self.weight(labels) or count
             return Score(self, loss if self.plain else self.loss(outputs, labels) * weight, weight, count, (columns,))
         left_out = self._left_out(labels)
         counted = labels.long().masked_fill(left_out, IGNORED) if self.outputs.meaning == "classes" else labels
-        _, count, columns = self.outputs.evaluate(outputs, counted)
+        _, count = self.outputs.evaluate(outputs, counted)
+        columns = self.outputs.collect(self.metrics, outputs, counted)
         if self.outputs.meaning == "classes":
             count = int((~left_out).sum())
         in_training = [module for module in _module(self.own_loss).modules() if module.training]

@@ -1,6 +1,6 @@
 """Backends compute the trainings and evaluations of several clients: here one by one, in `vectorised.py` as a batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
 import torch
@@ -18,16 +18,12 @@ class Scored(Protocol):
     """The result of an evaluation, such as a `fedhet.tasks.Score`."""
 
     @property
-    def metric(self) -> Metric:
-        """The metric, with one or more values."""
+    def metrics(self) -> Mapping[str, Metric]:
+        """The metrics by name, first the one that counts, each with one or more values."""
 
     @property
     def loss(self) -> float:
         """The mean loss."""
-
-    @property
-    def examples_behind(self) -> list[int] | None:
-        """Number of examples behind each value of the metric, if it is not the number of all examples."""
 
 
 class Backend(Protocol):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 Statistics = dict[str, float | None]
@@ -13,13 +13,15 @@ STATISTICS = ("weighted", "mean", "std", "min", "max")
 class Metric:
     """A client's metric, with weights; `total` combines the metrics of several clients.
 
-    `values` has a number for each label (multi-label), target or class (segmentation), or one for accuracy. A weight is
-    the number of predictions (accuracy, R2), of pairs of a positive and a negative example (AUC) or of pixels in the
-    union (IoU), and 0 if the value is undefined.
+    `values` has a number for each label, target or class, or one for accuracy. A weight is the number of predictions
+    (accuracy, R2), of pairs of a positive and a negative example (AUC of a multi-label task) or of pixels in the union
+    (IoU), and 0 if the value is undefined. `behind` has the number of examples behind each value, if it is smaller than
+    the number of all examples; it is not sent.
     """
 
     values: tuple[float, ...]
     weights: tuple[float, ...]
+    behind: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def value(self) -> float:

@@ -29,7 +29,6 @@ from fedhet.messages.protocol import FIRST, with_public_dataset
 from fedhet.methods import registry
 from fedhet.methods.method import METRICS, STRUCTURE
 from fedhet.tasks import Task
-from fedhet.utils.statistics import Metric
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -390,17 +389,15 @@ def test_class_means_of_few_examples(name, federate, caplog):
     assert all(row["failures"] == [] for row in watch.rows), "it sends the means of no class"
 
 
-@pytest.mark.parametrize(
-    ("pairs", "told"), [([10 * 30, 20 * 20, 9 * 31, 0], [True, True, False, False]), ([1 * 39] * 2, [False] * 2)]
-)
-def test_auc_of_few_examples(pairs, told):
-    metric = Metric(tuple(0.5 if pair else math.nan for pair in pairs), tuple(map(float, pairs)))
-    found = Policy(None, 10).measured(metric, 1.0, examples=40, ranked=True).metric
+@pytest.mark.parametrize(("having", "told"), [([10, 20, 9, 0], [True, True, False, False]), ([1, 1], [False] * 2)])
+def test_auc_of_few_examples(having, told):
+    labels = torch.stack([torch.arange(40) < count for count in having], 1).float()
+    metric = Task("multi-label").evaluate(torch.rand(40, len(having)), labels).metrics["auc"]
+    assert metric.weights == tuple(float(count * (40 - count)) for count in having)
+    found = Policy(None, 10).metric(metric, 40)
     assert [weight > 0 for weight in found.weights] == told
     assert [math.isfinite(value) for value in found.values] == told, "not even the value of what weighs nothing"
-    assert Policy(None, 10).measured(metric, 1.0, examples=40, ranked=False).metric == metric
-    free = Policy().measured(metric, 1.0, examples=40, ranked=True).metric
-    assert free == metric
+    assert Policy().metric(metric, 40).weights == metric.weights
 
 
 def test_weight_of_a_loss_tells_no_rare_class():

@@ -144,7 +144,8 @@ def replies(weights, examples, values=None):
 )
 def test_a_metric_has_the_weight_of_the_test_examples(metric, weights, examples, expected):
     settings = configuration.resolve({"method": "fedavg"})
-    run = Run(method=None, config=settings, state=None, metric=metric, round=Round(1))
+    task = {"accuracy": "classification", "auc": "multi-label", "iou": "segmentation"}[metric]
+    run = Run(method=None, config=settings, state=None, task=task, metric=metric, round=Round(1))
     answers = replies(weights, examples)
     limit_claims(run, answers)
     found = [reply.measured["received"].metric.weights[0] for reply in answers.values()]

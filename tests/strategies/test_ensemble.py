@@ -54,5 +54,6 @@ def test_mean_of_probabilities_of_labels():
     members = [models.build("mlp", (1, 8, 8), 5) for _ in range(3)]
     inputs = torch.rand(4, 1, 8, 8)
     torch.testing.assert_close(
-        torch.sigmoid(Mean(members, "auc")(inputs)), sum(torch.sigmoid(member(inputs)) for member in members) / 3
+        torch.sigmoid(Mean(members, "multi-label")(inputs)),
+        sum(torch.sigmoid(member(inputs)) for member in members) / 3,
     )

@@ -1,0 +1,230 @@
+"""Metrics: what each one needs of a batch, and its values with the weights by which clients' values are averaged.
+
+A metric of a table of classes, such as F1, is a sum: its weighted mean over clients is the metric of all their examples
+together. AUC, average precision, R2, RMSE and perplexity are no sums: their means over clients are means of the
+clients' values. Values are those of scikit-learn.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedhet.utils.statistics import Metric
+
+Columns = tuple[Tensor, ...]
+"""Tensors that a metric needs of a batch."""
+
+LARGEST = 1e9
+"""Losses, weights and metrics above this value count as diverged, so that sums of squares stay finite."""
+
+IGNORED = -100
+"""Label of a token or pixel that is ignored, as in PyTorch's cross entropy."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric.
+
+    Attributes:
+        collect: function of a batch that returns the tensors that `combine` needs. Its arguments are scores
+            (n, ..., C) and labels (n, ...) of class tasks, or outputs and labels (n, k) of others.
+        combine: function of the number of predictions and, for each of these tensors, the tuple of it by batch.
+        by_class: whether there is a value for each class.
+        table: whether the weights are numbers of predictions by class.
+        pairs: whether the weights are numbers of pairs of examples.
+        heaviest: largest sum of weights that a prediction can add to a class.
+        lower: whether lower values are better.
+        limits: smallest and largest value.
+    """
+
+    collect: Callable[[Tensor, Tensor], Columns]
+    combine: Callable[..., Metric]
+    by_class: bool = False
+    table: bool = False
+    pairs: bool = False
+    heaviest: float = 1.0
+    lower: bool = False
+    limits: tuple[float, float] = (0.0, 1.0)
+
+
+# ---- sums of hits
+
+
+def _hits(scores: Tensor, labels: Tensor) -> Columns:
+    return ((scores.argmax(-1) == labels).sum(),)
+
+
+def _fraction(count: int, hits: Columns) -> Metric:
+    return Metric((int(torch.stack(hits).sum()) / count if count else math.nan,), (count,))
+
+
+# ---- a table of classes
+
+
+def _table(scores: Tensor, labels: Tensor) -> Columns:
+    """Return by class numbers of correct predictions, of predictions and of labels, and of examples with either."""
+    labels = labels.long()
+    counts, classes = labels != IGNORED, scores.shape[-1]
+    example = torch.arange(len(labels), device=labels.device).reshape(-1, *[1] * (labels.ndim - 1)) * classes
+
+    def by_class(chosen: Tensor, of: Tensor) -> Tensor:  # (n, classes)
+        return (example + of)[chosen].bincount(minlength=len(labels) * classes).reshape(-1, classes)
+
+    predicted = scores.argmax(-1)
+    both = by_class(counts & (predicted == labels), labels)
+    positive, actual = by_class(counts, predicted), by_class(counts, labels)
+    return both.sum(0), positive.sum(0), actual.sum(0), (positive + actual > 0).sum(0), (actual > 0).sum(0)
+
+
+def _summed(columns: tuple[Columns, ...]) -> list[Tensor]:
+    return [torch.stack(column).sum(0).double() for column in columns]
+
+
+def _ratio(above: Tensor, below: Tensor, behind: Tensor) -> Metric:
+    return Metric(tuple((above / below).tolist()), tuple(below.tolist()), tuple(behind.int().tolist()))
+
+
+def _recalls(count: int, *columns: Columns) -> Metric:
+    both, _, actual, _, having = _summed(columns)
+    return _ratio(both, actual, having)
+
+
+def _f1(count: int, *columns: Columns) -> Metric:
+    both, positive, actual, behind, _ = _summed(columns)
+    return _ratio(2 * both, positive + actual, behind)
+
+
+def _f1_of_one(count: int, *columns: Columns) -> Metric:
+    """Return the F1 of class 1 of two; the examples behind it are those of class 1 or, if fewer, the others."""
+    metric = _f1(count, *columns)
+    behind, others = metric.behind[1], count - metric.behind[1]
+    return Metric(metric.values[1:], metric.weights[1:], (min(behind, others) if others else behind,))
+
+
+def _iou(count: int, *columns: Columns) -> Metric:
+    both, positive, actual, behind, _ = _summed(columns)
+    return _ratio(both, positive + actual - both, behind)
+
+
+def _signs(outputs: Tensor, labels: Tensor) -> Columns:
+    """Return the columns of `_table`, by label of a multi-label task."""
+    predicted, actual = outputs > 0, labels > 0.5
+    both, either = predicted & actual, (predicted | actual).sum(0)
+    return both.sum(0), predicted.sum(0), actual.sum(0), either, actual.sum(0)
+
+
+# ---- ranks
+
+
+def _class_scores(scores: Tensor, labels: Tensor) -> Columns:
+    """Return scores and labels of each class against all others; of two classes, those of class 1."""
+    counted = labels != IGNORED
+    scores, labels = scores[counted], labels[counted].long()
+    if scores.shape[-1] == 2:
+        return scores.diff(dim=-1), labels[:, None]
+    return scores.double().softmax(-1), F.one_hot(labels, scores.shape[-1])
+
+
+def _entries(outputs: Tensor, labels: Tensor) -> Columns:
+    return outputs, labels
+
+
+def _ranked(value: Callable[[np.ndarray, np.ndarray], np.ndarray], *, pairs: bool) -> Callable[..., Metric]:
+    """Return `Measure.combine` of a metric by columns, which needs examples with and without a label.
+
+    The weights are numbers of `pairs` of such examples, else of all examples.
+    """
+
+    def combine(count: int, *columns: Columns) -> Metric:
+        outputs, labels = (torch.cat(column).double().cpu().numpy() for column in columns)
+        having = labels.astype(bool).sum(0).astype(float)
+        least = np.minimum(having, len(labels) - having)
+        both = having * (len(labels) - having)
+        weights = both if pairs else np.where(both > 0, float(len(labels)), 0.0)
+        values = value(outputs, labels.astype(bool))
+        return Metric(tuple(values.tolist()), tuple(weights.tolist()), tuple(least.astype(int).tolist()))
+
+    return combine
+
+
+def _auc(outputs: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    from scipy.stats import rankdata  # slow to import
+
+    having = positive.sum(0).astype(float)
+    pairs = having * (len(positive) - having)
+    won = (rankdata(outputs, axis=0) * positive).sum(0) - having * (having + 1) / 2
+    return np.divide(won, pairs, out=np.full_like(won, math.nan), where=pairs > 0)
+
+
+def _average_precision(outputs: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    from sklearn.metrics import average_precision_score  # slow to import
+
+    pairs = zip(outputs.T, positive.T, strict=True)
+    return np.array([average_precision_score(y, x) if y.any() and not y.all() else math.nan for x, y in pairs])
+
+
+# ---- distances to targets, and losses
+
+
+def _squares(outputs: Tensor, targets: Tensor) -> Columns:
+    targets = targets.double()
+    squares = (outputs.double() - targets).square()
+    # Differences from the first target keep the digits that squares of large targets lose.
+    mean = targets[0] + (targets - targets[0]).mean(0)
+    return squares.sum(0), torch.full_like(mean, len(targets)), mean, (targets - mean).square().sum(0)
+
+
+def _r2(count: int, *columns: Columns) -> Metric:
+    squares, counts, means, about_means = map(torch.stack, columns)
+    mean = means[0] + (counts * (means - means[0])).sum(0) / count
+    about_mean = about_means.sum(0) + (counts * (means - mean).square()).sum(0)
+    weights = torch.where(about_mean > 1e-30 * count * mean.square(), float(count), 0.0)  # above rounding errors
+    values = (1 - squares.sum(0) / about_mean).clamp(min=-LARGEST)
+    return Metric(tuple(values.tolist()), tuple(weights.tolist()))
+
+
+def _distances(outputs: Tensor, targets: Tensor) -> Columns:
+    distances = (outputs.double() - targets.double()).abs()
+    return distances.sum(0), distances.square().sum(0)
+
+
+def _mae(count: int, distances: Columns, squares: Columns) -> Metric:
+    return _means(torch.stack(distances).sum(0) / count, count)
+
+
+def _rmse(count: int, distances: Columns, squares: Columns) -> Metric:
+    return _means((torch.stack(squares).sum(0) / count).sqrt(), count)
+
+
+def _means(values: Tensor, count: int) -> Metric:
+    return Metric(tuple(values.clamp(max=LARGEST).tolist()), (float(count),) * len(values))
+
+
+def _entropies(scores: Tensor, labels: Tensor) -> Columns:
+    losses = F.cross_entropy(scores.flatten(0, -2).double(), labels.flatten().long(), reduction="sum")
+    return (losses,)
+
+
+def _perplexity(count: int, losses: Columns) -> Metric:
+    return _means((torch.stack(losses).sum() / count).exp()[None], count)
+
+
+ACCURACY = Measure(_hits, _fraction)
+BALANCED_ACCURACY = Measure(_table, _recalls, by_class=True, table=True)
+MACRO_F1 = Measure(_table, _f1, by_class=True, table=True, heaviest=2.0)
+F1 = Measure(_table, _f1_of_one, heaviest=2.0, table=True)
+LABEL_F1 = Measure(_signs, _f1, by_class=True, heaviest=2.0, table=True)
+IOU = Measure(_table, _iou, by_class=True, table=True)
+AUC = Measure(_class_scores, _ranked(_auc, pairs=False), by_class=True)
+AVERAGE_PRECISION = Measure(_class_scores, _ranked(_average_precision, pairs=False), by_class=True)
+LABEL_AUC = Measure(_entries, _ranked(_auc, pairs=True), by_class=True, pairs=True)
+LABEL_AVERAGE_PRECISION = Measure(_entries, _ranked(_average_precision, pairs=True), by_class=True, pairs=True)
+R2 = Measure(_squares, _r2, by_class=True, limits=(-LARGEST, 1.0))
+RMSE = Measure(_distances, _rmse, by_class=True, lower=True, limits=(0.0, LARGEST))
+MAE = Measure(_distances, _mae, by_class=True, lower=True, limits=(0.0, LARGEST))
+PERPLEXITY = Measure(_entropies, _perplexity, lower=True, limits=(0.0, LARGEST))
