@@ -78,6 +78,10 @@ class Keys(TypedDict, total=False):
     """fraction of each client's training examples for validation"""
     validation_on: Literal["own", "common"]
     """validation examples: each client's own, or common ones of the data set"""
+    keep_best: bool
+    """save the models of the round with the best validation metric in models/best"""
+    patience: int
+    """number of evaluations without a better validation metric after which training ends; 0: no limit"""
     shared_init: bool
     """what clients share is initialized equally at all clients"""
     start_from: str

@@ -32,7 +32,7 @@ from fedhet.models.representation import precision
 from fedhet.results.history import names_of_model, read_clients, run_of
 from fedhet.setup import client_setup, user_functions
 from fedhet.setup.client_setup import ClientInfo
-from fedhet.utils.files import expanded, file_name, read_tensors, round_folder, state_folder, write_tensors, write_text
+from fedhet.utils.files import expanded, file_name, read_tensors, state_folder, write_tensors, write_text
 from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
@@ -104,9 +104,12 @@ class ClientStore:
             write_text(path, json.dumps(kept))
         return kept
 
-    def write_model(self, tensors: dict[str, Tensor], round: int, names: str) -> None:
-        """Save the client's personal model after `round` (0: the end of the run), with the order of its `names`."""
-        path = self._base / self._run / "models" / round_folder(round) / f"{file_name(self._client)}.safetensors"
+    def write_model(self, tensors: dict[str, Tensor], folder: str, names: str) -> None:
+        """Save the client's personal model in a subfolder of the run's models, with the order of its `names`.
+
+        `folder` is `round-N`, `best`, or empty at the end of the run.
+        """
+        path = self._base / self._run / "models" / folder / f"{file_name(self._client)}.safetensors"
         write_tensors(path, tensors, names=names)
         if self._run:  # else the server collects it
             log.info("client %s: its personal model is %s", self._client, path)

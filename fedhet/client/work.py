@@ -6,6 +6,7 @@ fails has no further stages and does not disturb the others. Since other clients
 generators are seeded where a stage may draw from them.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -24,8 +25,9 @@ from fedhet.messages.protocol import STARTS, WHOLE, Measured, further, names_tex
 from fedhet.models.copies import load_state
 from fedhet.models.representation import isolated
 from fedhet.setup import client_setup
-from fedhet.tasks import LARGEST
+from fedhet.tasks import LARGEST, direction
 from fedhet.training import Evaluation, Phase, Scored, Trained, Training
+from fedhet.utils.files import BEST, BEST_ROUND, round_folder
 from fedhet.utils.inputs import for_each, parts_of
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.utils.text import log
@@ -40,11 +42,13 @@ def train(group: Group) -> None:
     group.run(begin)
     measure(group, "received")
     group.run(partial(_write_model, when="received"))
+    group.run(partial(_write_best, when="received"))
     run_phases(group, _phases)
     group.run(_end)
     measure(group, "trained")
     group.run(keep)
     group.run(partial(_write_model, when="trained"))
+    group.run(partial(_write_best, when="trained"))
 
 
 def evaluate(group: Group) -> None:
@@ -53,9 +57,11 @@ def evaluate(group: Group) -> None:
     weights = group.run(_personal_weights)
     group.run(begin)
     measure(group, "received")
+    group.run(partial(_write_best, when="received"))
     personal = [job for job in weights if job.side.traits.keeps == "model"]
     group.run(lambda job: load_state(job.client.model, weights[job]), [job for job in personal if weights[job]])
     measure(group, "trained", personal)
+    group.run(partial(_write_best, when="trained"), personal)
     group.run(_write_model, [job for job in group.jobs if job.client.request.final])
 
 
@@ -209,8 +215,32 @@ def _write_model(job: Job, when: str = "") -> None:
         return
     estimated = client.config.batch_norm != "aggregate" and "statistic" in side.kinds.values()
     differs = side.traits.keeps == "model" or not _shares_all(side) or client.part is not None
-    if not side.trains_network or not (differs or estimated):
+    if side.trains_network and (differs or estimated):
+        _save_model(job, round_folder(round))
+
+
+def _write_best(job: Job, when: str) -> None:
+    """Save the client's own scored model, evaluated as `when`, if its validation metric is the best so far."""
+    side = job.side
+    client = job.client
+    config = client.config
+    request = client.request
+    if not config.keep_best or when != side.traits.scored or not side.trains_network:
         return
+    measured = job.reply.measured.get(f"validation-{when}")
+    if measured is None or not side.traits.models_of_clients(config.batch_norm):
+        return
+    value = measured.metric.value
+    sign = direction(client.task.metric)
+    if math.isnan(value) or (request.improvable and sign * (value - request.best) <= 0):
+        return
+    _save_model(job, BEST, request.round)
+
+
+def _save_model(job: Job, folder: str, best: int | None = None) -> None:
+    """Save the client's scored model in `folder` of the run's models; a file in `best` has the number of its round."""
+    side = job.side
+    client = job.client
     tensors = job.scored or side.personal()
     part = client.part if tensors.keys() == client.tensors.keys() else None
     beside = {f"{PREDICTOR}{key}": tensor for key, tensor in side.beside().items()}
@@ -220,7 +250,9 @@ def _write_model(job: Job, when: str = "") -> None:
         beside |= parts_of(for_each(inputs, torch.ones_like), EXAMPLE)
         width = torch.tensor(part.width if part else 1.0, dtype=torch.float64)
         beside |= {WIDTH: width, ROUND: torch.tensor(client.request.round)}
-    client.store.write_model(tensors | beside, round, names_text(client.data.names))
+    if best is not None:
+        beside[BEST_ROUND] = torch.tensor(best)
+    client.store.write_model(tensors | beside, folder, names_text(client.data.names))
 
 
 # ---- stages of all clients

@@ -141,7 +141,9 @@ def _compared(
     for note in shared.notes:
         execute.tell(note)
     tuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else []
-    choices = {each.variant: each.best.choice | WHOLE for each in tuned if each.best}
+    # The best round is chosen on validation examples, so these stay held out.
+    whole = {} if shared.for_all["keep-best"] or shared.for_all["patience"] else WHOLE
+    choices = {each.variant: each.best.choice | whole for each in tuned if each.best}
     untuned = {each.variant: each.text for each in tuned if not each.best}
     runs = [*_plans(shared, seeds, out, choices)]
     check(runs, shared.functions)

@@ -22,7 +22,7 @@ FEWEST = 3
 """The smallest number of seeds for which confidence intervals are computed; with two, they are too wide."""
 
 PERSONAL = "personal_accuracy"
-ACCURACIES = (PERSONAL, "trained_accuracy", "global_accuracy", "common_accuracy")
+ACCURACIES = (PERSONAL, "trained_accuracy", "global_accuracy", "common_accuracy", "best_accuracy")
 GAINS = ("worse_off", "worst_tenth")
 """Gains over `local`: fraction of clients that lose accuracy, and mean gain of the tenth of clients that gain least."""
 EXAMPLES, WORK = ("labelled", "unlabelled"), ("private_steps", "steps", "forwards")
@@ -262,6 +262,7 @@ def outcome(run: PlannedRun, files: RunFiles, alone: Mapping[str, float]) -> Run
     scores["common_accuracy"] = files.by_client("received", "common") or files.by_client("trained", "common")
     values: dict[str, float | None] = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES[:3]}
     values["common_accuracy"] = files.common_accuracy
+    values["best_accuracy"] = ((summary.get("best") or {}).get("accuracy") or {}).get("weighted")
     for names, table in ((EXAMPLES, summary.get("examples")), (WORK, summary.get("work")), (COSTS, summary)):
         values |= {name: (table or {}).get(name) for name in names}
     sign = files.direction

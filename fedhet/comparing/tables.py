@@ -128,10 +128,10 @@ def _mean(measure: str, text: str, result: VariantResult) -> str:
 
 
 def _shown(results: Sequence[VariantResult]) -> list[str]:
-    personal, trained, overall, common = measures.ACCURACIES
+    personal, trained, overall, *others = measures.ACCURACIES
     after = any(each.mean(trained) not in (None, each.mean(personal)) for each in results)
-    known = any(each.mean(common) is not None for each in results)
-    return [personal, *[trained] * after, overall, *[common] * known]
+    known = [name for name in others if any(each.mean(name) is not None for each in results)]
+    return [personal, *[trained] * after, overall, *known]
 
 
 def notes_below(
@@ -155,6 +155,8 @@ def notes_below(
         notes.append("After training: after the last local training, before the last aggregation.")
     if "common_accuracy" in _shown(results):
         notes.append("Common: on the common test set, of the global model or, without one, of the clients' models.")
+    if "best_accuracy" in _shown(results):
+        notes.append("Best: models of the round with the best validation metric (models/best), on test examples.")
     if found := measures.differences(results, baseline):
         few = {each.seeds for each in found.values() if each.low is None}
         covers = f"{max(few)} here: too few seeds for an interval" if few else "with its 95% interval (Student's t)"

@@ -81,6 +81,7 @@ class Request:
         here: proof that the server is on the client's machine (`fedhet.utils.machine.proof` of the settings).
         begun: whether a handshake is for a run that has begun, in which clients must keep task, model and data.
         called: the unique name that the server gave to a client whose own name is taken by another; empty otherwise.
+        improvable, best: whether the client has a best model, and its validation metric (`keep-best`).
         names: the order of classes and columns in the run (see `names_in`).
     """
 
@@ -97,6 +98,8 @@ class Request:
     here: str = ""
     begun: bool = False
     called: Name = ""
+    improvable: bool = False
+    best: float = 0.0
     names: Text = field(default="", metadata={"longest": MOST_NAMES})
 
     @classmethod

@@ -129,6 +129,10 @@ class Traits:
         """Whether the key `clip-norm` can limit the norm of the arrays that a client sends."""
         return len(self.aggregations) > 1
 
+    def models_of_clients(self, batch_norm: str) -> bool:
+        """Return whether clients are scored by models of their own, and not all by the global model."""
+        return not self.whole or batch_norm != "aggregate"
+
     @property
     def whole(self) -> bool:
         """Whether all clients share one network, the global model."""

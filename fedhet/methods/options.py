@@ -124,6 +124,15 @@ class Config:
     validation_on: Literal["own", "common"] = _dealt(
         "own", "validation examples: each client's own, or common ones of the data set", needs={"validation": ()}
     )
+    keep_best: bool = _output(
+        False, "save the models of the round with the best validation metric in models/best", needs={"validation": ()}
+    )
+    patience: int = option(
+        0,
+        "number of evaluations without a better validation metric after which training ends; 0: no limit",
+        at_least=0,
+        needs={"validation": ()},
+    )
     shared_init: bool = option(True, "what clients share is initialized equally at all clients", trait="common_init")
     start_from: str = option(
         "", "run whose models clients start from: their own (models/CLIENT), or models/global", at_node=True, path=True

@@ -22,7 +22,16 @@ from fedhet.methods.options import OWN, Config, listed
 from fedhet.results.observers import RunInfo
 from fedhet.tasks import direction
 from fedhet.utils.files import NAMES, check_links, read_safetensors
-from fedhet.utils.statistics import STATISTICS, ClientRow, Metric, Work, client_order, grouped, never_took_part
+from fedhet.utils.statistics import (
+    STATISTICS,
+    ClientRow,
+    Metric,
+    Work,
+    client_order,
+    grouped,
+    never_took_part,
+    summarise,
+)
 from fedhet.utils.text import all_printable, printable
 
 Row = dict[str, Any]
@@ -205,6 +214,8 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         where = (row if on == "own" else row.get(on) or {} for row in reversed(rows))
         last: Row = next((row[scored] for row in where if row.get(scored)), {})
         summary["further"] = {name: last.get(f"further/{name}") for name in names}
+    if config.keep_best and "" in run.state.best:
+        summary["best"] = best_models(rows, run, config, on)
     if config.validation:
         summary["validation_accuracy"] = _last(rows, scored, "validation")
     if config.test_on != "local":
@@ -216,6 +227,34 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
             for start, by_epoch in starts.items()
         }
     return summary
+
+
+def best_models(rows: Sequence[Row], run: RunInfo, config: Config, test: TestSet) -> dict[str, Any]:
+    """Return which models in `models/best` the validation metric chose, and their metric on the test set `test`.
+
+    The entry `round` is that of the weighted mean over clients, with its `validation_accuracy`. If clients have models
+    of their own, each has its own best round. `accuracy` has the statistics over clients in `clients`, by client.
+    """
+    scored = run.traits.scored
+    round, validation = run.state.best[""]
+    # In the evaluation after the last round, and of received models, models are those of the round before.
+    after = {row["round"]: row["round"] - (scored == "received" or row.get("final", False)) for row in rows}
+    result: dict[str, Any] = {"round": after[round], "validation_accuracy": validation, "accuracy": None, "clients": {}}
+    metrics: dict[str, Metric] = {}
+    for row in rows:
+        for client, metric in _scores(row, scored, test).items():
+            best = round
+            if run.traits.models_of_clients(config.batch_norm):
+                best, validation = run.state.best.get(client, (-1, None))
+            if row["round"] == best:
+                metrics[client] = metric
+                result["clients"][client] = {"round": after[best], "validation": validation, "test": metric.value}
+    if metrics:
+        total = summarise({client: (metric, 0.0, 1.0) for client, metric in metrics.items()})
+        result["accuracy"] = total and total["accuracy"]
+    elif values := dict(learning_curve(rows, scored, test=test)):
+        result["accuracy"] = {"weighted": values.get(after[round])}  # the server evaluated the global model
+    return result
 
 
 def _last(

@@ -16,6 +16,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from fedhet.config import toml
 from fedhet.config.toml import to_toml
@@ -156,6 +157,8 @@ class RunDirectory(Observer):
 
     def finished(self, run: RunInfo) -> None:
         self._collect_models(run)
+        if self.config.keep_best:
+            self._collect_best(run)
         self._write_summary(run, "completed")
         self._show()
         log.info("results are in %s", self.folder)
@@ -192,16 +195,35 @@ class RunDirectory(Observer):
         `round` is the round after which they were saved (`save-every`), or 0 at the end of the run.
         """
         name = Path("models", files.round_folder(round))
+        for path in self._saved(run, name):
+            files.write_whole(self.folder / name / path.name, partial(shutil.move, path))
+        names = {files.NAMES: run.state.names} if run.state.names else {}
+        if (run.traits.whole or run.state.serves) and run.state.model:
+            files.write_arrays(self.folder / name / "global.safetensors", run.state.model, metadata=names)
+
+    def _collect_best(self, run: RunInfo) -> None:
+        """Copy the clients' best models, which a resumed run may improve, and write the best global model."""
+        name = Path("models", files.BEST)
+        for path in self._saved(run, name):
+            client = unquote(path.stem)
+            best, _ = run.state.best.get(client, (None, None))
+            tensors = files.read_tensors(path) or {}
+            if files.BEST_ROUND not in tensors or int(tensors[files.BEST_ROUND]) != best:
+                log.warning("the best model of client %s is lost: %s is from a round that was repeated", client, path)
+                continue
+            files.write_whole(self.folder / name / path.name, partial(shutil.copyfile, path))
+        if run.state.best_model:
+            names = {files.NAMES: run.state.names} if run.state.names else {}
+            files.write_arrays(self.folder / name / "global.safetensors", run.state.best_model, metadata=names)
+
+    def _saved(self, run: RunInfo, name: Path) -> Iterator[Path]:
+        """Yield the models that clients saved on this machine in the subfolder `name` of the run's state."""
         places = [
             files.expanded(self.config.state_dir or self.folder / "state"),
             *([files.state_folder("", "")] if run.state.run else []),
         ]
         for place in places:
-            for path in sorted((place / run.state.run / name).glob("*.safetensors")):
-                files.write_whole(self.folder / name / path.name, partial(shutil.move, path))
-        names = {files.NAMES: run.state.names} if run.state.names else {}
-        if (run.traits.whole or run.state.serves) and run.state.model:
-            files.write_arrays(self.folder / name / "global.safetensors", run.state.model, metadata=names)
+            yield from sorted((place / run.state.run / name).glob("*.safetensors"))
 
     def _remove_models(self, round: int) -> None:
         kept = {files.round_folder(number) for number in range(1, round + 1)}

@@ -250,6 +250,9 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
         ]
         notes = filter(None, [stage(run, which), ", ".join(known) or "not evaluated"])
         facts.append((f"{which} {run.metric}, weighted", format_value(run.accuracy(which)), "; ".join(notes)))
+    if best := summary.get("best"):
+        note = f"{run.metric} on test examples; each model of the round with its best validation {run.metric}"
+        facts.append(("models/best", format_value((best["accuracy"] or {}).get("weighted")), note))
     up, down = (summary.get(f"bytes_{way}", 0) for way in ("up", "down"))
     if up or down:
         facts.append(("bytes", format_bytes(up + down), f"{format_bytes(up)} up, {format_bytes(down)} down"))

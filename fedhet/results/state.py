@@ -45,7 +45,11 @@ class State:
         common: values that must be equal for all clients, such as the task, by name.
         names: order of the clients' classes and columns (see `fedhet.messages.protocol.names_in`).
         model: shared arrays by name; if whole networks are shared, the global model.
-        stopped: the last round of training, if an observer set it to end training early; else 0.
+        best: by client, the round of the evaluation with the best validation metric, and this metric's value; under "",
+            those of the weighted mean.
+        best_model: the global model of the best round.
+        without_better: number of evaluations since the best weighted mean.
+        stopped: the last round of training, if an observer or `patience` ended training early; else 0.
     """
 
     serves: ClassVar[bool] = False
@@ -58,6 +62,9 @@ class State:
     common: dict[str, int | str] = field(default_factory=dict)
     names: str = ""
     model: Arrays = field(default_factory=dict)
+    best: dict[str, list[Any]] = field(default_factory=dict)
+    best_model: Arrays = field(default_factory=dict)
+    without_better: int = 0
     stopped: int = 0
 
     def aside(self) -> Self:

@@ -77,6 +77,8 @@ def headline(run: RunFiles) -> str:
         served = ((summary.get("common") or {}).get("received") or {}).get("accuracy")
         on_test = isinstance(served, float)  # a number if the server measured it, and not clients
         parts.append(f"the server's model {served:.3f} on the common test set" if on_test else "no global model")
+    if best := summary.get("best"):
+        parts.append(f"best by validation {format_value((best['accuracy'] or {}).get('weighted'))} (models/best)")
     parts.append(f"{format_bytes(summary.get('bytes_up', 0))} up, {format_bytes(summary.get('bytes_down', 0))} down")
     parts.append(format_seconds(summary.get("seconds")))
     if unseen := summary.get("unseen_clients"):
@@ -185,7 +187,8 @@ class ProgressLine(Observer):
 
     def finished(self, run: RunInfo) -> None:
         self.close()
-        rounds = "1 round" if self._last == 1 else f"{self._last} rounds"
+        done = last_round(self._rows)
+        rounds = "1 round" if done == 1 else f"{done} rounds"
         said = f"{run.method}: {rounds} in {time.monotonic() - self._started:.0f} s, {self._news}"
         self._say("; ".join([said, *absences(self._rows, run.traits.scored)]))
 

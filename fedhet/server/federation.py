@@ -111,6 +111,9 @@ class Federation:
         for client, payload in payloads.items():
             if client in self.nodes:
                 asked["expected"] = self.run.state.clients[client].trained
+                if self.run.config.keep_best and client in self.run.state.best:
+                    _, asked["best"] = self.run.state.best[client]
+                    asked["improvable"] = True
                 asked["called"] = client if client != self.claimed[client] else ""
                 messages.append(self._message(kind, self.nodes[client], payload, encoder, flower=flower, **asked))
         return messages

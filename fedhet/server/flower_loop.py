@@ -85,7 +85,9 @@ class FlowerLoop:
         atexit.register(self.interrupted)  # an exception between two hooks is seen by none of them
         if run.config.closing_epochs:
             log.warning("closing-epochs has no effect in Flower's loop, which runs a wrapped strategy: leave it out")
-        run.override({"closing-epochs": 0})
+        if run.config.keep_best or run.config.patience:
+            log.warning("keep-best and patience have no effect in Flower's loop: leave them out")
+        run.override({"closing-epochs": 0, "keep-best": False, "patience": 0})
         with self._ended_by_errors():
             self._contexts.enter_context(running(self._steps, grid, initial_arrays))
         self._arrays = (initial_arrays,)

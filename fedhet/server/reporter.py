@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fedhet.flower import Grid, MetricRecord
 from fedhet.flower.insides import simulated
-from fedhet.messages import Reply
+from fedhet.messages import Arrays, Reply
 from fedhet.messages.protocol import STARTS
 from fedhet.methods.keys import kebab
 from fedhet.methods.method import ABSENT, UNSCORED
@@ -17,6 +17,7 @@ from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.recorder import RunDirectory, recorded
 from fedhet.results.state import ClientRecord
 from fedhet.results.terminal import ProgressLine
+from fedhet.server import best
 from fedhet.server.claims import limited
 from fedhet.server.run import Run, named, run_folder
 from fedhet.utils.statistics import (
@@ -108,15 +109,23 @@ class Reporter:
             observer.answered(done, asked)
 
     def record(
-        self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
+        self,
+        replies: Mapping[str, Reply],
+        metrics: Mapping[str, float],
+        received: Arrays | None = None,
+        **more: Mapping[str, Any],
     ) -> MetricRecord:
-        """Notify observers of the round's record, to which `more` adds entries, and return the record's metrics."""
+        """Notify observers of the round's record, to which `more` adds entries, and return the record's metrics.
+
+        `received` are the shared arrays that clients evaluated; by default the current ones.
+        """
         round = self.run.round
         replies = {client: replies[client] for client in in_order(replies)}
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
         row = self.row(replies, metrics) | more
         self._rows.append(row)
+        best.choose(self.run, replies, row, self.run.state.model if received is None else received)
         scored = self.run.traits.scored
         for name, clients in row.get("undefined", {}).items():
             evaluation, _, metric = name.partition("/")

@@ -242,6 +242,7 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         run = self.run
         federation = self.federation
         run.round = Round(round, closing=round > run.training_rounds)
+        model = self.state.model
         # 1. Admit clients that have connected since the last round.
         self.admit_clients()
         # 2. Choose the clients that train.
@@ -262,7 +263,7 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         metrics = self.aggregate(replies)
         # 6. Record the round.
         run.round.training -= evaluated.keys()
-        return self.reporter.record(replies | evaluated, metrics)
+        return self.reporter.record(replies | evaluated, metrics, received=model)
 
     def _evaluate_failed(self, replies: Mapping[str, Reply]) -> dict[str, Reply]:
         """Evaluate the received model at clients whose own train function failed; return their replies."""

@@ -244,6 +244,12 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
     return content.hexdigest()
 
 
+BEST = "best"
+"""The subfolder of `models/` for the models of the best round (`keep-best`)."""
+BEST_ROUND = "method/best"
+"""Name of a tensor with the number of this round, in the file of a client's best model."""
+
+
 def round_folder(round: int) -> str:
     """Return the subfolder of `models/` for the models of a round, or "" if `round` is 0 (the last round)."""
     return f"round-{round}" if round else ""
