@@ -548,6 +548,58 @@ class FedRolex(FederatedStrategy[Any, Any]):
         **settings: Unpack[FedRolexKeys],
     ) -> None: ...
 
+class FedSimCLRKeys(Keys, total=False):
+    width: int
+    """width of the projection head"""
+    projector: Literal["shared", "own"]
+    """projection head: averaged (shared), or each client's own"""
+    probe: Literal["own", "public"]
+    """labels of the linear classifier that is evaluated: the client's own, or the public dataset's"""
+    labels: float
+    """fraction of a client's examples whose labels are used"""
+    probe_epochs: int
+    """number of epochs of the linear classifier"""
+    probe_learning_rate: float
+    """learning rate of the linear classifier's Adam"""
+    temperature: float
+    """tau, the temperature of the contrastive loss"""
+
+class FedSimCLR(FederatedStrategy[Any, Any]):
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        public: PublicDataset | Tensor | None = None,
+        model: Any = None,
+        observers: Sequence[Observer] = (),
+        **settings: Unpack[FedSimCLRKeys],
+    ) -> None: ...
+
+class FedSimSiamKeys(Keys, total=False):
+    width: int
+    """width of the projection head and of its hidden layers"""
+    projector: Literal["shared", "own"]
+    """projection head: averaged (shared), or each client's own"""
+    probe: Literal["own", "public"]
+    """labels of the linear classifier that is evaluated: the client's own, or the public dataset's"""
+    labels: float
+    """fraction of a client's examples whose labels are used"""
+    probe_epochs: int
+    """number of epochs of the linear classifier"""
+    probe_learning_rate: float
+    """learning rate of the linear classifier's Adam"""
+
+class FedSimSiam(FederatedStrategy[Any, Any]):
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        public: PublicDataset | Tensor | None = None,
+        model: Any = None,
+        observers: Sequence[Observer] = (),
+        **settings: Unpack[FedSimSiamKeys],
+    ) -> None: ...
+
 class FedTGPKeys(Keys, total=False):
     width: int
     """width to which a linear layer before the head projects representations; 0: no such layer"""

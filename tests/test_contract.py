@@ -28,6 +28,8 @@ OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
     "fedgh": {"fedgh.width": 32},
     "fedproto": {"fedproto.width": 32},
     "fedre": {"fedre.width": 32},
+    "fedsimclr": {"fedsimclr.width": 16, "fedsimclr.probe-epochs": 2, "fedsimclr.labels": 0.5},
+    "fedsimsiam": {"fedsimsiam.width": 16, "fedsimsiam.probe-epochs": 2, "fedsimsiam.projector": "own"},
     "fedtgp": {"fedtgp.width": 32},
     "fedrep": {"local-epochs": 3},
     "fedrolex": {"fedrolex.widths": "1,0.75"},

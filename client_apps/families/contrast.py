@@ -1,14 +1,27 @@
-"""What contrastive methods share at a client: projection heads, and representations by other weights."""
+"""What contrastive methods share at a client: projection heads, two views, and representations by other weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedhet.client import Client, ClientSide
+from fedhet.data import Examples
+from fedhet.data.views import random_views, two_views
+from fedhet.errors import DataError, ModelError, Refused
+from fedhet.messages import Payload
+from fedhet.methods.options import Config
 from fedhet.models.copies import in_evaluation_mode
-from fedhet.models.representation import Representation
-from fedhet.training import Step
+from fedhet.models.representation import Representation, head_name
+from fedhet.strategies.families.contrast import ViewsKeys
+from fedhet.training import Phase, Step
+from fedhet.utils.randomness import torch_generator
+
+V = TypeVar("V", bound=ViewsKeys)
 
 
 def projection_head(inputs: int, width: int, dtype: torch.dtype) -> nn.Module:
@@ -41,3 +54,104 @@ class _Represented(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.phi(inputs)
+
+
+class Beside(nn.Module):
+    """A `head` and modules beside it, which only loss terms apply to the head's inputs."""
+
+    def __init__(self, beside: Mapping[str, nn.Module], head: nn.Module) -> None:
+        super().__init__()
+        for name, module in beside.items():
+            self.add_module(name, module)
+        self.head = head  # the last one, by which a network's head is found
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.head(inputs)
+        return outputs
+
+
+class TwoViews(ClientSide[V]):
+    """Base class of client sides that train an encoder without labels, on two views of each example.
+
+    A mini-batch has the first views of its examples, then the second ones: `terms` have twice as many rows as examples
+    in `step.captured["phi"]`, to which they apply the `modules` beside the head. For an evaluation, the head is trained
+    on labels, and nothing else (linear evaluation).
+    """
+
+    needs_labels = False
+
+    @classmethod
+    def modules(cls, inputs: int, keys: V, dtype: torch.dtype) -> Mapping[str, nn.Module]:
+        """Return new modules by name that loss terms apply to representations (n, inputs), such as `projector`."""
+        return {"projector": projection_head(inputs, keys.width, dtype)}
+
+    @classmethod
+    def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
+        name = head_name(model, config.head)
+        head = model.get_submodule(name)
+        if not isinstance(head, nn.Linear):
+            kind = type(head).__name__
+            raise ModelError(f"{config.family} needs an nn.Linear as head, but {name} is a {kind}: replace the head")
+        placed = Beside(cls.modules(head.in_features, config.options, head.weight.dtype), head)
+        if not name:
+            return placed
+        model.set_submodule(name, placed)
+        return model
+
+    @classmethod
+    def head_of(cls, config: Config) -> str:
+        return config.head and f"{config.head}.head"
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        if client.privacy:
+            raise Refused(
+                f"this node trains with differential privacy (dp-noise), which clips the loss of each example, but "
+                f"{client.config.method_name} compares examples with each other: choose another method"
+            )
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        client = self.client
+        head = f"{client.head}."
+        views = two_views(client.augment or random_views)
+        phase = Phase(client.request.epochs, client.optimisation(), terms=self.terms(payload), task_weight=0.0)
+        return [replace(phase, augment=views, trains=lambda name: not name.startswith(head))]
+
+    def refine(self, when: str) -> Sequence[Phase]:
+        if when != "received":
+            return []
+        head = f"{self.client.head}."
+        rate = self.options.probe_learning_rate
+        steps = replace(self.client.optimisation(), optimizer="adam", learning_rate=rate, schedule=None)
+        phase = Phase(self.options.probe_epochs, steps, examples=self.labelled)
+        return [replace(phase, trains=lambda name: name.startswith(head))]
+
+    @cached_property
+    def labelled(self) -> Examples:
+        """The examples on which the linear classifier is trained."""
+        client = self.client
+        train = client.data.train
+        keys = self.options
+        if keys.probe == "public":
+            assert client.public.labels is not None  # as the traits say
+            return Examples(client.public.inputs, client.public.labels)
+        rows = train.labelled
+        if not len(rows):
+            family = client.config.family
+            raise DataError(
+                f"client {client.name}: its training examples have no labels for the linear classifier that is "
+                f"evaluated: set {family}.probe = public, which uses the labels of the public dataset"
+            )
+        drawn = torch.randperm(len(rows), generator=torch_generator(client.root, "labels", client.name))
+        return train.subset(rows[drawn[: max(1, round(keys.labels * len(rows)))]])
+
+    def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
+        # Only the classifier of the received encoder is trained.
+        return super().evaluate(when) if when == "received" else None
+
+
+def apply_beside(step: Step, phi: Representation, name: str, values: Tensor) -> Tensor:
+    """Return what the module `name` beside the head (see `TwoViews.modules`) returns for `values`, in a step."""
+    module = step.model.get_submodule(f"{phi.head.removesuffix('head')}{name}")
+    result: Tensor = module(values)
+    return result

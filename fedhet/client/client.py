@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import Submodel
 from fedhet.client.state import ClientStore
-from fedhet.data import ClientData, Examples, PublicDataset, resident
+from fedhet.data import Augment, ClientData, Examples, PublicDataset, resident
 from fedhet.data.examples import relabelled
 from fedhet.data.reading import LazyInputs, single
 from fedhet.errors import DataError, Refused
@@ -68,7 +68,7 @@ class Client:
     task: Task = field(default_factory=lambda: Task("classification"))
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     transform: Callable[[Tensor], Tensor] = lambda inputs: inputs
-    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    augment: Augment | None = None
     store: ClientStore = field(default_factory=lambda: ClientStore("", "", ""))
     least: int = 1
     secret: int | None = None
@@ -167,12 +167,13 @@ class Client:
             clip_gradients=config.clip_gradients,
         )
 
-    def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Transform raw inputs (n, ...); if augmentation is configured and `generator` is given, augment them first."""
-        if self.augment is None or generator is None:
+    def prepare(self, inputs: Tensor, generator: torch.Generator | None, augment: Augment | None = None) -> Tensor:
+        """Transform raw inputs (n, ...); with a `generator`, first `augment` them (default: as is configured)."""
+        augment = augment or self.augment
+        if augment is None or generator is None:
             return self.transform(inputs)
         inputs = inputs if self.representation.precision == torch.float64 else single(inputs)
-        return self.transform(self.augment(inputs, generator))
+        return self.transform(augment(inputs, generator))
 
     def read(self, inputs: Tensor | LazyInputs, *, until: Representation | None = None, rows: int = BATCH) -> Tensor:
         """Return outputs (or the representation `until`, if given) for raw inputs, evaluated in batches of `rows`."""
@@ -252,6 +253,7 @@ class ClientSide(Generic[P]):
         role: "client", which distinguishes client sides from strategies.
         remembers: whether `client.memory` is kept between rounds.
         takes_any_loop: whether a user's own train function may replace fedhet's (`fedhet.wrap`); not inherited.
+        needs_labels: whether clients train on labels; otherwise, training examples may be `fedhet.data.UNLABELLED`.
         trains_network: whether clients have a trained network to save; False if they fit another classifier.
         noisy_sums: whether means over training examples that clients send (prototypes) get noise under `dp-noise`, by
             `Privacy.class_sums`; otherwise nodes with this key refuse the method.
@@ -261,6 +263,7 @@ class ClientSide(Generic[P]):
     role: ClassVar[str] = "client"
     remembers: ClassVar[bool] = False
     takes_any_loop: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
     trains_network: ClassVar[bool] = True
     noisy_sums: ClassVar[bool] = False
     parts: ClassVar[type[Submodel] | None] = None

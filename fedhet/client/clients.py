@@ -17,7 +17,7 @@ from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
 from fedhet.client.state import ClientStore, check_order, start
-from fedhet.data import ClientData, resident, with_drawn_test_set, with_validation
+from fedhet.data import ClientData, Examples, resident, with_drawn_test_set, with_validation
 from fedhet.errors import ConfigError, DataError, ModelError, Refused
 from fedhet.messages import Payload, Request
 from fedhet.messages.protocol import HANDSHAKE, names_in
@@ -195,7 +195,17 @@ class Clients:
         if dataset and not self._model:
             return ModelCheck(dataset.task, dataset.classes)
         task, transform = dataset.task if dataset else self._task, client_setup.transform_of(dataset, network.precision)
-        guessed = not registry.client_side(config.method_name).head_of(config)
+        side = registry.client_side(config.method_name)
+        guessed = not side.head_of(config)
+        train = data.train
+        unlabelled = len(train) - len(train.labelled)
+        if unlabelled == len(train) and side.needs_labels:
+            raise DataError(
+                f"client {info.name}: its training examples have no labels, from which {config.method_name} learns: "
+                "give them labels, or choose a method that learns without labels, such as fedsimclr"
+            )
+        if unlabelled and not side.needs_labels:
+            data = replace(data, train=Examples(train.inputs, train.labels.clamp(min=0)))
         return check_model(network, data, transform, task, self._model, guessed=guessed)
 
     @contextmanager

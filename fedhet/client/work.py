@@ -276,20 +276,20 @@ def run_phases(group: Group, phases_of: Callable[[Job], Sequence[Phase]], jobs: 
 def _training(job: Job, phases: Sequence[Phase], number: int) -> Training:
     client = job.client
     phase = phases[number]
-    augmented = phase.augmented or (client.augment is not None and phase.examples is None)
+    augmented = phase.augmented or phase.augment or (client.augment is not None and phase.examples is None)
     dropout = job.streams.dropout
     return Training(
         model=client.model,
         phase=phase,
         examples=client.data.train,
         task=client.task,
-        prepare=client.prepare,
+        prepare=partial(client.prepare, augment=phase.augment) if phase.augment else client.prepare,
         generator=job.streams.batches,
         order=job.streams.order,
         seed=derive_seed(dropout, number) if number else dropout,
         before=client.trained,
         privacy=None if phase.public else client.privacy,
-        alone=augmented or any(other.continues for other in phases),
+        alone=bool(augmented) or any(other.continues for other in phases),
     )
 
 

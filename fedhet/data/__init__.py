@@ -1,7 +1,7 @@
 """Data sets by name, data of users, and partitions of data among clients."""
 
 from fedhet.data import chestxray, folder, images, text
-from fedhet.data.examples import ClientData, DataSet, Examples, PublicDataset, resident
+from fedhet.data.examples import UNLABELLED, Augment, ClientData, DataSet, Examples, PublicDataset, resident
 from fedhet.data.partitions import (
     Part,
     hold_out,
@@ -13,6 +13,7 @@ from fedhet.data.partitions import (
 )
 from fedhet.data.registry import LOADED, keys_without_effect, load, names, register_dataset
 
-__all__ = ["LOADED", "ClientData", "DataSet", "Examples", "Part", "PublicDataset", "chestxray", "folder", "images"]
-__all__ += ["hold_out", "keys_without_effect", "load", "names", "partition", "partitions", "proportional_sample"]
-__all__ += ["register_dataset", "resident", "text", "with_drawn_test_set", "with_validation"]
+__all__ = ["LOADED", "UNLABELLED", "Augment", "ClientData", "DataSet", "Examples", "Part", "PublicDataset"]
+__all__ += ["chestxray", "folder", "hold_out", "images", "keys_without_effect", "load", "names", "partition"]
+__all__ += ["partitions", "proportional_sample", "register_dataset", "resident", "text", "with_drawn_test_set"]
+__all__ += ["with_validation"]

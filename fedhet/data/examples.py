@@ -23,6 +23,9 @@ Indices = NDArray[np.int64]
 Transform = Callable[[Tensor], Tensor]
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
+UNLABELLED = -1
+"""Class of a training example without a label, for methods that train without labels."""
+
 
 @dataclass(frozen=True, eq=False)
 class Examples:
@@ -38,6 +41,13 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def labelled(self) -> Tensor:
+        """The indices (m,) of the examples with a label; all but those of class `UNLABELLED`."""
+        classes = self.labels.ndim == 1 and not self.labels.is_floating_point()
+        chosen = self.labels != UNLABELLED if classes else torch.ones(len(self), dtype=torch.bool)
+        return torch.nonzero(chosen)[:, 0].cpu()
 
     def at(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Return the inputs and labels at `rows` (indices or a slice); a user's collate function may reorder both."""

@@ -1,8 +1,8 @@
 """Conversion of a user's data to `ClientData`.
 
-Examples (for training, test, common test or validation) are a pair (inputs, labels) of tensors, arrays or lists; a
-mapping with columns by name; a torch `Dataset`, a Hugging Face partition or another sequence of rows; or a
-`DataLoader`. Rows are read on demand (see `fedhet.data.reading`).
+Examples (for training, test, common test or validation) are a pair (inputs, labels) of tensors, arrays or lists, with
+None for labels of training examples that have none; a mapping with columns by name; a torch `Dataset`, a Hugging Face
+partition or another sequence of rows; or a `DataLoader`. Rows are read on demand (see `fedhet.data.reading`).
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
 from torch.utils.data.sampler import BatchSampler, RandomSampler, WeightedRandomSampler
 
-from fedhet.data.examples import Augment, ClientData, Examples, PublicDataset, in_order
+from fedhet.data.examples import UNLABELLED, Augment, ClientData, Examples, PublicDataset, in_order
 from fedhet.data.names import CLASSES, Names, alike, merged, names_of, numbered, permuted, shown, unlike
 from fedhet.data.reading import (
     INPUTS,
@@ -168,7 +168,8 @@ def _examples(value: Any) -> Examples:
     if two and all(isinstance(each, tuple | list) and len(each) == 2 for each in two):
         raise DataError("two pairs may be two examples or inputs and labels: give inputs and labels as tensors")
     if two and not isinstance(two[1], Mapping):
-        inputs, labels = as_tensor(two[0]), as_labels(numbered(two[1]))
+        inputs = as_tensor(two[0])
+        labels = torch.full((len(inputs),), UNLABELLED) if two[1] is None else as_labels(numbered(two[1]))
         for part in parts_of(inputs).values():
             if len(part) != len(labels):
                 raise DataError(f"the set has {len(part)} inputs but {len(labels)} labels: give one label per input")

@@ -22,7 +22,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import Optimizer
 
-from fedhet.data import Examples
+from fedhet.data import Augment, Examples
 from fedhet.models.representation import Capturing, RandomStream, Representation
 from fedhet.tasks import Task
 from fedhet.training.evaluation import forward
@@ -261,6 +261,8 @@ class Phase:
         examples: the examples to train on, if not the client's training examples.
         public: whether `examples` are public, so that private training (`dp-noise`) adds no noise in this phase.
         augmented: whether batches of `examples` are augmented; must be False if terms have a target for each example.
+        augment: function that augments a raw batch (n, ...) of this phase, instead of the client's. It can return
+            several views of each example, (k * n, ...), if `task_weight` is 0; labels and rows remain (n, ...).
         continues: whether to continue with the optimiser of the previous phase, which must train the same parameters.
     """
 
@@ -274,6 +276,7 @@ class Phase:
     examples: Examples | None = None
     public: bool = False
     augmented: bool = False
+    augment: Augment | None = None
     continues: bool = False
 
     @cached_property

@@ -102,7 +102,7 @@ class Training:
                 sizes.append(len(step.labels))
                 weight = self.task.weight(step.labels) if phase.task_weight and self.privacy is None else None
                 weights.append(sizes[-1] if weight is None else weight / step.labels[0].numel())
-                further += step.further + step.again * sizes[-1]
+                further += step.further + len(step.inputs) * (1 + step.again) - sizes[-1]
         if not losses:
             return self.before
         values = torch.stack(losses).tolist()
@@ -115,7 +115,8 @@ class Training:
         return self._prepared(inputs), labels
 
     def _prepared(self, inputs: Tensor) -> Tensor:
-        augmented = self.phase.examples is None or self.phase.augmented
+        phase = self.phase
+        augmented = phase.examples is None or phase.augmented or phase.augment is not None
         return self.prepare(inputs, self.generator if augmented else None)
 
     def _gradients(self, model: nn.Module, recorded: Recorded) -> Gradients:

@@ -106,7 +106,7 @@ class NormalRuns:
         given = first if loop == "Flower's" or case.traits.shares.averaged else None
         result = start(strategy, LocalGrid(make_client_app(), 3), initial_arrays=given, num_rounds=3, timeout=5)
         assert set(result.train_metrics_clientapp) == {1, 2, 3}
-        assert all(_number(metrics["train-loss"]) > 0 for metrics in result.train_metrics_clientapp.values())
+        assert all(_number(metrics["train-loss"]) for metrics in result.train_metrics_clientapp.values())
         evaluated = result.evaluate_metrics_clientapp[3]
         assert 0 <= _number(evaluated["received-accuracy"]) <= 1
         assert strategy.state.round == 3
