@@ -10,6 +10,7 @@ _LAZY = {
     "make_client_app": "fedhet.client.app",
     "make_server_app": "fedhet.server.app",
     "compare": "fedhet.comparing",
+    "evaluate": "fedhet.engines.evaluating",
     "recommend": "fedhet.comparing.recommending",
     "run": "fedhet.engines.running",
     "RunResult": "fedhet.engines.running",

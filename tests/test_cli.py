@@ -311,3 +311,14 @@ def test_what_left_a_node() -> None:
         in fedhet_command("node", "log", "--since", "2026-11-30", "--state-dir", ".").stdout
     )
     assert "write today, yesterday or a date" in refused("node", "log", "--since", "Monday")
+
+
+def test_evaluate_and_describe(tmp_path):
+    settings = ["--set", "clients=2", "--set", "rounds=1", "--set", "report=false"]
+    assert fedhet_command("run", "local", *settings, "--out", str(tmp_path / "run")).exit_code == 0
+    evaluated = fedhet_command("evaluate", str(tmp_path / "run"), "--set", "metric=macro-f1")
+    assert evaluated.exit_code == 0, evaluated.output
+    assert (tmp_path / "run/evaluation.html").is_file()
+    described = fedhet_command("describe", "fedavg", *settings[:2], "--out", str(tmp_path / "data"))
+    assert described.exit_code == 0, described.output
+    assert "1x8x8" in described.output

@@ -151,6 +151,52 @@ def recommend(
 
 
 @app.command()
+def evaluate(
+    run: Annotated[
+        Path, typer.Argument(help="A run directory, or models in it (models/best).", parser=arguments.path_of)
+    ],
+    settings: arguments.Settings = None,
+    data: arguments.Data = None,
+    engine: Annotated[str | None, typer.Option(metavar="ENGINE", help="Evaluate on this engine, at its nodes.")] = None,
+    out: Annotated[Path | None, arguments.place("Folder of the results; by default that of the run.")] = None,
+) -> None:
+    """Evaluate the saved models of RUN on test data, without training: a table of models by clients."""
+    with _errors():
+        chosen = _settings_of(settings, data=data)
+        evaluating = _quietly("fedhet.engines.evaluating")
+        if engine in (None, "local"):
+            result = evaluating.evaluate(run, chosen, out=out)
+            tables = import_module("fedhet.comparing.tables")
+            terminal().print(tables.TerminalTable(result.table))
+            typer.echo(printable(f"{result.folder}: evaluation.html, evaluation.csv, evaluation.png"))
+            return
+        complete = evaluating.evaluation_only(run, {**chosen, "engine": engine})
+        _run(complete, folder=out or _quietly("fedhet.server.run").new_folder(Path("runs"), complete))
+
+
+@app.command()
+def describe(
+    config: arguments.Source = None,
+    settings: arguments.Settings = None,
+    data: arguments.Data = None,
+    engine: Annotated[str | None, typer.Option(metavar="ENGINE", help="local, ray, or a SuperLink connection.")] = None,
+    out: Annotated[Path | None, arguments.place("Run directory; by default a new one in runs/.")] = None,
+) -> None:
+    """Describe the clients' data before training: numbers, classes, missing values, ranges and shapes."""
+    with _errors():
+        # Without a round, the method local only asks for descriptions and evaluates.
+        chosen = _settings_of(settings, data=data, engine=engine, out=out) | {"method": "local", "rounds": 0}
+        complete = configuration.configure(config, chosen)
+        runs = _quietly("fedhet.server.run")
+        folder = expanded(complete.out) if complete.out else runs.new_folder(Path("runs"), complete)
+        result = _quietly().run(complete, out=folder, progress=False)
+        if described := result.summary.get("data"):
+            table = import_module("fedhet.results.description").data_table(described["clients"])
+            terminal().print(import_module("fedhet.comparing.tables").TerminalTable(table))
+        typer.echo(printable(f"{folder.resolve()}: report.html, summary.json"))
+
+
+@app.command()
 def new(
     folder: Annotated[Path, typer.Argument(help="A new folder.", parser=arguments.path_of)],
     flower: Annotated[bool, typer.Option("--flower", help="Write a Flower app for `flwr run`.")] = False,

@@ -11,6 +11,7 @@ import torch
 from fedhet.algorithms.matching import groups_to_json
 from fedhet.client import audit, work
 from fedhet.client.clients import Clients
+from fedhet.client.description import describe
 from fedhet.client.job import Group, Job
 from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
 from fedhet.client.policy import Policy, limiting_keys, memory_limited, name_of, opened
@@ -23,8 +24,8 @@ from fedhet.flower.grid import ANSWER_ALL
 from fedhet.flower.insides import failure, filled, from_bytes, to_bytes
 from fedhet.flower.messages import decode, identity, write_refusal, write_reply
 from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
-from fedhet.messages import LostState, Reply, Report, WireError, spec_of
-from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, names_text, public_dataset_in
+from fedhet.messages import LostState, Payload, Reply, Report, WireError, spec_of
+from fedhet.messages.protocol import DESCRIBE, FIRST, HANDSHAKE, JOIN, names_text, public_dataset_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config
@@ -281,6 +282,11 @@ class Answers:
             return
         if question == FIRST:
             job.reply.payload = work.first(job)
+            return
+        if question == DESCRIBE:
+            # Refused before anything is computed.
+            job.policy.check_kinds("fedhet describe", {"statistics"})
+            job.reply.payload = Payload({DESCRIBE: describe(job)})
             return
         if question != HANDSHAKE:
             raise WireError(f"unknown query {question[:100]!r}: install the server's version of fedhet on this node")

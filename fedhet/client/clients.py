@@ -18,6 +18,7 @@ from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
 from fedhet.client.state import ClientStore, check_order, start
 from fedhet.data import ClientData, Examples, resident, with_drawn_test_set, with_validation
+from fedhet.data.reading import missing_allowed
 from fedhet.errors import ConfigError, DataError, ModelError, Refused
 from fedhet.messages import Payload, Request
 from fedhet.messages.protocol import HANDSHAKE, names_in
@@ -72,6 +73,14 @@ class Clients:
         values that the server sent. With `placeholders`, the data are not the client's, and do not have to fit its
         network. No other client uses the network until the context ends.
         """
+        config = info.config
+        described = config.method_name == "local" and not (config.rounds or config.start_from)
+        with missing_allowed(described):
+            yield from self._job(info, request, policy, payload, placeholders=placeholders)
+
+    def _job(
+        self, info: ClientInfo, request: Request, policy: Policy, payload: Payload, *, placeholders: bool
+    ) -> Iterator[Job]:
         config = info.config
         self._serve(info, request)
         keep_freed_memory()

@@ -27,7 +27,7 @@ from fedhet.flower import Context, Message
 from fedhet.flower.insides import hash_of_app
 from fedhet.flower.messages import read_request
 from fedhet.messages import LostState, Payload, Reply, Request, WireError
-from fedhet.messages.protocol import HANDSHAKE, MOST_PARTITIONS, WHOLE
+from fedhet.messages.protocol import DESCRIBE, HANDSHAKE, MOST_PARTITIONS, WHOLE
 from fedhet.methods import registry
 from fedhet.methods.method import KINDS, METRICS, STRUCTURE
 from fedhet.methods.options import Config, keys_about, keys_that, listed
@@ -289,6 +289,8 @@ class Policy:
 
 
 def _kind_of(group: str, name: str, side: AnySide) -> str:
+    if group == DESCRIBE:
+        return "statistics"
     kind = side.traits.sends.get(group, "weights" if group in ("model", WHOLE) else f"an undeclared kind ({group})")
     return "statistics" if kind == "weights" and side.kinds.get(name) == "statistic" else kind
 

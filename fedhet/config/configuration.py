@@ -154,8 +154,13 @@ def _checked(
         problems.append(str(error))
     defaults = own_settings(method, values) if method and preset == OWN else {}
     common, method_values = _values_of(method, {**defaults, **values}, problems)
-    if method and common.get("rounds") == 0 and not method.settles_rounds:
-        problems.append(f"rounds = 0: {method.name} does not determine the number of rounds itself: set at least 1")
+    # A node's own settings have no path of the server.
+    evaluates = common.get("start_from") or "node" in origins.values() or (method and method.name == "local")
+    if method and common.get("rounds") == 0 and not (method.settles_rounds or evaluates):
+        problems.append(
+            f"rounds = 0: {method.name} does not determine the number of rounds itself: set at least 1, or give the "
+            "models to evaluate (start-from)"
+        )
     problems += conflicts(common)
     if problems or method is None:
         raise ConfigError("\n".join(problems))

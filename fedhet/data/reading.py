@@ -1,7 +1,8 @@
 """Inputs that are read on demand from a user's dataset, and conversion of columns, images and labels to tensors."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -131,11 +132,26 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
     return batch[0].detach(), batch[1].detach()
 
 
+_missing_allowed: ContextVar[bool] = ContextVar("missing_allowed", default=False)
+
+
+@contextmanager
+def missing_allowed(allowed: bool) -> Iterator[None]:
+    """Context manager in which inputs may have missing values (NaN) if `allowed`, since they are only described."""
+    token = _missing_allowed.set(allowed)
+    try:
+        yield
+    finally:
+        _missing_allowed.reset(token)
+
+
 def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> None:
     """Check that a tensor (n, ...) has no NaN or infinity; raise a `DataError` otherwise.
 
     Its message names the `kind` of tensor, such as `inputs`, and the first bad row by its entry in `rows`.
     """
+    if _missing_allowed.get() and kind == "inputs":
+        return
     for part in parts_of(tensor).values():
         if (part.is_floating_point() or part.is_complex()) and not bool(part.isfinite().all()):
             row = next(row for row, each in enumerate(part) if not each.isfinite().all())

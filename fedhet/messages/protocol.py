@@ -36,9 +36,9 @@ from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.machine import memory
 from fedhet.utils.statistics import Metric, Work
 
-HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
+HANDSHAKE, FIRST, JOIN, DESCRIBE = "handshake", "first", "join", "describe"
 """Subjects of queries (see `Request.question`): a client's report before the first round, initial weights that all
-clients receive, or the training of a client that joins after the last round."""
+clients receive, the training of a client that joins after the last round, or a description of a client's data."""
 
 
 def further(evaluation: str, metric: str) -> str:

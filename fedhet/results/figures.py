@@ -109,6 +109,23 @@ def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
     return figure if label_axes(axes, "round", next(iter(runs.values())).metric) else None
 
 
+def matrix_figure(
+    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float | None]], name: str
+) -> Figure:
+    """Draw a matrix of values, such as a metric (`name`) of models (rows) at clients (columns); None is left blank."""
+    figure, axes = new_figure(1.2 + 0.22 * len(rows))
+    numbers = [[math.nan if value is None else value for value in row] for row in values]
+    image = axes.imshow(numbers, aspect="auto", cmap="viridis")
+    axes.grid(visible=False)
+    axes.set_xticks(range(len(columns)), columns, fontsize=8)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set(xlabel="client", ylabel="model")
+    bar = figure.colorbar(image)
+    bar.ax.tick_params(color=GRID, labelcolor=INK, labelsize=9)
+    bar.set_label(name, color=INK)
+    return figure
+
+
 class PlainFigure(Figure):
     """A figure for notebooks and pages, whose text is drawn literally: a `$` in a name does not start a formula."""
 

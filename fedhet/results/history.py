@@ -19,6 +19,7 @@ from fedhet.errors import FedhetError, damage
 from fedhet.messages.protocol import names_in
 from fedhet.methods.method import ABSENT
 from fedhet.methods.options import OWN, Config, listed
+from fedhet.results.description import pooled
 from fedhet.results.observers import RunInfo
 from fedhet.tasks import direction
 from fedhet.utils.files import NAMES, check_links, read_safetensors
@@ -214,6 +215,8 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         where = (row if on == "own" else row.get(on) or {} for row in reversed(rows))
         last: Row = next((row[scored] for row in where if row.get(scored)), {})
         summary["further"] = {name: last.get(f"further/{name}") for name in names}
+    if described := next((row["data"] for row in rows if row.get("data")), None):
+        summary["data"] = {"clients": described, "all": pooled(described)}
     if config.keep_best and "" in run.state.best:
         summary["best"] = best_models(rows, run, config, on)
     if config.validation:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from fedhet.config import configuration
 from fedhet.errors import FedhetError
+from fedhet.results.description import data_table
 from fedhet.results.history import RunFiles, last_round, read_run, showing
 from fedhet.results.terminal import by_architecture, format_bytes, format_seconds, format_value, stage
 from fedhet.utils.files import write_text
@@ -150,6 +151,7 @@ _CAPTIONS = {
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
     "losses": "Loss by round: in training, with what the method adds to it, and on test data.",
     "comparison": "Personal accuracy by round.",
+    "evaluation": "Models (rows) by clients (columns), on test examples.",
     "overlay": "Accuracy by round: of each run the one by which its method is scored.",
 }
 
@@ -195,6 +197,9 @@ def _sections(run: RunFiles) -> Iterator[Section]:
         yield Section("Clients by architecture", [architectures], [note], kind="numbers total")
     else:
         yield Section("Clients by architecture", notes=["No client was evaluated."])
+    if data := (run.summary or {}).get("data"):
+        note = "Training examples; missing: examples with NaN; ?: what a node's policy does not tell."
+        yield Section("Data", [data_table(data["clients"])], [note], kind="numbers total")
     if further := (run.summary or {}).get("further"):
         values = [[name, *(format_value((each or {}).get(s)) for s in STATISTICS)] for name, each in further.items()]
         yield Section("Further metrics", [[["metric", *STATISTICS], *values]], kind="numbers")
@@ -326,8 +331,18 @@ def write_together(
     ]
     sections = [Section("Results", tables, notes, kind="numbers"), *more, Section("Runs", links=links)]
     lines = [("", verdict)] * bool(verdict) + [("bad", line) for line in above]
-    content = {"lines": lines, "pictures": _pictures(figures)}
-    write_text(path, _render(PAGE, title=title, sections=sections, **content))
+    return write_page(path, title, sections, figures, lines)
+
+
+def write_page(
+    path: Path,
+    title: str,
+    sections: Sequence[Section],
+    figures: "Mapping[str, Figure]",
+    lines: Sequence[tuple[str, str]] = (),
+) -> Path:
+    """Write a page with `title`, `lines` (pairs of CSS class and text), figures and sections to `path`."""
+    write_text(path, _render(PAGE, title=title, sections=sections, lines=lines, pictures=_pictures(figures)))
     return path
 
 

@@ -11,6 +11,7 @@ from fedhet.messages.protocol import FIRST
 from fedhet.server.aggregation import average_shared, distance
 from fedhet.server.federation import Federation
 from fedhet.server.run import Run
+from fedhet.utils.files import expanded, read_arrays
 from fedhet.utils.statistics import in_order
 from fedhet.utils.text import log
 
@@ -27,6 +28,12 @@ def check_initial_arrays(run: Run, initial_arrays: object) -> None:
             f"method {run.method.name} has no shared model that initial_arrays could set: leave them out, and let "
             "the clients' model function set initial weights"
         )
+
+
+def global_model_in(folder: str) -> Arrays:
+    """Return the global model in the folder of a run, or of its models, on this machine; {} if there is none."""
+    places = [expanded(folder) / inner / "global.safetensors" for inner in ("models", "")]
+    return next((read_arrays(path)[0] for path in places if path.is_file()), {})
 
 
 def take_initial_arrays(run: Run, federation: Federation) -> None:

@@ -10,6 +10,7 @@ from fedhet.flower import ArrayRecord, Grid, MetricRecord, Result
 from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.messages import Arrays, Payload, Reply
 from fedhet.messages.protocol import JOIN
+from fedhet.server.description import describe
 from fedhet.server.federation import Federation
 from fedhet.server.handshake import Handshake
 from fedhet.server.reporter import Reporter, unseen_clients
@@ -84,6 +85,8 @@ def running(steps: Steps, grid: Grid, initial_arrays: ArrayRecord | None, *, lin
                     name = run.method.name
                     run.warn_once(f"initial_arrays have no effect, since clients of {name} share no model")
             steps.handshake(grid)
+            if not run.config.rounds and not run.method.settles_rounds and not run.state.round:
+                reporter.record({}, {}, data=describe(steps.federation))
             reporter.started()
             yield
     finally:

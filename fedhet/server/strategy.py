@@ -25,7 +25,7 @@ from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
 from fedhet.server.flower_loop import FlowerInterface, FlowerLoop
 from fedhet.server.handshake import Common, Handshake
-from fedhet.server.initial import check_initial_arrays, request_missing_arrays, take_initial_arrays
+from fedhet.server.initial import check_initial_arrays, global_model_in, request_missing_arrays, take_initial_arrays
 from fedhet.server.loop import EvaluateFunction, run_all
 from fedhet.server.reporter import Reporter
 from fedhet.server.run import Round, Run, public_for
@@ -373,11 +373,15 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
             self.reporter.directory.reconfigure(self.config)
         self._prepare()
         self.run.open_ledger(mean=self.aggregator.plain)
-        if first:
+        if first and (self.config.rounds or self.method.settles_rounds):
             self.reporter.record({}, {})
 
     def _prepare(self) -> None:
         """Complete what depends on the admitted clients: initial values of shared arrays, and the number of rounds."""
+        run = self.run
+        if run.config.start_from and not (run.state.round or run.initial or self.federation.simulated):
+            # A node has its own model of an earlier run, and the server the global one.
+            run.initial = global_model_in(run.config.start_from) if run.traits.whole else {}
         take_initial_arrays(self.run, self.federation)
         request_missing_arrays(self.run, self.federation, self.first_model)
         rounds = self.number_of_rounds()

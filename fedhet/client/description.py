@@ -1,0 +1,75 @@
+"""The description of a client's data for `fedhet describe`: numbers, classes, missing values, range and shape."""
+
+import math
+
+import torch
+
+from fedhet.client.job import Job
+from fedhet.messages import Arrays, to_arrays
+from fedhet.tasks.metrics import IGNORED
+from fedhet.utils.inputs import parts_of
+from fedhet.utils.statistics import Metric
+
+ROWS = 1024  # number of examples that are read at a time
+
+
+def describe(job: Job) -> Arrays:
+    """Return statistics of the training examples of a job's client as arrays, within the node's policy.
+
+    `numbers` has the numbers of training, validation and test examples, of training examples with missing values (NaN;
+    -1 if these or the others are too few to be told), and of the values of their inputs, with mean and standard
+    deviation. `range` has the smallest and the largest value, if the policy allows numbers of single examples. `shape`
+    is that of an example's inputs, and `classes` has the number of examples with each class or label.
+    """
+    data = job.client.data
+    policy = job.policy
+    count, mean, squares, missing = 0, 0.0, 0.0, 0
+    low, high = math.inf, -math.inf
+    shape: list[int] = []
+    for raw, _ in data.train.batches(ROWS):
+        parts = [part.double() for part in parts_of(raw, "inputs").values()]
+        shape = [*parts[0].shape[1:]]
+        lacks = torch.stack([part.isnan().reshape(len(part), -1).any(1) for part in parts])
+        missing += int(lacks.any(0).sum())
+        values = torch.cat([part[~part.isnan()] for part in parts])
+        if not len(values):
+            continue
+        # The mean and the sum of squares about it are joined (Chan et al., 1979), since sums of squares lose digits.
+        change = float(values.mean()) - mean
+        squares += float((values - values.mean()).square().sum()) + change**2 * count * len(values) / (
+            count + len(values)
+        )
+        count += len(values)
+        mean += change * len(values) / count
+        low, high = min(low, float(values.min())), max(high, float(values.max()))
+    others = len(data.train) - missing
+    told = all(number == 0 or number >= policy.least for number in (missing, others))
+    validation = len(data.validation) if data.validation else 0
+    std = math.sqrt(squares / count) if count else 0.0
+    numbers: list[float] = [len(data.train), validation, len(data.test), missing if told else -1, count]
+    numbers += [policy.rounded(mean), policy.rounded(std)]
+    arrays = {"numbers": torch.tensor(numbers, dtype=torch.float64), "shape": torch.tensor(shape, dtype=torch.int64)}
+    if policy.least == 1 and count:
+        arrays["range"] = torch.tensor([low, high], dtype=torch.float64)
+    if (classes := _classes(job)) is not None:
+        arrays["classes"] = classes
+    return to_arrays(arrays)
+
+
+def _classes(job: Job) -> torch.Tensor | None:
+    """Return the number of training examples (of tokens or pixels) by class or label; -1 if too few to be told."""
+    client = job.client
+    labels = client.data.train.labels
+    outputs = client.task.outputs
+    if outputs.meaning == "numbers":
+        return None
+    if outputs.meaning == "labels":
+        having = labels.long().sum(0)
+    else:
+        having = labels[labels != IGNORED].long().flatten().bincount(minlength=client.outputs)
+    counts = tuple(map(float, having.tolist()))
+    behind = tuple(map(int, counts))
+    metric = Metric(counts, counts, behind)
+    exclusive = outputs.meaning == "classes" and outputs.places == "one"
+    sent = job.policy.metric(metric, len(labels), by_class=exclusive)
+    return torch.tensor([kept or (-1.0 if number else 0.0) for kept, number in zip(sent.weights, counts, strict=True)])

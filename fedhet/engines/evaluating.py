@@ -1,0 +1,242 @@
+"""Evaluation of a run's saved models on test data, without training: a table of models by clients."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import torch
+from torch import nn
+
+from fedhet.client.state import GLOBAL, load_model
+from fedhet.config import configuration
+from fedhet.data import ClientData, with_drawn_test_set
+from fedhet.data.examples import relabelled
+from fedhet.errors import ConfigError, DataError, FedhetError
+from fedhet.methods import registry
+from fedhet.methods.options import OWN, Config, keys_about, listed
+from fedhet.models.representation import precision
+from fedhet.results.history import names_of_model, run_of
+from fedhet.results.report import Section, table, write_page
+from fedhet.results.terminal import format_value
+from fedhet.setup import client_setup
+from fedhet.setup.client_setup import ClientInfo
+from fedhet.setup.user_functions import UserFunctions
+from fedhet.tasks import Score, Task, as_task
+from fedhet.training import Evaluation
+from fedhet.utils.files import csv_lines, expanded, file_name, write_text
+from fedhet.utils.machine import device_of
+from fedhet.utils.process import alone, standard_settings
+from fedhet.utils.randomness import derive_seed
+from fedhet.utils.statistics import Metric, in_order
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CHANGEABLE = {*keys_about("data", "node"), "metric", "metrics"}
+"""Keys that an evaluation may change."""
+
+
+@dataclass(frozen=True)
+class ModelsByClients:
+    """The result of `fedhet.evaluate`: the score of each saved model at each client that can hold it.
+
+    Attributes:
+        folder: the folder with `evaluation.csv`, `evaluation.png` and `evaluation.html`.
+        scores: scores by model (`global` or a client's name) and client.
+        refused: the reason why a model was not evaluated at a client, by model and client.
+    """
+
+    folder: Path
+    scores: dict[str, dict[str, Score]] = field(default_factory=dict, repr=False)
+    refused: dict[tuple[str, str], str] = field(default_factory=dict, repr=False)
+
+    @property
+    def metric(self) -> str:
+        """The name of the metric that counts."""
+        return next(score for row in self.scores.values() for score in row.values()).task.metric
+
+    def value(self, model: str | int, client: str | int) -> float | None:
+        """Return the metric of a model at a client; None if it was not evaluated."""
+        score = self.scores.get(str(model), {}).get(str(client))
+        return None if score is None else score.value
+
+    @property
+    def clients(self) -> list[str]:
+        """The names of the clients, in order."""
+        return in_order({client for row in self.scores.values() for client in row})
+
+    @property
+    def table(self) -> list[list[str]]:
+        """The table as rows of text, headings first: a row for each model, a column for each client, and their mean."""
+        lines = [["model", *self.clients, "weighted"]]
+        for model, row in self.scores.items():
+            total = Metric.total(score.metrics[self.metric] for score in row.values()).value
+            values = [format_value(self.value(model, client)) for client in self.clients]
+            lines.append([model, *values, format_value(total)])
+        return lines
+
+    def plot(self) -> "Figure":
+        """Return a figure of the table as a matrix."""
+        from fedhet.results.figures import matrix_figure
+
+        values = [[self.value(model, client) for client in self.clients] for model in self.scores]
+        return matrix_figure([*self.scores], self.clients, values, self.metric)
+
+    def _repr_html_(self) -> str:
+        return table(self.table)
+
+
+@alone()
+def evaluate(
+    run: Any,
+    config: Mapping[str, Any] | None = None,
+    *,
+    model: Any = None,
+    data: Any = None,
+    task: str | Task | None = None,
+    out: str | Path | None = None,
+) -> ModelsByClients:
+    """Evaluate the saved models of a run on test data, and write a table, a figure and a page.
+
+        fedhet.evaluate("runs/try", model=my_model, data=new_data)
+
+    Each personal model is evaluated at each client whose inputs and labels fit it, and the global model at all clients.
+
+    Args:
+        run: the run directory, the result of `fedhet.run`, or a folder of models in it, such as `models/best`.
+        config: changes of settings about data and metrics, such as `data`, `clients`, `partition` or `metric`.
+        model: the clients' networks as they were passed to the run.
+        data: a function that returns a client's data, as for `fedhet.run`; `test` alone is enough. By default, the
+            test examples of the configured data set.
+        task: the task of `data`, as for `fedhet.run`.
+        out: folder for `evaluation.csv`, `.png` and `.html`; by default the folder of models' run.
+
+    Raises:
+        ConfigError: the folder has no models, or an argument is missing or cannot be changed.
+    """
+    place = expanded(getattr(run, "folder", run))
+    folder, complete = _configured(place, config or {})
+    if complete.dataset == OWN and data is None:
+        raise ConfigError(f"the run in {folder} used your own data: pass data=...")
+    functions = UserFunctions(model, data and _with_training_part(data), task)
+    models = place / "models" if (place / "models").is_dir() else place
+    result = ModelsByClients(expanded(out or folder))
+    with standard_settings():
+        _fill(result, complete, models, functions)
+    if not result.scores:
+        reasons = "\n".join(dict.fromkeys(result.refused.values())) or "there are no models"
+        raise FedhetError(f"no model in {models} could be evaluated:\n{reasons}")
+    _write(result)
+    return result
+
+
+def evaluation_only(run: str | Path, config: Mapping[str, Any]) -> Config:
+    """Return the configuration of a run on any engine that evaluates the models of `run`, without training.
+
+    At the nodes of a SuperLink, the global model is that of `run` on the server's machine; a node's own model is that
+    in `start-from` of its node config. `config` has changes as for `evaluate`, and the engine.
+    """
+    place = expanded(run).resolve()
+    changes = {"rounds": 0, "start-from": str(place), "closing-epochs": 0, "unseen-clients": 0}
+    kept = {"keep-best": False, "patience": 0, "out": ""}
+    engine = {"engine": config.get("engine", "local")}
+    _, complete = _configured(place, {key: value for key, value in config.items() if key != "engine"})
+    if not registry.traits(complete).whole:
+        changes["shared-init"] = False  # each client starts from its own model
+    return configuration.changed(complete, {**changes, **kept, **engine}, "command")
+
+
+def _configured(place: Path, changes: Mapping[str, Any]) -> tuple[Path, Config]:
+    """Return the directory and the changed configuration of the run to which `place` belongs."""
+    folder = run_of(place)
+    if folder is None:
+        raise ConfigError(f"{place} has no config.toml: give the directory of a run, or the result of fedhet.run")
+    if refused := sorted(changes.keys() - CHANGEABLE):
+        raise ConfigError(f"{', '.join(refused)} cannot be changed in an evaluation: leave it out")
+    return folder, configuration.of_run(folder, ("model", "data", "task", "client_settings"), changes)
+
+
+def _with_training_part(data: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the user's function so that test examples alone are enough."""
+
+    @wraps(data)
+    def parts(*args: Any, **kwargs: Any) -> Any:
+        given = data(*args, **kwargs)
+        return {"train": given["test"], **given} if isinstance(given, Mapping) and "test" in given else given
+
+    return parts
+
+
+def _fill(result: ModelsByClients, config: Config, models: Path, functions: UserFunctions) -> None:
+    """Evaluate all models in the folder `models` at all clients, and add the results to `result`."""
+    own = [unquote(path.stem) for path in models.glob("*.safetensors") if path.stem != GLOBAL]
+    shared = (models / f"{GLOBAL}.safetensors").is_file() and registry.traits(config).whole
+    for place in range(config.clients):
+        client = str(place)
+        info = ClientInfo(client, place, config.clients, config)
+        data = _data_of(info, functions)
+        for name in [*in_order(own), *[GLOBAL] * shared]:
+            # Clients of the run may have parts of the global model; others have that of a client without its own.
+            owner = client if name == GLOBAL and client not in own else name
+            try:
+                network = load_model(models, owner, model=functions.model, data=functions.data)
+                score = _score(
+                    network, data.aligned(names_of_model(models / f"{file_name(name)}.safetensors")), info, functions
+                )
+            except Exception as error:  # whatever a network raises for inputs that do not fit it
+                result.refused[name, client] = f"model {name} at client {client}: {type(error).__name__}: {error}"
+                continue
+            result.scores.setdefault(name, {})[client] = score
+
+
+def _data_of(info: ClientInfo, functions: UserFunctions) -> ClientData:
+    config = info.config
+    if functions.data_of is None:
+        return client_setup.data_of(info)
+    data = functions.data_of(info)
+    if config.test_split == "drawn":
+        data = with_drawn_test_set(data, info.split_seed, config.test_share, client=info.name)
+    return data
+
+
+def _score(network: nn.Module, data: ClientData, info: ClientInfo, functions: UserFunctions) -> Score:
+    """Return the score of a network on a client's test examples; raise a DataError if these do not fit it."""
+    config = info.config
+    device = device_of(config.device)
+    transform = client_setup.transform_of(data.dataset, precision(network.to(device)))
+    test = data.test.to(device)
+    with torch.no_grad():
+        outputs = network(transform(test.inputs[:2]))
+    task = data.dataset.task if data.dataset else as_task(functions.task).of(outputs, test.labels)
+    task = task.measuring(config.metric, listed(config.metrics))
+    test = relabelled(test, task.outputs.labels)
+    if problem := task.problem(outputs, test.labels):
+        raise DataError(problem)
+    score = Evaluation(network, test, task, transform, seed=derive_seed(config.seed, "evaluation", info.name)).result()
+    if score is None:
+        raise DataError("the client has no test examples")
+    return score
+
+
+def _write(result: ModelsByClients) -> None:
+    """Write the table as csv, figure and page, and a row for each model, client and metric."""
+    from fedhet.results.figures import save_png
+
+    metrics = [*next(iter(next(iter(result.scores.values())).values())).metrics]
+    rows = [
+        [model, client, score.count, *(score.metrics[name].value for name in metrics), score.loss]
+        for model, row in result.scores.items()
+        for client, score in row.items()
+    ]
+    write_text(
+        result.folder / "evaluation.csv", csv_lines([["model", "client", "predictions", *metrics, "loss"], *rows])
+    )
+    figure = result.plot()
+    save_png(figure, result.folder / "evaluation.png")
+    notes = [f"{result.metric} of each saved model (row) on each client's test examples (column)."]
+    refused = Section("Not evaluated", notes=[*result.refused.values()])
+    sections = [Section("Models by clients", [result.table], notes, kind="numbers"), *[refused] * bool(result.refused)]
+    write_page(result.folder / "evaluation.html", "Evaluation of saved models", sections, {"evaluation": figure})

@@ -1,0 +1,172 @@
+"""Evaluation of saved models and descriptions of data, against plain loops and pooled statistics."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedhet
+from fedhet.client.app import make_client_app
+from fedhet.errors import ConfigError
+from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.results.description import pooled
+from fedhet.server.federation import Federation
+from fedhet.setup.client_setup import ClientInfo
+
+pytestmark = pytest.mark.usefixtures("home", "no_report")
+
+SETTINGS = {"clients": 3, "rounds": 2, "learning-rate": 0.3, "batch-size": 16}
+
+
+def drawn(place, number):
+    generator = torch.Generator().manual_seed(place)
+    inputs = torch.randn(number, 6, generator=generator)
+    return inputs, (inputs[:, :3] + place * torch.randn(number, 3, generator=generator)).argmax(1)
+
+
+def data(client):
+    inputs, labels = drawn(client.partition_id, 100)
+    return {"train": (inputs[:60], labels[:60]), "test": (inputs[60:], labels[60:])}
+
+
+def new_data(client):
+    """Only new test examples."""
+    inputs, labels = drawn(10 + client.partition_id, 50)
+    return {"test": (inputs, labels)}
+
+
+def network(client):
+    width = 4 + client.partition_id
+    return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def equal_network(client):
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def accuracy(network, inputs, labels):
+    with torch.no_grad():
+        return float((network(inputs).argmax(1) == labels).double().mean())
+
+
+@pytest.fixture
+def trained(tmp_path):
+    def trained(method, model):
+        return fedhet.run({"method": method, **SETTINGS}, model=model, data=data, out=tmp_path / "run", progress=False)
+
+    return trained
+
+
+def test_models_by_clients_are_those_of_a_plain_loop(trained):
+    run = trained("local", network)
+    table = fedhet.evaluate(run, {"metrics": "macro-f1"}, model=network, data=new_data)
+    for model in range(3):
+        alone = fedhet.load_model(run, model, model=network)
+        for client in range(3):
+            assert table.value(model, client) == pytest.approx(accuracy(alone, *drawn(10 + client, 50)))
+    rows = list(csv.DictReader((run.folder / "evaluation.csv").open()))
+    assert [rows[5][name] for name in ("model", "client", "predictions")] == ["1", "2", "50"]
+    assert float(rows[5]["accuracy"]) == table.value(1, 2)
+    assert {"evaluation.html", "evaluation.png"} <= {path.name for path in run.folder.iterdir()}
+
+
+def test_the_global_model_is_evaluated_everywhere_and_what_does_not_fit_is_named(trained):
+    def narrow(client):
+        inputs, labels = drawn(client.partition_id, 50)
+        return {"test": (inputs[:, :4] if client.partition_id == 2 else inputs, labels)}
+
+    run = trained("fedavg", equal_network)
+    table = fedhet.evaluate(run, model=equal_network, data=narrow)
+    alone = fedhet.load_model(run, 0, model=equal_network)
+    assert table.value("global", 1) == pytest.approx(accuracy(alone, *drawn(1, 50)))
+    assert table.value("global", 2) is None
+    assert "model global at client 2: " in table.refused["global", "2"]
+    with pytest.raises(ConfigError, match="learning-rate cannot be changed"):
+        fedhet.evaluate(run, {"learning-rate": 1.0}, model=equal_network, data=narrow)
+    with pytest.raises(ConfigError, match="used your own data: pass data="):
+        fedhet.evaluate(run, model=equal_network)
+
+
+@pytest.mark.parametrize(("method", "model"), [("fedavg", equal_network), ("local", network)])
+def test_a_run_without_rounds_only_evaluates(trained, tmp_path, method, model):
+    run = trained(method, model)
+    settings = {"method": method, **SETTINGS, "rounds": 0, "start-from": str(run.folder)}
+    again = fedhet.run(settings, model=model, data=data, out=tmp_path / "again", progress=False)
+    assert again.history[-1]["scores"] == run.history[-1]["scores"]
+    assert again.history[-1]["work"]["steps"] == 0
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Nodes do not trust the server, which is on another machine, and the server has no access to their disks."""
+    monkeypatch.setattr("fedhet.server.federation.proof", lambda text: "guessed")
+    monkeypatch.setattr(Federation, "simulated", False)
+
+
+def test_nodes_evaluate_the_servers_global_model_within_their_policy(trained, elsewhere, new_watch, tmp_path):
+    run = trained("fedavg", equal_network)
+    watch = new_watch()
+    grid = LocalGrid(make_client_app(equal_network, data), 3)
+    grid._contexts[FIRST_NODE].node_config["allow"] = "weights"
+    strategy = fedhet.FedAvg(observers=[watch], rounds=0, start_from=str(run.folder), seed=1)
+    strategy.start(grid)
+    alone = fedhet.load_model(run, 0, model=equal_network)
+    scores = watch.rows[-1]["scores"]["received"]
+    assert scores.keys() == {"1", "2"}, "node 0 sends no metrics"
+    for place in (1, 2):
+        inputs, labels = data(ClientInfo(str(place), place, 3, None, {}))["test"]
+        assert scores[str(place)][0] == [pytest.approx(accuracy(alone, inputs, labels), abs=1e-4)]
+
+
+def table_with_gaps(client):
+    inputs, labels = drawn(client.partition_id, 60 + 10 * client.partition_id)
+    inputs = 1000 + inputs * (1 + client.partition_id)
+    inputs[:12, 0] = torch.nan
+    return {"train": (inputs, labels), "test": (inputs[20:40], labels[20:40])}
+
+
+class Tolerant(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        return self.head(inputs.nan_to_num())
+
+
+def test_a_description_equals_pooled_statistics(tmp_path):
+    settings = {"method": "local", "rounds": 0, "clients": 3}
+    run = fedhet.run(settings, model=Tolerant, data=table_with_gaps, out=tmp_path / "run", progress=False)
+    inputs, labels = (
+        torch.cat(parts).numpy()
+        for parts in zip(*(table_with_gaps(ClientInfo("", k, 3, None, {}))["train"] for k in range(3)), strict=True)
+    )
+    values = inputs[~np.isnan(inputs)].astype(float)
+    together = run.summary["data"]["all"]
+    assert (together["train"], together["test"], together["shape"]) == (len(labels), 60, [6])
+    assert together["missing"] == np.isnan(inputs).any(1).sum()
+    assert together["classes"] == np.bincount(labels, minlength=3).tolist()
+    assert (together["mean"], together["std"]) == (pytest.approx(values.mean()), pytest.approx(values.std()))
+    assert together["range"] == [pytest.approx(values.min()), pytest.approx(values.max())]
+
+
+def test_a_node_describes_its_data_within_its_policy(elsewhere, new_watch):
+    def few(client):
+        inputs, labels = drawn(client.partition_id, 60)
+        inputs[:3, 0] = torch.nan
+        return {"train": (inputs, torch.tensor([0] * 40 + [1] * 17 + [2] * 3)), "test": (inputs[:20], labels[:20])}
+
+    watch = new_watch()
+    grid = LocalGrid(make_client_app(Tolerant, few), 3)
+    grid._contexts[FIRST_NODE].node_config["allow"] = "weights,metrics"
+    grid._contexts[FIRST_NODE + 1].node_config["min-examples"] = 10
+    fedhet.Local(observers=[watch], rounds=0).start(grid)
+    row = watch.rows[0]
+    assert row["data"].keys() == {"1", "2"}
+    assert "needs statistics" in row["failures"][0]["reason"]
+    told = row["data"]["1"]
+    assert (told["train"], told["missing"], told["range"]) == (60, None, None)
+    assert told["classes"] == [40, None, None], "the number of those left out is known, so the next class is, too"
+    assert pooled(row["data"])["classes"] == [80, None, None]
