@@ -813,3 +813,22 @@ class PFedHN(FederatedStrategy[Any, Any]):
         observers: Sequence[Observer] = (),
         **settings: Unpack[PFedHNKeys],
     ) -> None: ...
+
+class PerFCLKeys(Keys, total=False):
+    mu: float
+    """weight of the shared extractor's contrastive loss"""
+    gamma: float
+    """weight of the personal extractor's contrastive loss"""
+    temperature: float
+    """tau, the temperature of both losses"""
+
+class PerFCL(FederatedStrategy[Any, Any]):
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        public: PublicDataset | Tensor | None = None,
+        model: Any = None,
+        observers: Sequence[Observer] = (),
+        **settings: Unpack[PerFCLKeys],
+    ) -> None: ...
