@@ -99,6 +99,8 @@ class Grid:
         self.variants: dict[str, str] = {}
         for name, comparison in self.page.comparisons.items():
             setting, _, networks = name.rpartition("-")
+            if networks not in NETWORKS:
+                continue
             self.columns[setting, networks] = Column(self.page.rows_of(name))
             for variant, text in zip(variants_of(comparison.variants), comparison.variants, strict=True):
                 self.variants.setdefault(variant.name, text)
