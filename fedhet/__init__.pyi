@@ -204,6 +204,23 @@ class FD(FederatedStrategy[Any, Any]):
         **settings: Unpack[FDKeys],
     ) -> None: ...
 
+class FENSKeys(Keys, total=False):
+    held_out: float
+    """fraction of a client's examples for the aggregator only"""
+    server_learning_rate: float
+    """learning rate of the server's Adam, for the aggregator"""
+
+class FENS(FederatedStrategy[Any, Any]):
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        public: PublicDataset | Tensor | None = None,
+        model: Any = None,
+        observers: Sequence[Observer] = (),
+        **settings: Unpack[FENSKeys],
+    ) -> None: ...
+
 class FLHADistillationKeys(Keys, total=False):
     teacher: str
     """architecture of the teacher; empty: the first of architectures, mlp-20 for tabular data"""

@@ -1,0 +1,83 @@
+"""Client side of FENS: trains and sends its network once, then trains an aggregator of all clients' networks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from fedhet import models
+from fedhet.client import ClientSide
+from fedhet.data import Examples
+from fedhet.errors import DataError, ModelError
+from fedhet.messages import Payload, load_into, to_arrays, to_tensor
+from fedhet.strategies.fens import Fens, Keys
+from fedhet.training import Optimisation, Phase
+from fedhet.utils.randomness import torch_generator
+
+
+class FENS(ClientSide[Keys]):
+    remembers = True
+    fens: Fens | None = None
+
+    def handshake(self, payload: Payload) -> Payload:
+        self.client.check_scores("which the aggregator reads", numbers=True)
+        self.examples(held_out=True)
+        return Payload()
+
+    def begin(self, payload: Payload) -> None:
+        memory = self.client.memory
+        memory |= {name: to_tensor(array) for name, array in payload.arrays.get("members", {}).items()}
+        if memory:
+            self.fens = self.loaded(memory)
+            load_into(self.fens.state_dict(), to_arrays(memory) | payload.arrays["aggregator"])
+
+    def loaded(self, beside: Mapping[str, Tensor]) -> Fens:
+        names = bytes(beside["architectures"].tolist()).decode().split(",")
+        inputs = self.client.transform(self.client.data.train.inputs[:2])
+        outputs = self.client.read(self.client.data.train.inputs[:2]).shape[-1]
+
+        def member(name: str) -> nn.Module:
+            try:
+                return models.build_auxiliary(name, name, inputs, outputs)
+            except ModelError:  # Networks of the clients' own are equal.
+                return deepcopy(self.client.model)
+
+        return Fens([member(name) for name in names], names, outputs).to(self.client.device).eval()
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        if self.fens:
+            examples = self.examples(held_out=True)
+            step = Optimisation("sgd", 1.0, batch_size=len(examples), least=self.client.least)
+            trains = payload.arrays["aggregator"].__contains__
+            return [Phase(1, step, module=self.fens, trains=trains, examples=examples)]
+        if "aggregator" in payload.arrays:  # The client has lost the networks.
+            return []
+        examples = self.examples(held_out=False)
+        return [Phase(self.client.request.epochs, self.client.optimisation(), examples=examples, augmented=True)]
+
+    def examples(self, *, held_out: bool) -> Examples:
+        """Return the training examples for the aggregator (`held_out`) or the network; at a node with groups, all."""
+        client = self.client
+        train = client.data.train
+        if train.groups is not None:
+            return train
+        least = max(client.least, 1)
+        count = max(round(self.options.held_out * len(train)), least)
+        if len(train) - count < least:
+            raise DataError(f"client {client.name}: {len(train)} examples cannot be divided by fens.held-out: add some")
+        generator = torch_generator(client.root, "held out", client.name)
+        order = torch.randperm(len(train), generator=generator).to(train.labels.device)
+        return train.subset(order[:count] if held_out else order[count:])
+
+    def end(self, payload: Payload) -> Payload:
+        if not self.fens:
+            return Payload() if "aggregator" in payload.arrays else self.share()
+        received = payload.arrays["aggregator"]
+        tensors = self.fens.state_dict()
+        trained = to_arrays({name: tensors[name].clone() for name in received})
+        load_into(tensors, received)  # Predictions are by the server's aggregator.
+        return Payload({"aggregator": trained})
+
+    def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
+        return self.fens or self.client.model

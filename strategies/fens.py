@@ -1,0 +1,140 @@
+"""FENS (Allouah et al., NeurIPS 2024): clients send their networks once, then train an aggregator of all outputs.
+
+    client i:  f_i = argmin_f L_i(f) on most of its examples, and sends f_i in the first round
+    server:    sends the networks f_1, ..., f_M to all clients, once
+    client i:  A_i = A - grad_A CE(A(f_1(x), ..., f_M(x)), y) for the examples that f_i has not seen
+    server:    a step of Adam for A with the gradient A - sum_i n_i A_i / sum_i n_i                         (FedAdam)
+
+The aggregator has a hidden layer of 2 M units, A(z) = V ReLU(U z + u) + v.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedhet.errors import FedhetError, ModelError
+from fedhet.messages import Reply, check, to_arrays
+from fedhet.methods.sharing import Sharing
+from fedhet.models.registry import expand
+from fedhet.server import Arrays, Common, FederatedStrategy, Options, Payload, State, Traits, in_order, method, option
+
+from .families.at_server import build_at_server
+from .families.by_class import outputs_of
+
+
+@dataclass(frozen=True)
+class Keys(Options):
+    without = ("batch-norm",)  # Clients always send whole networks.
+    held_out: float = option(0.1, "fraction of a client's examples for the aggregator only", above=0, below=1)
+    server_learning_rate: float = option(0.001, "learning rate of the server's Adam, for the aggregator", above=0)
+
+
+@dataclass
+class Members(State):
+    """The state of FENS: arrays of a `Fens`, the clients that have its `members` (`informed`), and Adam's moments."""
+
+    members: Arrays = field(default_factory=dict)
+    informed: list[str] = field(default_factory=list)
+    aggregator: Arrays = field(default_factory=dict)
+    first: Arrays = field(default_factory=dict)
+    second: Arrays = field(default_factory=dict)
+
+
+class Fens(nn.Module):
+    """The networks `members`, in evaluation mode, and the `aggregator` of their outputs, each (n, `outputs`).
+
+    The buffer `architectures` has the members' names, by which a saved network is built.
+    """
+
+    def __init__(self, members: Sequence[nn.Module], architectures: Sequence[str], outputs: int) -> None:
+        super().__init__()
+        units = 2 * len(members)
+        self.members = nn.ModuleList(members)
+        self.aggregator = nn.Sequential(nn.Linear(len(members) * outputs, units), nn.ReLU(), nn.Linear(units, outputs))
+        self.register_buffer("architectures", torch.tensor([*",".join(architectures).encode()], dtype=torch.uint8))
+
+    def train(self, mode: bool = True) -> "Fens":
+        super().train(mode)
+        self.members.eval()
+        return self
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            outputs = torch.cat([member(inputs) for member in self.members], 1)
+        aggregated: Tensor = self.aggregator(outputs.to(next(self.aggregator.parameters()).dtype))
+        return aggregated
+
+
+SENT = Traits(
+    shares=Sharing("everything", averaged=False),
+    keeps="model",
+    other_arrays="entries",
+    sends={"aggregator": "weights"},
+    predicts="an aggregator of all clients' networks, which are disclosed to all clients",
+)
+
+
+@method(
+    "fens",
+    SENT,
+    Keys,
+    client="fedhet.client_apps.fens:FENS",
+    common={"shared-init": False},
+    own={"fens.server-learning-rate": 0.03},
+)
+class FENS(FederatedStrategy[Keys, Members]):
+    """FENS: all clients' networks, sent once, and an aggregator of their outputs that clients train together."""
+
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        network = reply.report.architecture
+        if not network:
+            raise FedhetError("fens sends each client's network to all clients: set disclose-architecture = true")
+        with suppress(ModelError):
+            network = "of fedhet" if expand(network) else ""
+        outputs = Common(outputs_of(reply), "all clients need an output for each of the same classes")
+        remedy = "clients build the networks of others, so use fedhet's networks, or equal ones of your own"
+        return {"number of outputs": outputs, "network": Common(network, remedy)}
+
+    def payload_for(self, client: str) -> Payload:
+        state = self.state
+        payload = Payload({"aggregator": state.aggregator} if state.aggregator else {})
+        if state.members and client not in state.informed:
+            payload.arrays["members"] = state.members
+        return payload
+
+    def check_reply(self, reply: Reply) -> None:
+        if not self.state.members:
+            super().check_reply(reply)
+        elif reply.report.lost_state < 0 or "aggregator" in reply.arrays:
+            expected = {name: (array.shape, array.dtype.name) for name, array in self.state.aggregator.items()}
+            check(reply.arrays.get("aggregator", {}), expected, "the client's aggregator")
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        state = self.state
+        if state.members:
+            # A client that has lost the networks sends nothing, and gets them again.
+            sent = {c: reply.arrays["aggregator"] for c, reply in replies.items() if "aggregator" in reply.arrays}
+            state.informed = in_order({*state.informed} - {*replies} | {*sent})
+            if not sent:
+                return {}
+            weights = self.aggregator.weights({client: replies[client] for client in sent})
+            mean = self.aggregator.average(sent, weights, before=state.aggregator)
+            for name, before in state.aggregator.items():
+                gradient = before - mean[name]
+                state.first[name] = 0.9 * state.first.get(name, 0) + 0.1 * gradient
+                state.second[name] = 0.99 * state.second.get(name, 0) + 0.01 * gradient**2
+                step = state.first[name] / (np.sqrt(state.second[name]) + 1e-3)
+                state.aggregator[name] = before - self.options.server_learning_rate * step
+            return {}
+        names = [state.clients[client].architecture for client in replies]
+        outputs = int(state.common["number of outputs"])
+        fens = build_at_server(lambda: Fens([nn.Identity() for _ in names], names, outputs), self.config.seed)
+        state.aggregator = to_arrays(fens.state_dict())
+        state.members = {"architectures": state.aggregator.pop("architectures")}
+        for place, reply in enumerate(replies.values()):
+            state.members |= {f"members.{place}.{name}": array for name, array in reply.arrays["model"].items()}
+        return {}
