@@ -277,7 +277,9 @@ def planning(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise Planned
 
     monkeypatch.setattr("fedhet.comparing.runs.Execution.__call__", begin)
+    monkeypatch.setattr("fedhet.comparing.announce", begin)
     monkeypatch.setattr("fedhet.comparing.recommending.ask", begin)
+    monkeypatch.setattr("fedhet.engines.evaluating.evaluate", begin)
     monkeypatch.setattr("fedhet.engines.running.run", lambda config, **settings: RunResult(app, {}))
     monkeypatch.setattr("fedhet.results.report.write_report", Path)
     monkeypatch.setattr("fedhet.results.report.compare_folders", lambda folders, out: out)

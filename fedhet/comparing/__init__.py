@@ -12,9 +12,10 @@ from rich.text import Text
 
 from fedhet.comparing import tables
 from fedhet.comparing.measures import VariantResult, absent, measure, verdict
+from fedhet.comparing.planning import announce
 from fedhet.comparing.runs import Execution, check, prepared, unused
 from fedhet.comparing.settings import Choice, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
-from fedhet.comparing.tuning import RATE, WHOLE, Tuning, tune
+from fedhet.comparing.tuning import RATE, WHOLE, Tuning, planned_trials, tune
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.results.figures import save_png
 from fedhet.results.history import showing
@@ -140,6 +141,8 @@ def _compared(
 ) -> Comparison:
     for note in shared.notes:
         execute.tell(note)
+    _, trials = planned_trials(tuning, shared, reported=seeds, out=out) if tuning else ([], [])
+    announce([run for _, _, run in trials], [*_plans(shared, seeds, out, {})], shared.functions, execute)
     tuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else []
     # The best round is chosen on validation examples, so these stay held out.
     whole = {} if shared.for_all["keep-best"] or shared.for_all["patience"] else WHOLE

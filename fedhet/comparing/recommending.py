@@ -107,7 +107,8 @@ def recommend(
         allow: kinds of arrays that may leave the clients, such as `"posteriors,prototypes"`; by default all.
         max_bytes: limit for the bytes that a client sends and receives per round in total, such as `"500 KB"`.
         budget: the total time, such as `"30m"`, or in seconds; the first three seeds may exceed it by a quarter.
-        seeds: seeds of the comparison; the last ones are left out if the time is not sufficient.
+        seeds: seeds of the comparison; the last ones are left out if the time is not sufficient, and as many follow if
+            time is left.
         out: folder for all files; by default `runs/recommend`.
         jobs: number of simultaneous runs, as for `fedhet.compare`.
         console: console for progress and tables; by default standard output.
@@ -278,8 +279,9 @@ class _Search:
             return (now - began + math.ceil(2 / self.execute.at_once) * (1 + LONGER * FEWEST) * each) / 0.9
 
         few = min(rounds, 2)  # in the second round, clients have something from others
-        parts = [(max(few, math.ceil(rounds / part)), epochs) for part in (1, 2, 4)]
-        parts += [(part, min(epochs, 1)) for part in (parts[-1][0], few)]
+        quarter = max(few, math.ceil(rounds / 4))
+        parts = [(number, epochs) for number in range(rounds, quarter - 1, -1)]
+        parts += [(number, min(epochs, 1)) for number in range(quarter, few - 1, -1)]
         enough = next((part for part in parts if needed(*part) <= budget), None)
         if problem or not enough:
             most, least = (math.ceil(needed(*part) / 60) for part in (parts[0], parts[-1]))
@@ -346,7 +348,10 @@ class _Search:
         words = _training(rounds, tried.local_epochs)
         self.execute.tell(f"comparing the best methods on test examples, {words} per run: {', '.join(best[:fit])}")
         runs, failed = list[PlannedRun](), dict[str, str]()
-        for number, seed in enumerate(seeds):
+        # Time that is left is for as many further seeds, whatever the results are.
+        for number, seed in enumerate([*seeds, *range(max(seeds) + 1, max(seeds) + 1 + len(seeds))]):
+            if number >= len(seeds) and time.monotonic() >= self.execute.deadline:
+                break
             planned = [self.plan(name, seed) for name in best[:fit]]
             problems = self.run(planned, self.latest if number < FEWEST else self.execute.deadline)
             if LATE in problems.values() and runs:
@@ -412,12 +417,10 @@ def _seconds(run: PlannedRun) -> float:
 def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bool) -> str:
     found = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
     if federated is None:
-        return f"Nothing beats training alone here, since no federated method has a result: {found}."
+        return f"No federated method was compared, so it is open whether one beats training alone: {found}."
     said, difference = "Nothing clearly beats training alone here", federated.difference(alone, SCORE)
     if difference is None:
-        return (
-            f"Nothing beats training alone: {federated.variant} and {alone.variant} have no scores of the same clients."
-        )
+        return f"There is no verdict, since {federated.variant} and {alone.variant} have no scores of the same clients."
     if beats:
         said = f"{federated.variant} beats training alone"
     elif difference.low is None:

@@ -26,6 +26,7 @@ from fedhet.methods import registry
 from fedhet.methods.keys import default_of
 from fedhet.results.history import read_run
 from fedhet.results.report import complete_report
+from fedhet.results.terminal import format_seconds
 from fedhet.server.run import numbered
 from fedhet.setup import client_setup
 from fedhet.setup.user_functions import UserFunctions
@@ -156,6 +157,8 @@ class Execution:
         jobs = (self._job(run) for run in runs if run.name not in ended)
         by_name = {run.name: run for run in runs}
         failed: dict[str, str] = {}
+        began = time.monotonic()
+        earlier = len(ended)
         columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as bar:
             task = bar.add_task("runs", total=len(runs), completed=len(ended))
@@ -167,7 +170,9 @@ class Execution:
                     before = next((other for other, why in failed.items() if why == reason), None)
                     outcome = f"failed as {before} did" if before else reason
                     failed[name] = reason
-                self.tell(f"[{len(ended)}/{len(runs)}] {name}: {outcome}")
+                left = (time.monotonic() - began) / (len(ended) - earlier) * (len(runs) - len(ended))
+                more = f", about {format_seconds(left)} left" if left else ""
+                self.tell(f"[{len(ended)}/{len(runs)}] {name}: {outcome}{more}")
         return failed
 
     def tell(self, words: str) -> None:

@@ -115,25 +115,10 @@ def tune(
     Returns a result for each method. `shared` has the comparison's settings and `reported` its seeds, which tuning must
     not use. Raises a ConfigError if settings cannot be tuned, and a FedhetError if no configuration completed.
     """
-    check_tuning(tuning, shared, reported)
-    grids = {variant: _grid(tuning, shared, variant) for variant in shared.own}
-    largest = max(len(grid) for grid, _ in grids.values())
-    number = min(tuning.runs or largest, largest)
-    varied = {key for grid, _ in grids.values() for key in grid[0]}
-    if vain := [why for _, idle in grids.values() for key, why in idle.items() if key not in varied]:
-        raise ConfigError("\n".join(distinct(vain)))
-    searches, trials = list[Search](), list[tuple[Trial, int, PlannedRun]]()
-    for variant, (grid, idle) in grids.items():
-        order = numpy_generator(tuning.seeds[0], "tuning", variant).permutation(len(grid))[:number]
-        tried = [Trial(choice) for choice in _filled([grid[index] for index in sorted(order)], number)]
-        searches.append(Search(variant, len(grid), tried, idle))
-        for each, seed in itertools.product(tried, tuning.seeds):
-            trials.append((each, seed, trial_run(shared, out / "tuning", variant, each.choice, seed)))
+    searches, trials = planned_trials(tuning, shared, reported=reported, out=out)
     numbers = ", ".join(f"{len(each.tried)} for {each.variant}" for each in searches)
     execute.tell(f"tuning with seeds {', '.join(map(str, tuning.seeds))}; configurations to try: {numbers}")
-    runs = [run for _, _, run in trials]
-    check(runs, shared.functions)
-    failed = execute(runs)
+    failed = execute([run for _, _, run in trials])
     for (_, seed), group in grouped(((run.variant, seed), (each, run)) for each, seed, run in trials).items():
         with showing(out / "tuning"):
             files = {run.name: read_run(run.folder) for _, run in group if run.name not in failed}
@@ -151,6 +136,28 @@ def tune(
     for search in searches:
         execute.tell(f"chosen for {search.text}" if search.best else search.text)
     return searches
+
+
+def planned_trials(
+    tuning: Tuning, shared: SharedSettings, *, reported: Sequence[int], out: Path
+) -> tuple[list[Search], list[tuple[Trial, int, PlannedRun]]]:
+    """Return a search for each method, and all trial runs with their trials and seeds; see `tune`."""
+    check_tuning(tuning, shared, reported)
+    grids = {variant: _grid(tuning, shared, variant) for variant in shared.own}
+    largest = max(len(grid) for grid, _ in grids.values())
+    number = min(tuning.runs or largest, largest)
+    varied = {key for grid, _ in grids.values() for key in grid[0]}
+    if vain := [why for _, idle in grids.values() for key, why in idle.items() if key not in varied]:
+        raise ConfigError("\n".join(distinct(vain)))
+    searches, trials = list[Search](), list[tuple[Trial, int, PlannedRun]]()
+    for variant, (grid, idle) in grids.items():
+        order = numpy_generator(tuning.seeds[0], "tuning", variant).permutation(len(grid))[:number]
+        tried = [Trial(choice) for choice in _filled([grid[index] for index in sorted(order)], number)]
+        searches.append(Search(variant, len(grid), tried, idle))
+        for each, seed in itertools.product(tried, tuning.seeds):
+            trials.append((each, seed, trial_run(shared, out / "tuning", variant, each.choice, seed)))
+    check([run for _, _, run in trials], shared.functions)
+    return searches, trials
 
 
 def trial_run(

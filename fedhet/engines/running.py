@@ -308,8 +308,10 @@ def shake_hands(
     public: PublicDataset | None,
     node_config: Mapping[str, str] = MappingProxyType({}),
     begun: Path | None = None,
+    *,
+    train: bool = False,
 ) -> Any:
-    """Return the method's strategy after a handshake with simulated clients, before any round is run.
+    """Return the method's strategy after a handshake with simulated clients and, if `train`, after a round.
 
     `functions` are the user's model and data, `public` is the public dataset, `node_config` is added to node configs.
     With a run directory `begun`, all continue from its state. Raises a `FedhetError` if no client can take part.
@@ -321,4 +323,8 @@ def shake_hands(
             strategy.state = strategy.state_class.load(path)
         app = make_client_app(**functions.arguments)
         strategy.handshake(LocalGrid(app, config.clients, node_config=node_config))
+        refused = strategy.run.round.failures
+        if train and strategy.config.rounds:
+            strategy.run_round(1)
+            strategy.run.round.failures[:0] = refused
         return strategy

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
 
 import stand_in
 
+from fedhet import comparing
 from fedhet.comparing import compare
 from fedhet.engines import running
 from fedhet.errors import FedhetError
@@ -43,6 +44,7 @@ class Comparison:
         try:
             with pytest.MonkeyPatch.context() as patched:
                 patched.setattr(running, "run", run)
+                patched.setattr(comparing, "announce", lambda *_: None)  # whose handshakes take seconds
                 options = {"out": self.folder, "jobs": 4, "console": console, **options}
                 settings = settings if "fedhenn" in methods else {**settings, "fedhenn.eta0": ""}
                 self.done = compare(methods, {"preset": "", **settings}, seeds=seeds, **options)

@@ -1,11 +1,15 @@
+import io
 import re
 import shutil
 import statistics
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from stand_in import ALL, SETTINGS
+from torch import nn
 
+from fedhet.comparing import Tuning, compare
 from fedhet.config import configuration
 from fedhet.errors import ConfigError, FedhetError
 
@@ -124,3 +128,25 @@ def test_data_may_move(comparison, stand_ins, tmp_path):
     shutil.copytree(stand_ins, moved := tmp_path / "moved")
     assert "1 of 2 runs were completed" in comparison.go(methods=("local",), settings=settings | {"data": str(moved)})
     assert configuration.read(comparison.folder / "local-seed1" / "config.toml")["data"] == str(moved)
+
+
+def unlike_networks(client):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8 + client.partition_id), nn.Linear(8 + client.partition_id, 10))
+
+
+def test_the_plan_is_printed_before_the_first_tuning_run(tmp_path):
+    console = Console(file=io.StringIO(), width=200, soft_wrap=True)
+    settings = {"clients": 2, "rounds": 1, "public-samples": 0, "report": False, "architectures": "cnn"}
+    tuning = Tuning({"learning-rate": [0.05, 0.1]}, seeds=(9,))
+    compare(["local", "fedavg"], settings, seeds=[0], tuning=tuning, out=tmp_path / "a", jobs=2, console=console)
+    printed = console.file.getvalue()
+    assert "plan: 4 runs for tuning and 2 runs to report, 2 at a time: about" in printed
+    assert printed.index("fedavg serves all 2 clients") < printed.index("plan: ") < printed.index("[1/4]")
+    assert re.search(r"\[1/4\] .*: completed, about .* left", printed)
+
+
+def test_a_method_that_cannot_serve_is_named_before_any_run(tmp_path):
+    settings = {"clients": 2, "rounds": 1}
+    with pytest.raises(ConfigError, match="fedavg cannot train these clients: (.|\n)*leave it out"):
+        compare(["local", "fedavg"], settings, seeds=[0], model=unlike_networks, out=tmp_path / "none")
+    assert not [*tmp_path.rglob("config.toml")]

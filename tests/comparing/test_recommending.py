@@ -139,7 +139,7 @@ def test_no_federated_method_has_a_result(made, found):
     with pytest.MonkeyPatch.context() as patched:
         alone = {name: found[0][name] for name in CONTROLS}, {}
         patched.setattr(recommending, "ask", lambda *_, **__: alone)
-        assert "since no federated method has a result: alone, the best is" in made.go().verdict
+        assert "so it is open whether one beats training alone: alone, the best is" in made.go().verdict
 
 
 def test_a_budget_that_is_too_short(made):
