@@ -67,6 +67,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fedma": {"rounds": 0},
     "flha-ghn": {"flha-ghn.head": "tiled"},
     "inclusivefl": {"inclusivefl.depths": "2,1", "inclusivefl.blocks": "4"},
+    "scalefl": {"scalefl.depths": "2,1", "scalefl.widths": "1,0.7"},
 }
 """Settings that methods need for the networks of `refused`."""
 

@@ -849,3 +849,24 @@ class PerFCL(FederatedStrategy[Any, Any]):
         observers: Sequence[Observer] = (),
         **settings: Unpack[PerFCLKeys],
     ) -> None: ...
+
+class ScaleFLKeys(Keys, total=False):
+    depths: str
+    """numbers of blocks, assigned as `assign` says; a node may set its own as depth"""
+    blocks: str
+    """names of the modules that end blocks, separated by commas; empty: found by spatial size"""
+    widths: str
+    """fraction of each hidden layer's units for each of `depths`; 1 for the largest"""
+    gamma: float
+    """weight of the distillation from the last exit to the others"""
+
+class ScaleFL(FederatedStrategy[Any, Any]):
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        public: PublicDataset | Tensor | None = None,
+        model: Any = None,
+        observers: Sequence[Observer] = (),
+        **settings: Unpack[ScaleFLKeys],
+    ) -> None: ...

@@ -177,4 +177,8 @@ def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()
 
 def channel_means(values: Tensor, axis: int = 1) -> Tensor:
     """Return the means (n, d) of values (n, ...) over all positions; `axis` is the axis of the d features."""
-    return values.movedim(axis, 1).flatten(2).mean(2) if values.ndim > 2 else values.clone()
+    if values.ndim <= 2:
+        return values.clone()
+    others = [other for other in range(1, values.ndim) if other != axis]
+    # Units are tracked through `permute`, unlike `movedim`.
+    return values.permute(0, axis, *others).flatten(2).mean(2)
