@@ -83,7 +83,7 @@ class Mean(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         batches = [in_precision(inputs, precision(member)) for member in self.members]
         outputs = torch.stack([member(batch) for member, batch in zip(self.members, batches, strict=True)])
-        if self.task == "regression":
+        if self.task in ("regression", "survival"):
             return outputs.mean(0)
         classes = 2 if self.task == "segmentation" else -1  # the axis of classes, after those of members and examples
         if self.task == "multi-label" or outputs.ndim == 2 or outputs.shape[classes] == 1:

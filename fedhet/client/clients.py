@@ -291,6 +291,11 @@ def _privacy(
                 f"this node trains with differential privacy (dp-noise), but {layer} ({module._get_name()}) normalises "
                 "over the examples of a batch: use GroupNorm instead"
             )
+    if task.outputs.joint:
+        raise Refused(
+            "this node trains with differential privacy (dp-noise), which needs a loss of each example by itself, and "
+            f"the loss of a {task.name} task has none: choose another task"
+        )
     if not task.plain:
         raise Refused(
             "this node trains with differential privacy (dp-noise), which supports neither class weights nor your "

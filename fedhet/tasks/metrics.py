@@ -214,6 +214,27 @@ def _perplexity(count: int, losses: Columns) -> Metric:
     return _means((torch.stack(losses).sum() / count).exp()[None], count)
 
 
+# ---- survival
+
+
+def _concordance(count: int, risks: Columns, labels: Columns) -> Metric:
+    """Return Harrell's concordance index: the fraction of comparable pairs whose higher risk has the event first.
+
+    A pair is comparable if its earlier time is that of an event; of equal times, if only one is. Equal risks count
+    half.
+    """
+    scores = torch.cat(risks).double().flatten()
+    times, events = torch.cat(labels).double().unbind(1)
+    events = events > 0
+    won, pairs = 0.0, 0
+    for row in events.nonzero().flatten():
+        later = (times > times[row]) | ((times == times[row]) & ~events)
+        won += float((scores[row] > scores[later]).sum() + (scores[row] == scores[later]).sum() / 2)
+        pairs += int(later.sum())
+    weight = float(count) if pairs else 0.0
+    return Metric((won / pairs if pairs else math.nan,), (weight,), (int(events.sum()),))
+
+
 ACCURACY = Measure(_hits, _fraction)
 BALANCED_ACCURACY = Measure(_table, _recalls, by_class=True, table=True)
 MACRO_F1 = Measure(_table, _f1, by_class=True, table=True, heaviest=2.0)
@@ -222,6 +243,7 @@ LABEL_F1 = Measure(_signs, _f1, by_class=True, heaviest=2.0, table=True)
 IOU = Measure(_table, _iou, by_class=True, table=True)
 AUC = Measure(_class_scores, _ranked(_auc, pairs=False), by_class=True)
 AVERAGE_PRECISION = Measure(_class_scores, _ranked(_average_precision, pairs=False), by_class=True)
+CONCORDANCE = Measure(_entries, _concordance)
 LABEL_AUC = Measure(_entries, _ranked(_auc, pairs=True), by_class=True, pairs=True)
 LABEL_AVERAGE_PRECISION = Measure(_entries, _ranked(_average_precision, pairs=True), by_class=True, pairs=True)
 R2 = Measure(_squares, _r2, by_class=True, limits=(-LARGEST, 1.0))

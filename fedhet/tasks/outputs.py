@@ -26,6 +26,7 @@ class Outputs:
         metrics: the task's metrics by name; the first is the default.
         places: what has a prediction: each example (`one`), each of its `tokens`, or each of its `pixels`.
         meaning: what outputs are: scores of exclusive `classes`, multi-label scores (`labels`), or `numbers`.
+        joint: whether the loss of examples depends on the others of their batch.
     """
 
     name: ClassVar[str] = "classification"
@@ -37,6 +38,7 @@ class Outputs:
     }
     places: ClassVar[Literal["one", "tokens", "pixels"]] = "one"
     meaning: ClassVar[Literal["classes", "labels", "numbers"]] = "classes"
+    joint: ClassVar[bool] = False
 
     def scores(self, outputs: Tensor) -> Tensor:
         """Return outputs as (n, ..., k), with scores of k classes, k scores of multi-label tasks, or k numbers."""
@@ -305,9 +307,68 @@ class Regression(Vectors):
         )
 
 
+class Survival(Outputs):
+    """Survival analysis: a log hazard (n, 1) or (n,), labels (n, 2) of time and event (1, or 0 if censored).
+
+    The loss is the negative log partial likelihood of Cox's model (1972) with Efron's correction for ties (1977),
+    divided by the number of events. Its risk sets are of the mini-batch in training, and of all test examples in an
+    evaluation.
+    """
+
+    name = "survival"
+    metrics: ClassVar[Mapping[str, Measure]] = {"concordance": metrics.CONCORDANCE}
+    meaning = "numbers"
+    joint = True
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        return outputs.reshape(len(outputs), -1)
+
+    def labels(self, labels: Tensor) -> Tensor:
+        return labels if labels.is_floating_point() else labels.double()
+
+    def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return self.scores(outputs), labels
+
+    def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        order = labels[:, 0].argsort(descending=True, stable=True)
+        times, events = labels[order].double().unbind(1)
+        risks = outputs.reshape(-1)[order].double()
+        if not bool(events.any()):
+            return 0 * outputs.sum()
+        # sum_i [r_i - log(sum_{j at risk} e^{r_j} - (k_i / d_i) sum_{j tied} e^{r_j})] over events i, where i is the
+        # k_i-th (from 0) of d_i tied events.
+        _, group, counts = times.unique_consecutive(return_inverse=True, return_counts=True)
+        hazards = (risks - risks.max()).exp()
+        at_risk = hazards.cumsum(0)[counts.cumsum(0) - 1]
+        tied = torch.zeros_like(at_risk).index_add(0, group, hazards * events)
+        number = torch.zeros_like(at_risk).index_add(0, group, events)
+        rank = events.cumsum(0) - 1 - (number.cumsum(0) - number)[group]
+        left = at_risk[group] - rank / number[group].clamp(min=1) * tied[group]
+        chosen = events > 0
+        likelihood = (risks - risks.max())[chosen] - left[chosen].clamp(min=1e-300).log()
+        return -(likelihood.sum() / events.sum()).to(outputs.dtype)
+
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        return self.loss(outputs.detach(), labels) * len(labels), len(labels)
+
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        if outputs[0].numel() != 1:
+            return f"a survival task has one output, the log hazard, but its outputs are {_sizes(outputs)}"
+        if (
+            labels.ndim != 2
+            or labels.shape[1] != 2
+            or not zeros_and_ones(labels[:, 1])
+            or bool((labels[:, 0] < 0).any())
+        ):
+            return (
+                f"a survival task needs labels (n, 2) of time and event (0 or 1), but its labels are {_sizes(labels)}"
+            )
+        return ""
+
+
 OUTPUTS: dict[str, Outputs] = {
     kind.name: kind()
-    for kind in (Outputs, Binary, MultiLabel, NextCharacter, TokenClassification, Segmentation, Regression)
+    for kind in (Outputs, Binary, MultiLabel, NextCharacter, TokenClassification, Segmentation, Regression, Survival)
 }
 """Kinds of outputs by the name of their task."""
 

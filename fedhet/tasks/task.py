@@ -74,6 +74,10 @@ class Score:
     @property
     def loss(self) -> float:
         """Mean loss, or nan if there are no predictions."""
+        if self.task.outputs.joint and self.task.own_loss is None:
+            # The metric's tensors are the outputs and labels of all batches.
+            outputs, labels = map(torch.cat, zip(*(batch[self.task.metric] for batch in self.batches), strict=True))
+            return self.task.outputs.loss(outputs, labels).item()
         return self.loss_sum.item() / self.weight if self.weight else math.nan
 
     @property
@@ -102,8 +106,8 @@ class Task:
     Evaluations report this loss; if it is a module, in evaluation mode. Raises a ConfigError for unusable arguments.
 
     Args:
-        name: `classification`, `binary`, `multi-label`, `next-character`, `token-classification`, `segmentation` or
-            `regression`; by default it is inferred from labels and outputs.
+        name: `classification`, `binary`, `multi-label`, `next-character`, `token-classification`, `segmentation`,
+            `regression` or `survival`; by default it is inferred from labels and outputs, except for `survival`.
         class_weights: weight of each class in the loss, as in `torch.nn.CrossEntropyLoss`; for `multi-label` the weight
             of positive labels, as `pos_weight` of `torch.nn.BCEWithLogitsLoss`.
         loss: replaces the task's loss: a function of outputs and labels, or a module without parameters, that returns
@@ -138,8 +142,8 @@ class Task:
             self.weights = torch.tensor(self.class_weights, dtype=torch.float64)
         if loss is not None and not callable(loss):
             raise ConfigError(f"loss must be a function of outputs and labels, not a {type(loss).__name__}")
-        if self.class_weights and (loss is not None or name == "regression"):
-            why = "a loss of your own has its own weights" if loss is not None else "a regression has no classes"
+        if self.class_weights and (loss is not None or name in ("regression", "survival")):
+            why = "a loss of your own has its own weights" if loss is not None else f"a {name} has no classes"
             raise ConfigError(f"class_weights cannot be used, since {why}: leave them out")
 
     def __str__(self) -> str:

@@ -82,6 +82,8 @@ def _kind_of(model: nn.Module, examples: Examples, task: Task) -> tuple[Any, ...
     inputs, labels = examples.inputs, examples.labels
     if type(inputs) is not Tensor or not len(inputs) or not task.plain or task.outputs.places != "one":
         return None
+    if task.outputs.joint:
+        return None
     shapes = (array.shape for array in arrays_of(model))
     return type(model), *shapes, inputs.shape[1:], inputs.dtype, labels.shape[1:], labels.dtype
 
