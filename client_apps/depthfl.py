@@ -27,7 +27,7 @@ class DepthFL(ByDepth[Keys]):
         names = [f"{EXITS}.{number}" for number in range(model.depth - 1)]
         others = {name: Output(model, name) for name in names}
         left = 1 - min(self.client.request.round - 1, keys.ramp_up) / keys.ramp_up if keys.ramp_up else 0.0
-        return (Term(exits, captures=others, weight=math.exp(-5 * left**2)),) if others else ()
+        return (Term(exits, captures=others, weighted=True, weight=math.exp(-5 * left**2)),) if others else ()
 
 
 def exits(step: Step, weight: float) -> Tensor:

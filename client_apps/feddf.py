@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedhet.messages import Payload
 from fedhet.strategies.feddf import Keys
-from fedhet.training import Phase, Step, soft_divergence
+from fedhet.training import Phase, Step
 
 from .families.scores import Scores
 
@@ -14,8 +14,7 @@ from .families.scores import Scores
 class FedDF(Scores[Keys]):
     @staticmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:
-        many_labels = step.task.outputs.meaning == "labels"
-        return soft_divergence(outputs, step.labels.to(outputs.dtype), 1.0, many_labels=many_labels)
+        return step.divergence(outputs, step.labels.to(outputs.dtype))
 
     def handshake(self, payload: Payload) -> Payload:
         self.client.check_scores("from whose mean the server learns")

@@ -34,9 +34,9 @@ class FedGen(SameWidth[Keys]):
             with torch.no_grad():
                 return {"inputs": generator(noise), "labels": noise[:, -1].long()}
 
-        return (Term(generated, draw=drawn, head=head, weight=weight),)
+        return (Term(generated, draw=drawn, weighted=True, head=head, weight=weight),)
 
 
 def generated(step: Step, inputs: Tensor, labels: Tensor, head: nn.Linear, weight: float) -> Tensor:
     """Return `weight` times the loss of `head` by `step.task`, for generated representations (m, d) and labels (m,)."""
-    return weight * step.task.loss(F.linear(inputs, head.weight, head.bias), labels)
+    return weight * step.loss(F.linear(inputs, head.weight, head.bias), labels)

@@ -90,7 +90,7 @@ class FedMRL(Projected[Keys]):
         return pair
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        return (Term(nested, captures=self.captures),)
+        return (Term(nested, captures=self.captures, weighted=True),)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
         return self.pair.eval()

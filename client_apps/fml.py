@@ -17,7 +17,7 @@ class FML(Mutual[Keys]):
         return [replace(phase, task_weight=self.options.alpha) for phase in super().phases(payload)]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        return (Term(mutual, captures=self.captures, alpha=self.options.alpha, beta=self.options.beta),)
+        return (Term(mutual, captures=self.captures, weighted=True, alpha=self.options.alpha, beta=self.options.beta),)
 
 
 def mutual(step: Step, alpha: float, beta: float) -> Tensor:

@@ -60,7 +60,7 @@ class HeteroFL(ClientSide[Keys]):
         phases = super().phases(payload)
         if self.absent is None:
             return phases
-        masked = Term(masked_loss, absent=self.absent)
+        masked = Term(masked_loss, weighted=True, absent=self.absent)
         return [replace(phase, task_weight=0.0, terms=(masked, *phase.terms)) for phase in phases]
 
     def end(self, payload: Payload) -> Payload:

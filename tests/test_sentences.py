@@ -243,10 +243,6 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: run(data=varied(augment=lambda inputs: None)),
         "client 0: the augment function returned no tensor for a batch of torch.float32",
     ),
-    "batches of own models": (
-        lambda: run(**{"client-batching": "auto"}),
-        "client-batching has no effect with models of your own: leave it out",
-    ),
     "no statistics": (lambda: run(**{"batch-norm": "local"}), "batch-norm has no effect: no client's network has"),
     "common test sets": (
         lambda: run(data=varied(common=lambda client: data(client)[1]), **{"test-on": "global"}),

@@ -65,7 +65,7 @@ class Scores(ClientSide[Q]):
         numbers = client.task.outputs.meaning == "numbers"
         client.check_size("scores", scores, lambda: labels if numbers else client.scores(rows[:BATCH], "logits"))
         examples = Examples(rows, scores)
-        terms = (Term(match, distance=self.distance),)
+        terms = (Term(match, weighted=True, distance=self.distance),)
         optimisation = client.optimisation()
         return [Phase(epochs, optimisation, examples=examples, public=True, terms=terms, task_weight=0.0)]
 

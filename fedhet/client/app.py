@@ -1,15 +1,19 @@
 """The Flower ClientApp that serves every method: it answers each message with a reply or a refusal."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedhet.algorithms.matching import groups_to_json
 from fedhet.client import audit, work
+from fedhet.client.client import Client
 from fedhet.client.clients import Clients
 from fedhet.client.description import describe
 from fedhet.client.job import Group, Job
@@ -33,13 +37,15 @@ from fedhet.models.copies import kinds_of
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Task, as_task
-from fedhet.training import BATCH, Backend, attempt
+from fedhet.training import BATCH, Backend, attempt, multiply_adds
 from fedhet.utils.files import private_files, state_folder
 from fedhet.utils.machine import cluster_machine, in_ray
 from fedhet.utils.machine import describe as describe_device
 from fedhet.utils.process import standard_settings
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log, log_once, traceback_in_file
+
+SMALL = 20_000_000  # largest number of multiply-adds in a training step for which batches are faster on a CPU
 
 Answer = Callable[[Group], None]
 """A handler of messages: a function that does the work of a group of clients, and sets the `reply` of their jobs."""
@@ -95,7 +101,8 @@ class _Exchange:
 
     Attributes:
         contexts: context managers that end with the reply.
-        policy, home: the node's policy, and the folder with its audit file.
+        policy: the node's policy.
+        state_dir: the folder of the client's state, as it is configured.
         asked, entry: what the message asks, for the node's log and for its audit file.
         job: the client's job, or the exception that prevented it.
         number: identifies the message in the node's privacy account.
@@ -112,9 +119,14 @@ class _Exchange:
 
     def __post_init__(self) -> None:
         self.name = name_of(self.context)
-        self.home = state_folder(str(self.context.node_config.get("state-dir", "")), "")
+        self.state_dir = str(self.context.node_config.get("state-dir", ""))
         self.asked = self.message.metadata.message_type
         self.entry = {"client": self.name, "asked": self.asked, "run": ""}
+
+    @property
+    def home(self) -> Path:
+        """The folder with the node's audit file."""
+        return state_folder(self.state_dir, "")
 
 
 class Answers:
@@ -185,7 +197,7 @@ class Answers:
         exchange.policy = policy
         exchange.entry |= {"asked": asked, "run": request.run}
         exchange.asked = f"{asked} ({info.config.method_name}, {run}round {request.round})"
-        exchange.home = state_folder(info.config.state_dir, "")
+        exchange.state_dir = info.config.state_dir
         images = cache_folder() if machine else None
         if policy.deployed:
             images = exchange.home / CACHE
@@ -227,7 +239,7 @@ class Answers:
             return self._refusal(exchange, raised)
 
     def _record(self, exchange: _Exchange) -> tuple[Job, RecordDict, dict[str, int]]:
-        """Return a job, the content of its reply, and bytes by kind of value; raise the error that ended the work."""
+        """Return a job, the content of its reply, and a deployed node's bytes by kind; raise the error of the work."""
         job = exchange.job
         if not isinstance(job, Job):
             raise job
@@ -240,7 +252,7 @@ class Answers:
         filled(record, {name: records for name, records in job.records.items() if name not in record})
         if job.account:
             job.account.answer(exchange.number, to_bytes(record))
-        return job, record, job.policy.account(reply, job.side)
+        return job, record, job.policy.account(reply, job.side) if job.policy.deployed else {}
 
     def _refusal(self, exchange: _Exchange, raised: Exception) -> Message:
         """Return the message that says why a client failed; raise what only Flower can report."""
@@ -364,6 +376,7 @@ class Answers:
         report.noise = self._noise
         report.wrapped = self._backend is not None
         report.groups = groups_to_json(client.part.groups) if client.part else ""
+        report.alike = "" if job.policy.deployed or self._backend else _alike(client)
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
             report.public = public.digest
@@ -378,6 +391,22 @@ def _for_models(mod: Any) -> Any:
         return mod(message, context, lambda *_: reply) if reply.has_content() and reply.content.array_records else reply
 
     return applied
+
+
+def _alike(client: Client) -> str:
+    """Return a text that is equal for clients whose networks may be trained as one batch; "" if it pays for none.
+
+    On a CPU, batches of networks are slower if a training step needs more than `SMALL` multiply-adds.
+    """
+    chosen = client.config.client_batching
+    if chosen == "off" or type(client.data.train.inputs) is not Tensor:
+        return ""
+    if chosen == "auto" and client.device.type == "cpu":
+        work = multiply_adds(client.model, client.transform(client.data.train.inputs[:2]))
+        if work * min(client.optimisation().batch_size, len(client.data.train)) > SMALL:
+            return ""
+    shapes = [tuple(tensor.shape) for tensor in client.tensors.values()]
+    return hashlib.blake2b(f"{type(client.model)} {shapes}".encode(), digest_size=8).hexdigest()
 
 
 def _own_public_dataset(job: Job) -> PublicDataset | None:

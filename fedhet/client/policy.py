@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,7 @@ def limiting_keys(node_config: Mapping[str, Any]) -> list[str]:
     return [key for key in node_config if key in POLICY_KEYS or misspelt(key)]
 
 
+@lru_cache(1000)
 def misspelt(key: str) -> str:
     """Return the key of a node config that `key` resembles; "" if it is one, or is for the user's own functions."""
     plain = key.lower().replace("_", "-")

@@ -289,7 +289,8 @@ def _training(job: Job, phases: Sequence[Phase], number: int) -> Training:
         seed=derive_seed(dropout, number) if number else dropout,
         before=client.trained,
         privacy=None if phase.public else client.privacy,
-        alone=bool(augmented) or any(other.continues for other in phases),
+        alone=phase.augment is not None or any(other.continues for other in phases),
+        augments=bool(augmented),
     )
 
 

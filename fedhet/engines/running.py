@@ -12,10 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from fedhet import models
 from fedhet.client.app import make_client_app
 from fedhet.config import configuration
 from fedhet.data import PublicDataset
@@ -40,13 +36,11 @@ from fedhet.utils import text
 from fedhet.utils.files import check_place, expanded
 from fedhet.utils.machine import cores, device_of, room_on
 from fedhet.utils.process import alone, one_at_a_time, standard_settings
-from fedhet.utils.randomness import seeded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BATCH = 10  # largest number of clients that are trained as one batch with `client-batching = auto`
-MOST = 20_000_000  # largest number of multiply-adds in a training step for which batches of clients are faster on a CPU
+BATCH = 20  # largest number of clients that are trained as one batch with `client-batching = auto`
 
 
 @dataclass(frozen=True)
@@ -236,15 +230,14 @@ def run_locally(
         config = config.replace(state_dir=str(folder / "state"))
     app = app or make_client_app(**functions.arguments)
     device = device_of(config.device)
-    architectures, batch_size = _batches(config, device)
     workers, process = config.workers or (1 if device.type == "mps" else cores()), multiprocessing.current_process()
     if process.daemon or process.name == RUN:  # each of several runs has one core
         workers = 1
     grid = WorkerGrid(
         app,
         config.clients,
-        architectures=architectures,
-        batch_size=batch_size,
+        batch_size=_batch_size(config),
+        least_batches=2 if config.client_batching == "auto" else 1,
         workers=workers,
         timeout=config.timeout,
         datasets=(config.dataset,) if functions.data is None else (),
@@ -268,38 +261,14 @@ def run_locally(
         )
 
 
-def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
-    """Return the architecture of each client, and the largest number of clients to train as one batch on `device`.
-
-    The architecture is "" for a client that is not batched; the list is empty if `client-batching` is off.
-    """
+def _batch_size(config: Config) -> int:
+    """Return the largest number of clients to train as one batch; raise a ConfigError if the key is no such number."""
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
         raise ConfigError(
             f"client-batching must be off, auto (up to {BATCH} clients) or a number of at least 2, not {chosen!r}"
         )
-    if chosen == "off":
-        return (), 1
-    names: Sequence[str] = client_setup.architectures(config, config.clients)
-    if chosen != "auto":
-        return names, int(chosen)
-    if device.type == "cpu":
-        dataset = client_setup.dataset_of(config)
-        example = dataset.transform(dataset.train.inputs[:1])
-        with seeded(0, "batches"):  # else the caller's random numbers would be other ones afterwards
-            built = {name: models.build(name, dataset.input_shape, dataset.classes).eval() for name in {*names}}
-        small = {name for name, model in built.items() if _work(model, example) * config.batch_size <= MOST}
-        names = [name if name in small else "" for name in names]
-    return names, BATCH
-
-
-def _work(model: nn.Module, inputs: Tensor) -> float:
-    """Return the number of multiply-adds of a forward pass of `model` on a batch of `inputs`."""
-    from torch.utils.flop_counter import FlopCounterMode  # imported here, because the import is slow
-
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(inputs)
-    return counter.get_total_flops() / 2
+    return {"off": 1, "auto": BATCH}.get(chosen) or int(chosen)
 
 
 def shake_hands(

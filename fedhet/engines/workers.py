@@ -48,14 +48,14 @@ class WorkerGrid(LocalGrid):
         client_app: ClientApp,
         clients: int,
         *,
-        architectures: Sequence[str] = (),
         batch_size: int = 1,
+        least_batches: int = 1,
         workers: int,
         timeout: float,
         datasets: Collection[str] = (),
         room: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__(client_app, clients, architectures=architectures, batch_size=batch_size)
+        super().__init__(client_app, clients, batch_size=batch_size, least_batches=least_batches)
         self._number, self._timeout, self._room, self._datasets = workers, timeout, room, datasets
         self._folder = ExitStack()  # is removed at the end
         self._threads: list[Thread] = []  # one for each worker

@@ -27,9 +27,10 @@ ANSWER_ALL = "answer_all"
 class LocalGrid(Grid):
     """A Flower Grid that answers messages by calling a ClientApp in this process.
 
-    The config of each of the `clients` nodes has a partition id and the entries of `node_config`. With `architectures`,
-    a name for each node, up to `batch_size` messages to nodes of the same name are handled in one call, which can train
-    their networks together; messages to nodes with an empty name are handled one by one.
+    The config of each of the `clients` nodes has a partition id and the entries of `node_config`. Up to `batch_size`
+    messages are handled in one call, which can train networks together, if they are to nodes that reported the same
+    kind of network in their handshakes (`Report.alike`); messages to nodes without one are handled one by one. Eight
+    or more messages to nodes of one kind make at least `least_batches`, which as many processes can handle at a time.
     """
 
     def __init__(
@@ -38,11 +39,14 @@ class LocalGrid(Grid):
         clients: int,
         node_config: Mapping[str, str] | None = None,
         *,
-        architectures: Sequence[str] = (),
         batch_size: int = 1,
+        least_batches: int = 1,
     ) -> None:
         be_server()
-        self._client_app, self._architectures, self._batch_size = client_app, architectures, batch_size
+        self._client_app = client_app
+        self._batch_size = batch_size
+        self._least_batches = least_batches
+        self._alike: dict[int, str] = {}  # the kind of network of each node
         self._contexts = {
             FIRST_NODE + index: Context(
                 run_id=RUN_ID,
@@ -84,12 +88,12 @@ class LocalGrid(Grid):
             # Each client gets records of its own; the bytes of arrays, which are read-only, are not copied.
             own = {k: filled(ArrayRecord(), r) if isinstance(r, ArrayRecord) else r for k, r in message.content.items()}
             message.content = filled(RecordDict(), own)
-            node = message.metadata.dst_node_id - FIRST_NODE
-            architecture = self._architectures[node] if self._architectures else ""
-            groups[message.metadata.message_type, architecture].append(message)
-        for (_, architecture), group in groups.items():
-            worthwhile = architecture and len(group) >= min(4, self._batch_size)
-            number = ceil(len(group) / self._batch_size) if worthwhile else len(group)
+            alike = self._alike.get(message.metadata.dst_node_id, "")
+            groups[message.metadata.message_type, alike].append(message)
+        for (_, alike), group in groups.items():
+            number = ceil(len(group) / self._batch_size) if alike else len(group)
+            if alike and len(groups) == 1 and len(group) >= 8:
+                number = max(number, self._least_batches)
             for batch in (group[first::number] for first in range(number)):
                 self._waiting |= {message.metadata.message_id: batch for message in batch}
         return pushed
@@ -120,6 +124,9 @@ class LocalGrid(Grid):
     def _complete(self, batch: Sequence[Message], replies: Sequence[Message]) -> None:
         for message, reply in zip(batch, replies, strict=True):
             identify(reply, self._ids)
+            report = reply.content.config_records.get("report") if reply.has_content() else None
+            if report is not None and "alike" in report:
+                self._alike[message.metadata.dst_node_id] = str(report["alike"])
             self._done[message.metadata.message_id] = reply
 
 

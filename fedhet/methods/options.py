@@ -199,10 +199,9 @@ class Config:
         needs={"engine": ("ray",)},
     )
     client_batching: str = _place(
-        "off",
+        "auto",
         "clients whose equal networks are trained as one batch: auto, off, or the maximum number",
         needs={"engine": ("local",)},
-        replaced_by=("model",),
     )
     state_dir: str = _place(
         "", "folder for the clients' state; empty: in the run directory, or ~/.fedhet/state", at_node=True, path=True

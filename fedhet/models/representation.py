@@ -53,6 +53,7 @@ class Output:
     """A named module of a network whose output can be captured; raises a ModelError if it does not exist."""
 
     def __init__(self, model: nn.Module, module: str) -> None:
+        self.module = module
         self._module, self._title = _submodule(model, module), f"{module!r} of {model._get_name()}"
 
     @contextmanager

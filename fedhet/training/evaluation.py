@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs, spans
 from fedhet.errors import ModelError
-from fedhet.models.copies import kinds_of
+from fedhet.models.copies import in_evaluation_mode, kinds_of
 from fedhet.models.representation import Capturing, RandomStream, Representation, isolated
 from fedhet.tasks import Score, Task
 from fedhet.utils.randomness import seed_everything, seeded
@@ -160,6 +160,26 @@ def rows_at_once(model: object, inputs: Tensor | LazyInputs, transform: Transfor
         forward(model, transform(inputs[:2]), learns=False, stream=RandomStream(0))
     _measured[model] = max(2, 2 * MEMORY // (3 * max(sizes)))
     return min(BATCH, _measured[model])
+
+
+def multiply_adds(model: nn.Module, inputs: Tensor) -> float:
+    """Return about how many multiply-adds a forward pass of transformed `inputs` (n, ...) needs for one example.
+
+    Counted are products of outputs with the matrices and kernels of the module that computes them.
+    """
+    work: list[float] = []
+
+    def count(module: nn.Module, _args: object, outputs: object) -> None:
+        values = outputs[0] if isinstance(outputs, tuple) else outputs
+        if isinstance(values, Tensor) and not isinstance(module, nn.Embedding):
+            matrices = [array for array in module._parameters.values() if array is not None and array.ndim > 1]
+            work.extend(values.numel() / len(array) * array.numel() for array in matrices)
+
+    with ExitStack() as hooks, in_evaluation_mode(model), seeded(0, "work"):
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_hook(count))
+        forward(model, inputs, learns=False, stream=RandomStream(0))
+    return sum(work) / len(inputs)
 
 
 def reestimate(

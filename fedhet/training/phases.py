@@ -130,18 +130,35 @@ def _bare(method: Callable[..., Any]) -> Callable[..., Any]:
     return inspect.unwrap(method, stop=others)
 
 
-def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many_labels: bool = False) -> Tensor:
+def soft_divergence(
+    outputs: Tensor,
+    wanted: Tensor,
+    temperature: float,
+    *,
+    many_labels: bool = False,
+    mean: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Return the mean KL(softmax(wanted / T) || softmax(outputs / T)) of logits (n, ..., classes) at `temperature` T.
 
     `wanted` are target logits, which are detached. With `many_labels` (multi-label tasks), the divergences are those of
-    sigmoids, averaged over labels. Gradients scale with 1 / T^2, for which the caller must compensate.
+    sigmoids, averaged over labels. Gradients scale with 1 / T^2, for which the caller must compensate. `mean` computes
+    means over the examples of a batch of networks, such as `Step.mean`.
     """
     outputs, wanted = outputs / temperature, wanted.detach() / temperature
-    divergences = partial(F.kl_div, log_target=True, reduction="none")
+    if mean is None:
+        mean = torch.mean
+        divergences: Callable[[Tensor, Tensor], Tensor] = partial(F.kl_div, log_target=True, reduction="none")
+    else:
+        divergences = _divergences
     if not many_labels:
-        return divergences(outputs.log_softmax(-1), wanted.log_softmax(-1)).sum(-1).mean()
-    held, lacked = (divergences(F.logsigmoid(sign * outputs), F.logsigmoid(sign * wanted)).mean() for sign in (1, -1))
+        return mean(divergences(outputs.log_softmax(-1), wanted.log_softmax(-1)).sum(-1))
+    held, lacked = (mean(divergences(F.logsigmoid(sign * outputs), F.logsigmoid(sign * wanted))) for sign in (1, -1))
     return held + lacked
+
+
+def _divergences(outputs: Tensor, wanted: Tensor) -> Tensor:
+    """Return what `F.kl_div` computes, for which `torch.func.vmap` has no rule."""
+    return wanted.exp() * (wanted - outputs)
 
 
 @dataclass(slots=True)
@@ -179,21 +196,29 @@ class Step:
     weights: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """Return the mean of `values` (n,) over the examples of the mini-batch, weighted by `weights`."""
-        return values.mean() if self.weights is None else (values * self.weights).sum()
-
-    def loss(self, outputs: Tensor) -> Tensor:
-        """Return the task's loss of `outputs` (n, ...), converted to `self.outputs.dtype`, for the step's labels."""
-        outputs = outputs.to(self.outputs.dtype)
+        """Return the mean of `values` (n, ...), weighted by the `weights` of the mini-batch's examples."""
         if self.weights is None:
-            return self.task.loss(outputs, self.labels)
-        return self.mean(self.task.outputs.losses(outputs, self.labels))
+            return values.mean()
+        return ((values.flatten(1).mean(1) if values.ndim > 1 else values) * self.weights).sum()
+
+    def loss(self, outputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return the task's loss of `outputs` (n, ...), converted to `self.outputs.dtype`, for n labels.
+
+        By default, these are the step's.
+        """
+        outputs = outputs.to(self.outputs.dtype)
+        labels = self.labels if labels is None else labels
+        if self.weights is None:
+            return self.task.loss(outputs, labels)
+        return self.mean(self.task.outputs.losses(outputs, labels))
 
     def divergence(self, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
         """Return the mean KL divergence of `outputs` (n, ...) from target outputs `wanted`, both at `temperature`."""
         kind = self.task.outputs
         scores, wanted = kind.scores(outputs), kind.scores(wanted)
-        return soft_divergence(scores, wanted, temperature, many_labels=kind.meaning == "labels")
+        many_labels = kind.meaning == "labels"
+        mean = self.mean if self.weights is not None else None
+        return soft_divergence(scores, wanted, temperature, many_labels=many_labels, mean=mean)
 
     def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
         """Return representations (m, d) of m transformed examples `inputs` (m, ...), as part of the autograd graph.
@@ -238,10 +263,21 @@ class Term:
     ) -> None:
         self.function, self.draw, self.captures, self.constants = function, draw, captures or {}, constants
         self.weighted, self.public = weighted, public
+        self._first: tuple[Mapping[str, Any] | None] | None = None
+
+    def drawn(self, number: int, examples: int) -> Mapping[str, Any] | None:
+        """Return what `draw` returns; for the first step, the same each time, since it can be computed twice."""
+        if self.draw is None:
+            return {}
+        if number:
+            return self.draw(number, examples)
+        if self._first is None:
+            self._first = (self.draw(number, examples),)
+        return self._first[0]
 
     def __call__(self, step: Step) -> Value:
         """Return the term's loss (or loss and scalars to record) in a step; None if the step does not have the term."""
-        drawn = self.draw(step.number, len(step.labels)) if self.draw else {}
+        drawn = self.drawn(step.number, len(step.labels))
         return None if drawn is None else self.function(step, **self.constants, **drawn)
 
 

@@ -44,6 +44,7 @@ class Training:
         order: secret stream of the order of examples.
         privacy: settings of example-level differential privacy.
         alone: whether the network must not be trained together with others.
+        augments: whether `prepare` augments the examples of mini-batches.
     """
 
     model: nn.Module
@@ -57,6 +58,12 @@ class Training:
     order: SecretStream | None = None
     privacy: Privacy | None = None
     alone: bool = False
+    augments: bool = False
+
+    @property
+    def network(self) -> nn.Module:
+        """The network to train: the phase's module or, by default, the client's network."""
+        return self.phase.module or self.model
 
     @property
     def rows(self) -> Examples:
@@ -72,7 +79,7 @@ class Training:
         seed_everything(self.seed)
         phase = self.phase
         optimisation = phase.optimisation
-        model = (phase.module or self.model).train()
+        model = self.network.train()
         losses: list[Tensor] = []
         sizes: list[int] = []
         weights: list[float] = []
@@ -110,7 +117,8 @@ class Training:
             norm = torch.stack(torch._foreach_norm(tuple(parameters))).max().item()
         return self.outcome(values, sizes, norm, further, recorded, optimizer, weights)
 
-    def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs, transformed and augmented as the phase says, and labels of the examples `rows` (n,)."""
         inputs, labels = self.rows.at(rows)
         return self._prepared(inputs), labels
 
@@ -125,7 +133,7 @@ class Training:
         named = dict(model.named_parameters())
 
         def gradients(number: int, index: Tensor) -> tuple[Step, Tensor]:
-            inputs, labels = self._batch(index)
+            inputs, labels = self.batch(index)
             outputs, captured = forward(model, inputs, phase.captures, bf16=bf16)
             step = Step(number, model, named, inputs, labels, index, outputs, captured, bf16, self.task)
             loss = loss_of(step, phase, recorded)
@@ -145,7 +153,7 @@ class Training:
         blank = torch.zeros(size, device=next(iter(named.values())).device)
 
         def gradients(number: int, index: Tensor) -> tuple[Step, Tensor]:
-            privacy.backward(model, of_one, self._batch, index, size)
+            privacy.backward(model, of_one, self.batch, index, size)
             step = Step(number, model, named, blank, blank, index[:0], blank, bf16=bf16, task=self.task)
             loss = loss_of(step, phase, recorded, blank.sum())
             # Without such terms, the gradients are set already.

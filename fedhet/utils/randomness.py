@@ -94,6 +94,12 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
+def global_states() -> tuple[object, ...]:
+    """Return the states of the global generators of torch (on the CPU), NumPy and Python, to compare them."""
+    numpy: Any = np.random.get_state()
+    return torch.default_generator.get_state().numpy().tobytes(), numpy[1].tobytes(), numpy[2], random.getstate()
+
+
 _spare: list[np.random.MT19937] = []
 _default_rng = np.random.default_rng
 

@@ -51,7 +51,8 @@ def trained(tmp_path: Path) -> Callable[..., dict[str, Tensor]]:
 
     def trained(model: Any = model, data: Any = data, *, afresh: bool = False, **settings: Any) -> dict[str, Tensor]:
         """With `afresh` each message is handled as if by a new process, whose generators are in another state."""
-        settings = {"method": "local", "rounds": 2, "clients": 2, "workers": 1, "test-on": "local"} | settings
+        base = {"method": "local", "rounds": 2, "clients": 2, "workers": 1, "test-on": "local"}
+        settings = base | {"client-batching": "off"} | settings
         folder = tmp_path / str(next(numbers))
 
         def answer(message: Any, context: Any) -> Any:
@@ -115,7 +116,9 @@ def test_global_generators(where: str, trained: Callable[..., dict[str, Tensor]]
             train = DataLoader(pairs, 8, collate_fn=lambda rows: (noisy(rows), [row[1] for row in rows]))  # type: ignore
         return {"train": train, "test": test} | ({"augment": lambda x: x + draw()} if where == "augment" else {})
 
-    assert same(trained(of_client, of_data), trained(of_client, of_data, afresh=True))
+    alone = trained(of_client, of_data)
+    assert same(alone, trained(of_client, of_data, afresh=True))
+    torch.testing.assert_close(trained(of_client, of_data, **{"client-batching": "2"}), alone, rtol=1e-4, atol=1e-6)
 
 
 GENERATORS: dict[str, tuple[Any, Callable[[Any], Any]]] = {

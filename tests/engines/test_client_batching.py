@@ -3,13 +3,16 @@
 import json
 
 import pytest
-import torch
+from torch import nn
 
+import fedhet
 from fedhet.client import ClientSide
+from fedhet.client.app import Answers
 from fedhet.config import configuration
-from fedhet.engines.running import _batches, run_locally
+from fedhet.engines.running import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.errors import ConfigError, DataError
+from fedhet.flower import MessageType
 from fedhet.results.observers import Observer
 from fedhet.utils.files import read_arrays
 
@@ -82,9 +85,52 @@ def test_values(value, tmp_path):
         run(tmp_path / "run", client_batching=value)
 
 
-def test_auto_leaves_out_large_networks():
-    random = torch.get_rng_state()
-    config = configured(client_batching="auto", architectures="mlp-20,cnn", batch_size=256)
-    architectures, size = _batches(config, torch.device("cpu"))
-    assert ({*architectures}, size) == ({"mlp-20", ""}, 10)
-    assert torch.equal(torch.get_rng_state(), random)
+@pytest.fixture
+def batches(monkeypatch):
+    """Numbers of training messages that were answered together, by the order in which they were."""
+    sizes = []
+    answer_all = Answers.answer_all
+
+    def counted(answers, answer, messages):
+        if messages[0][0].metadata.message_type == MessageType.TRAIN:
+            sizes.append(len(messages))
+        return answer_all(answers, answer, messages)
+
+    monkeypatch.setattr(Answers, "answer_all", counted)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [5, 4]),  # two batches, for two workers
+        ({"client_batching": "3"}, [3, 3, 3]),
+        ({"client_batching": "off"}, [1] * 9),
+        ({"architectures": "mlp-20,cnn"}, [5, 4]),
+        (
+            {"method": "local", "architectures": "mlp-20,cnn", "samples_per_client": 260, "batch_size": 256},
+            [5, 1, 1, 1, 1],
+        ),
+    ],
+)
+def test_clients_whose_small_networks_are_alike_make_batches(changes, expected, tmp_path, batches):
+    own = {"workers": 1, "rounds": 1, "clients": 9, "fraction_train": 1.0, "partition": "iid", "closing_epochs": 0}
+    if "mlp-20,cnn" in changes.values():
+        own["method"] = "local"
+    run(tmp_path / "run", **own | changes)
+    assert batches[: len(expected)] == expected
+
+
+def test_networks_of_users_make_batches_and_random_numbers_are_those_of_one_by_one(tmp_path, batches):
+    def model(client):
+        width = 8 if client.partition_id < 6 else 16
+        return nn.Sequential(
+            nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, width), nn.Dropout(0.3), nn.Linear(width, 10)
+        )
+
+    settings = {"method": "local", "dataset": "digits", "clients": 8, "rounds": 2, "workers": 1, "report": False}
+    batched = fedhet.run(settings, model=model, out=tmp_path / "batched")
+    assert batches[:2] == [6, 2]
+    alone = fedhet.run({**settings, "client-batching": "off"}, model=model, out=tmp_path / "alone")
+    for one, other in zip(batched.history[1:3], alone.history[1:3], strict=True):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)

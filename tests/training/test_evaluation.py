@@ -75,7 +75,7 @@ def test_batches_are_bounded_by_memory(lazy, monkeypatch):
     after = Evaluation(model, examples, TASK, lambda batch: batch).result()
     assert sizes == [2, 50, 50, 50, 50]
     assert torch.equal(state, torch.get_rng_state())
-    assert (after.metric, after.loss) == (before.metric, pytest.approx(before.loss))
+    assert (after.metrics, after.loss) == (before.metrics, pytest.approx(before.loss))
     assert len(read(model, examples.inputs, lambda batch: batch)) == 200
     assert sizes[5:] == [50, 50, 50, 50]
     Evaluation(lambda batch: model(batch), examples, TASK, lambda batch: batch, model).result()

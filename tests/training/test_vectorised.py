@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
@@ -167,7 +168,7 @@ def with_layer(kind):
         (Shifted, True),
         ("frozen", True),
         (weight_norm, True),
-        ("tied", False),
+        ("tied", True),
         ("one memory", False),
         (partial(nn.BatchNorm1d, 4), False),
         (partial(nn.SyncBatchNorm, 4), False),
@@ -187,6 +188,111 @@ def test_networks_that_padding_would_change_are_trained_alone(kind, together):
         assert mine[:2] == pytest.approx(other[:2], rel=1e-9)
     torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
     assert all(torch.equal(a.generator.get_state(), b.generator.get_state()) for a, b in zip(alone, batch, strict=True))
+
+
+class Text(nn.Module):
+    """A network of 12 word numbers, which attend to each other."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.words = nn.Embedding(9, 8)
+        self.attention = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, inputs):
+        return self.head(self.attention(self.words(inputs))[:, -1])
+
+
+class Images(nn.Module):
+    """A network with normalisation of single examples and all kinds of dropout, as modules and as functions."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.GELU(), nn.Dropout2d(0.3), nn.InstanceNorm2d(4)
+        )
+        self.middle = nn.Sequential(nn.Flatten(), nn.LayerNorm(36), nn.Linear(36, 8), nn.ReLU(), nn.Dropout(0.5))
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, inputs):
+        return self.head(F.dropout(self.middle(self.body(inputs)), 0.1, self.training))
+
+
+@pytest.mark.parametrize("build", [Text, Images])
+def test_layers_and_dropout_compute_in_a_batch_what_they_compute_alone(build):
+    def group():
+        for client in clients(build=build):
+            torch.manual_seed(7)
+            shape = (len(client.examples), 12)
+            inputs = torch.randint(9, shape) if build is Text else torch.rand(shape[0], 1, 3, 3).double()
+            examples = Examples(inputs, client.examples.labels)
+            phase = replace(client.phase, terms=())
+            yield replace(client, phase=phase, examples=examples, prepare=lambda inputs, generator: inputs)
+
+    alone, batch = [*group()], [*group()]
+    OneByOne().train(alone)
+    counted = Counted()
+    Batches(counted).train(batch)
+    assert counted.count == 0
+    torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
+
+
+def test_a_batch_augments_as_each_client_alone():
+    def noisy(inputs, generator=None):
+        return inputs + torch.rand(inputs.shape, generator=generator)
+
+    alone, batch = [
+        [replace(client, prepare=noisy, augments=True, phase=replace(client.phase, terms=())) for client in clients()]
+        for _ in range(2)
+    ]
+    for each in (*alone, *batch):
+        each.model.float()
+    OneByOne().train(alone)
+    counted = Counted()
+    Batches(counted).train(batch)
+    assert counted.count == 0
+    torch.testing.assert_close(states(batch), states(alone), rtol=1e-4, atol=1e-6)
+    assert all(torch.equal(a.generator.get_state(), b.generator.get_state()) for a, b in zip(alone, batch, strict=True))
+
+
+class Drawing(nn.Linear):
+    """A layer that draws random numbers by itself, or whose attribute is not that of others, or changes."""
+
+    def __init__(self, size, kind, client):
+        super().__init__(size, size)
+        self.kind = kind
+        self.factor = client if kind == "other" else 1
+        self.source = torch.Generator().manual_seed(3) if kind == "generator" else None
+        self.apply = (lambda values: values * client) if kind == "closure" else None
+        self.calls = 0
+
+    def forward(self, inputs):
+        values = super().forward(inputs) * self.factor
+        if self.kind == "rand":
+            values = values * torch.rand(values.shape[-1:])
+        if self.kind == "generator":
+            values = values * torch.rand(values.shape[-1:], generator=self.source)
+        if self.kind == "closure":
+            values = self.apply(values)
+        if self.kind == "counts":
+            self.calls += 1
+            values = values * self.calls
+        return values
+
+
+@pytest.mark.parametrize("kind", ["rand", "generator", "other", "closure", "counts"])
+def test_networks_whose_python_code_differs_or_draws_are_trained_alone(kind):
+    def group():
+        for client, each in enumerate(clients()):
+            each.model.insert(3, Drawing(12, kind, client).double())
+            yield replace(each, phase=replace(each.phase, terms=()))
+
+    alone, batch = [*group()], [*group()]
+    OneByOne().train(alone)
+    counted = Counted()
+    Batches(counted).train(batch)
+    assert counted.count == len(CLIENTS)
+    assert all(map(torch.equal, states(batch), states(alone)))
 
 
 def test_networks_with_other_frozen_parts_are_in_no_batch():
@@ -254,4 +360,5 @@ def test_evaluation_in_a_batch(task):
     assert alone.count == 1, "the sizes of three clients are alike"
     for mine, other in zip(results, OneByOne().evaluate(evaluations), strict=True):
         assert mine.loss == pytest.approx(other.loss, rel=1e-12)
-        assert mine.metric.values == pytest.approx(other.metric.values)
+        for name, metric in other.metrics.items():
+            assert mine.metrics[name].values == pytest.approx(metric.values)

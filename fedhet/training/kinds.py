@@ -1,0 +1,198 @@
+"""Keys of networks and loss terms, equal for those that differ only in the values of their arrays.
+
+Networks with equal keys can be computed as one batch, with the code of one of them and the arrays of each.
+"""
+
+from collections.abc import Hashable, Mapping
+from enum import Enum
+from functools import cached_property, partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from fedhet.models.representation import Output, RandomStream, Representation
+
+MOST = 1024  # largest number of entries of a tensor that is compared by value
+
+_VALUES = (bool, int, float, complex, str, bytes, type(None), type, range, Enum, CodeType, BuiltinFunctionType)
+_SIMPLE = frozenset({bool, int, float, str, type(None)})
+_TORCH_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"training", "_is_full_backward_hook"}
+_HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
+
+
+class _Known(NamedTuple):
+    """A module's own key, and the values of its attributes, which are kept so that no others get their ids."""
+
+    snapshot: list[Any]
+    values: list[Any]
+    key: Hashable
+
+
+_known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
+
+
+def _snapshot(module: nn.Module) -> list[Any]:
+    """Return ids of all that a module has, and what can change in place: a key takes five times as long."""
+    own = module.__dict__
+    snapshot: list[Any] = [*map(id, own.values()), len(own["_forward_hooks"]), len(own["_forward_pre_hooks"])]
+    for arrays in (own["_parameters"], own["_buffers"]):
+        for array in arrays.values():
+            if array is not None:
+                snapshot += (id(array), array.dtype, array.requires_grad)
+    return snapshot
+
+
+class IncomparableError(Exception):
+    """A value cannot be compared with those of other networks."""
+
+
+class Kinds:
+    """Keys of values that belong to a network: its attributes, and the constants of loss terms.
+
+    The network's own modules and arrays are compared by their names.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        names: dict[int, str] = {}
+        for prefix, module in self._model.named_modules(remove_duplicate=False):
+            names.setdefault(id(module), prefix)
+            for arrays in (module._parameters, module._buffers):
+                for name, array in arrays.items():
+                    if array is not None:
+                        names.setdefault(id(array), f"{prefix}.{name}")
+        return names
+
+    def network(self) -> tuple[Hashable, ...]:
+        """Return the network's key: classes, attributes, hooks, and shapes and sharing of arrays.
+
+        Raises an `IncomparableError` if an attribute cannot be compared, or two parameters are one memory.
+        """
+        keys: list[Hashable] = []
+        numbers: dict[int, int] = {}
+        memories: dict[int, int] = {}
+        for module in self._model.modules():
+            snapshot = _snapshot(module)
+            known = _known.get(module)
+            if known is None or known.snapshot != snapshot:
+                keys.append(self._module(module, snapshot))
+            else:
+                keys.append(known.key)
+            for name, child in module._modules.items():
+                keys.append((name, numbers.setdefault(id(child), len(numbers))))
+            for arrays in (module._parameters, module._buffers):
+                for array in arrays.values():
+                    if array is not None:
+                        keys.append(numbers.setdefault(id(array), len(numbers)))
+                        if memories.setdefault(array.data_ptr(), id(array)) != id(array):
+                            raise IncomparableError("two parameters are one memory")
+        return tuple(keys)
+
+    def _module(self, module: nn.Module, snapshot: list[Any]) -> Hashable:
+        """Return the key of a module without its children: class, attributes, hooks, and shapes of arrays."""
+        if isinstance(module, nn.RNNBase):
+            raise IncomparableError("torch.func.vmap has no rule for recurrent layers")
+        own = vars(module)
+        # PyTorch makes a class for each module with parametrizations.
+        classes: Any = type(module).__bases__ if is_parametrized(module) else type(module)
+        keys: list[Hashable] = [classes]
+        attributes = own_attributes(module)
+        keys.extend(
+            (name, type(value), value) if _simple(value) else (name, self.of(value)) for name, value in attributes
+        )
+        for name in _HOOKS:
+            if own[name]:
+                keys.append((name, *map(self.of, own[name].values())))
+        for arrays in (own["_parameters"], own["_buffers"]):
+            for name, array in arrays.items():
+                if array is not None:
+                    keys.append((name, array.shape, array.dtype, array.requires_grad))
+        key = tuple(keys)
+        values = [value for _, value in attributes]
+        # What other values contain may change while the attributes remain.
+        if all(map(_simple, values)) and not any(own[name] for name in _HOOKS):
+            _known[module] = _Known(snapshot, values, key)
+        return key
+
+    def of(self, value: Any) -> Hashable:
+        """Return a value's key; raises an `IncomparableError` if it cannot be compared."""
+        return self._of(value, {})
+
+    def _of(self, value: Any, seen: dict[int, int]) -> Hashable:
+        kind: Any = type(value)
+        if isinstance(value, _VALUES) or kind in _TORCH_VALUES:
+            return kind, value
+        if isinstance(value, Representation):
+            return kind, value.site
+        if isinstance(value, Output):
+            return kind, value.module
+        if isinstance(value, RandomStream):
+            return kind
+        if (name := self._names.get(id(value))) is not None:
+            return "of the network", name
+        if isinstance(value, Tensor | np.ndarray):
+            array = np.asarray(value.detach().cpu()) if isinstance(value, Tensor) else value
+            if array.size > MOST or array.dtype == object:
+                raise IncomparableError(f"an attribute is a large {kind.__name__} that is no parameter or buffer")
+            return kind, str(value.dtype), tuple(value.shape), array.tobytes()
+        # A value that contains itself is compared by its place among those that contain it.
+        if id(value) in seen:
+            return "again", seen[id(value)]
+        seen = {**seen, id(value): len(seen)}
+        if len(seen) > 50:
+            raise IncomparableError(f"an attribute has too many levels, down to a {kind.__name__}")
+        return kind, *(self._of(part, seen) for part in _parts_of(value))
+
+
+def _simple(value: Any) -> bool:
+    return type(value) in _SIMPLE or (type(value) is tuple and all(type(part) in _SIMPLE for part in value))
+
+
+def own_attributes(module: nn.Module) -> list[tuple[str, Any]]:
+    """Return names and values of a module's attributes, without those that PyTorch gives every module."""
+    return [item for item in vars(module).items() if item[0] not in _OF_EVERY_MODULE]
+
+
+def _parts_of(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    if isinstance(value, tuple | list):
+        return [*value]
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [value.__code__, value.__module__, value.__defaults__, value.__kwdefaults__, *cells]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    # What pickle would save is what makes the value; nothing is pickled here.
+    try:
+        return [*value.__reduce_ex__(4)]
+    except Exception as error:
+        raise IncomparableError(f"an attribute is a {type(value).__name__}, which cannot be compared") from error
+
+
+def constants_key(kinds: Kinds, constants: Mapping[str, Any]) -> Hashable:
+    """Return the key of a loss term's constants, of whose tensors only shapes and dtypes count."""
+    return tuple((name, _without_tensors(kinds, value)) for name, value in constants.items())
+
+
+def _without_tensors(kinds: Kinds, value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        return Tensor, value.shape, value.dtype
+    if isinstance(value, dict):
+        return dict, *((key, _without_tensors(kinds, part)) for key, part in value.items())
+    if type(value) in (tuple, list):
+        return type(value), *(_without_tensors(kinds, part) for part in value)
+    return kinds.of(value)

@@ -1,0 +1,89 @@
+"""Verification that a batch of networks computes what one of them computes alone."""
+
+import copy
+import operator
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.errors import ModelError
+from fedhet.models.representation import isolated
+from fedhet.training.dropout import Draw, recorded
+from fedhet.training.kinds import Kinds, own_attributes
+from fedhet.training.stacked import arrays_of
+from fedhet.utils.randomness import global_states
+
+VERIFIED: dict[Hashable, Sequence[Draw] | None] = {}
+"""The draws of dropout in networks of each kind that this process has met; None if they are computed alone."""
+
+
+def verify(
+    kind: Hashable,
+    model: nn.Module,
+    examples: int,
+    alone: Callable[[Sequence[Draw]], list[Tensor]],
+    together: Callable[[Sequence[Draw]], list[Tensor]],
+) -> None:
+    """Raise an exception, now and for later networks of the kind, if a batch of networks computes other values.
+
+    Args:
+        kind: the key of the kind.
+        model: a network of the kind.
+        examples: number of examples that are passed through it.
+        alone: function that computes values by this network; dropout draws from torch's global generator, and the
+            draws are recorded in the function's argument.
+        together: function of these draws that computes the same values as part of a batch.
+    """
+    before = Kinds(model).network()
+    modules = [*model.modules()]
+    kept: dict[int, Any] = {id(value): value for value in (*modules, *arrays_of(model))}
+    attributes = [{name: copy.deepcopy(value, kept) for name, value in own_attributes(module)} for module in modules]
+    with isolated(model), recorded(examples) as draws:
+        arrays = arrays_of(model)
+        versions = [array._version for array in arrays]
+        expected = alone(draws)
+        after = arrays_of(model)
+        same = all(map(operator.is_, arrays, after)) and versions == [array._version for array in after]
+    try:
+        if Kinds(model).network() != before:
+            same = False
+            for module, values in zip(modules, attributes, strict=True):
+                vars(module).update(values)
+        if not same:
+            raise ModelError("the network changes its buffers or attributes in a forward pass")
+        least = 10 * torch.finfo(expected[0].dtype).eps ** 0.5
+        largest = max(float(array.abs().max()) for array in expected)
+        for mine, other in zip(together(draws), expected, strict=True):
+            # Up to rounding, which depends on all values for arrays whose values cancel out.
+            bound = least * max(float(other.abs().max()), least * largest)
+            if not torch.allclose(mine, other, rtol=0.0, atol=bound, equal_nan=True):
+                raise ModelError("a batch computes other outputs or gradients, as if layers mixed examples")
+    except Exception:
+        VERIFIED[kind] = None
+        raise
+    VERIFIED[kind] = draws
+
+
+@contextmanager
+def computing(kind: Hashable) -> Iterator[None]:
+    """Context manager for a batch's computation, without torch's warnings about functions that `vmap` computes slowly.
+
+    It raises a ModelError at its end if a global random generator was drawn from: alone, a network or a user's function
+    finds these generators seeded for its client.
+    """
+    before = global_states()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        yield
+    if global_states() != before:
+        VERIFIED[kind] = None
+        raise ModelError("the network or a user's function draws from a global random generator")
+
+
+def padded_by_one(array: Tensor) -> Tensor:
+    """Return the second network's rows of `array` (clients, n, ...) as a batch of one client, with another row."""
+    return torch.cat([array[1:2], array[1:2, :1]], 1)
