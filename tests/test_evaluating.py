@@ -85,7 +85,7 @@ def test_the_global_model_is_evaluated_everywhere_and_what_does_not_fit_is_named
     assert "model global at client 2: " in table.refused["global", "2"]
     with pytest.raises(ConfigError, match="learning-rate cannot be changed"):
         fedhet.evaluate(run, {"learning-rate": 1.0}, model=equal_network, data=narrow)
-    with pytest.raises(ConfigError, match="used your own data: pass data="):
+    with pytest.raises(ConfigError, match="used arguments of your own: pass data=..., too"):
         fedhet.evaluate(run, model=equal_network)
 
 

@@ -30,7 +30,7 @@ def announce(
     for run in missing:
         firsts.setdefault(run.variant, run)
     for run in firsts.values():
-        config = functions.adapted(run.settings, strict=False)
+        config = functions.adapted(run.settings, strict=False).replace(keep_best=False, save_every=0)
         try:
             with standard_settings():
                 strategy = shake_hands(config, functions, functions.public_dataset(config), train=True)

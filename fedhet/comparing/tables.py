@@ -146,7 +146,7 @@ def notes_below(
     common = {each.run.settings.test_on for each in outcomes} == {"global"}
     where = "the common test set" if common else "the clients' own data"
     notes = [
-        f"{' and '.join(metrics).capitalize()} after the last round, weighted by examples, on {where}: mean ± sample "
+        f"Values of {' and '.join(metrics)} after the last round, weighted by examples, on {where}: mean ± sample "
         "standard deviation over seeds. Examples (labelled, and unlabelled public ones), gradient steps (on clients' "
         "own examples, and all), examples seen in training, bytes (up and down) and time: mean of a run, all clients "
         "together."
@@ -176,7 +176,9 @@ def notes_below(
     warnings = [f"{', '.join(dict.fromkeys(names))}: {line}" for line, names in grouped(told).items()]
     notes += [*warnings, *settings]
     if tuned:
-        how = "Tuned by validation accuracy with other seeds, then trained on whole training parts."
+        how = f"Tuned by validation {metrics[0]} with other seeds"
+        whole = not any(each.run.settings.validation for each in outcomes)
+        how += ", then trained on whole training parts." if whole else "; validation parts stay held out."
         notes.append(f"{how} Chosen for {'; '.join(tuned)}.")
     return notes
 

@@ -7,29 +7,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import torch
-from torch import nn
-
 from fedhet.client.state import GLOBAL, load_model
 from fedhet.config import configuration
+from fedhet.config.toml import load
 from fedhet.data import ClientData, with_drawn_test_set
-from fedhet.data.examples import relabelled
-from fedhet.errors import ConfigError, DataError, FedhetError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import registry
-from fedhet.methods.options import OWN, Config, keys_about, listed
-from fedhet.models.representation import precision
+from fedhet.methods.options import Config, keys_about
 from fedhet.results.history import names_of_model, run_of
 from fedhet.results.report import Section, table, write_page
 from fedhet.results.terminal import format_value
+from fedhet.server.app import scored
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Score, Task, as_task
-from fedhet.training import Evaluation
 from fedhet.utils.files import csv_lines, expanded, file_name, write_text
 from fedhet.utils.machine import device_of
 from fedhet.utils.process import alone, standard_settings
-from fedhet.utils.randomness import derive_seed
 from fedhet.utils.statistics import Metric, in_order
 
 if TYPE_CHECKING:
@@ -119,8 +114,10 @@ def evaluate(
     """
     place = expanded(getattr(run, "folder", run))
     folder, complete = _configured(place, config or {})
-    if complete.dataset == OWN and data is None:
-        raise ConfigError(f"the run in {folder} used your own data: pass data=...")
+    noted = load(folder / "config.toml").get("own", {})
+    given = {"data": data, "task": task}
+    if lacking := [f"{name}=..." for name in noted if name in given and given[name] is None]:
+        raise ConfigError(f"the run in {folder} used arguments of your own: pass {', '.join(lacking)}, too")
     functions = UserFunctions(model, data and _with_training_part(data), task)
     models = place / "models" if (place / "models").is_dir() else place
     result = ModelsByClients(expanded(out or folder))
@@ -183,13 +180,14 @@ def _fill(result: ModelsByClients, config: Config, models: Path, functions: User
             owner = client if name == GLOBAL and client not in own else name
             try:
                 network = load_model(models, owner, model=functions.model, data=functions.data)
-                score = _score(
-                    network, data.aligned(names_of_model(models / f"{file_name(name)}.safetensors")), info, functions
-                )
+                test = data.aligned(names_of_model(models / f"{file_name(name)}.safetensors")).test
+                task = data.dataset.task if data.dataset else as_task(functions.task)
+                score = scored(network, test, task, data.dataset, config, device_of(config.device))
             except Exception as error:  # whatever a network raises for inputs that do not fit it
                 result.refused[name, client] = f"model {name} at client {client}: {type(error).__name__}: {error}"
                 continue
-            result.scores.setdefault(name, {})[client] = score
+            if score is not None:
+                result.scores.setdefault(name, {})[client] = score
 
 
 def _data_of(info: ClientInfo, functions: UserFunctions) -> ClientData:
@@ -200,25 +198,6 @@ def _data_of(info: ClientInfo, functions: UserFunctions) -> ClientData:
     if config.test_split == "drawn":
         data = with_drawn_test_set(data, info.split_seed, config.test_share, client=info.name)
     return data
-
-
-def _score(network: nn.Module, data: ClientData, info: ClientInfo, functions: UserFunctions) -> Score:
-    """Return the score of a network on a client's test examples; raise a DataError if these do not fit it."""
-    config = info.config
-    device = device_of(config.device)
-    transform = client_setup.transform_of(data.dataset, precision(network.to(device)))
-    test = data.test.to(device)
-    with torch.no_grad():
-        outputs = network(transform(test.inputs[:2]))
-    task = data.dataset.task if data.dataset else as_task(functions.task).of(outputs, test.labels)
-    task = task.measuring(config.metric, listed(config.metrics))
-    test = relabelled(test, task.outputs.labels)
-    if problem := task.problem(outputs, test.labels):
-        raise DataError(problem)
-    score = Evaluation(network, test, task, transform, seed=derive_seed(config.seed, "evaluation", info.name)).result()
-    if score is None:
-        raise DataError("the client has no test examples")
-    return score
 
 
 def _write(result: ModelsByClients) -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedhet.config import configuration
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
-from fedhet.data.examples import relabelled, resident
+from fedhet.data.examples import DataSet, Examples, relabelled, resident
 from fedhet.data.own import as_public_dataset
+from fedhet.errors import DataError
 from fedhet.flower import ArrayRecord, Context, Grid, MetricRecord, ServerApp
 from fedhet.flower.insides import simulated
 from fedhet.messages.protocol import names_in
@@ -27,12 +29,12 @@ from fedhet.server.reporter import VALIDATION
 from fedhet.server.run import run_folder
 from fedhet.setup import client_setup
 from fedhet.setup.user_functions import UserFunctions
-from fedhet.tasks import Score, as_task
+from fedhet.tasks import Score, Task, as_task
 from fedhet.training import Evaluation
 from fedhet.utils import text
 from fedhet.utils.files import expanded, private_files
 from fedhet.utils.machine import device_of
-from fedhet.utils.randomness import seeded
+from fedhet.utils.randomness import derive_seed, seeded
 
 
 def serve(
@@ -137,22 +139,35 @@ def _on_common_test(
         network = None if common is None else strategy.global_model()
         if common is None or network is None:
             return None
-        test, prepare = resident(common, device), client_setup.transform_of(dataset, precision(network.to(device)))
-        with torch.no_grad():
-            task = task.of(network.eval()(prepare(test.inputs[:2])), test.labels)
-        task = task.measuring(config.metric, listed(config.metrics))
-        test = relabelled(test, task.outputs.labels)
-        score = Evaluation(network, test, task, prepare).result()
+        score = scored(network, common, task, dataset, config, device)
         if score is None:
             return None
         metrics = _numbers(score)
         held_out = None if run.own_data else client_setup.common_validation(config)
-        examples = held_out and resident(held_out, device)
-        if examples and (validated := Evaluation(network, examples, task, prepare).result()):
+        if held_out and (validated := scored(network, held_out, task, dataset, config, device)):
             metrics |= {f"{VALIDATION}{name}": value for name, value in _numbers(validated).items()}
         return MetricRecord(metrics)
 
     return evaluate_globally
+
+
+def scored(
+    network: nn.Module, examples: Examples, task: Task, dataset: DataSet | None, config: Config, device: torch.device
+) -> Score | None:
+    """Return the score of a network on raw examples of a data set (None: the user's own); None without examples.
+
+    Raises a DataError if they do not fit the task, which is inferred if it has no name.
+    """
+    if not len(examples):
+        return None
+    test, prepare = resident(examples, device), client_setup.transform_of(dataset, precision(network.to(device)))
+    with torch.no_grad():
+        outputs = network.eval()(prepare(test.inputs[:2]))
+    task = task.of(outputs, test.labels).measuring(config.metric, listed(config.metrics))
+    test = relabelled(test, task.outputs.labels)
+    if problem := task.problem(outputs, test.labels):
+        raise DataError(problem)
+    return Evaluation(network, test, task, prepare, seed=derive_seed(config.seed, "evaluation", "server")).result()
 
 
 def _numbers(score: Score) -> dict[str, Any]:

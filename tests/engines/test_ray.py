@@ -17,7 +17,7 @@ import fedhet
 from fedhet.config.toml import to_toml
 from fedhet.engines.running import RunResult
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.results.history import read_history
+from fedhet.results.history import read_clients, read_history
 from fedhet.testing import Run
 from tests.engines.test_flower import ROOT, settings_of
 
@@ -34,6 +34,26 @@ def test_a_run_on_ray_is_followed_round_by_round(watch: Any, tmp_path: Path) -> 
     assert watch.begun is not None
     assert watch.begun[0] == 1
     assert watch.ended == "finished"
+
+
+@pytest.mark.slow
+def test_metrics_best_models_descriptions_and_evaluations_are_the_same_on_ray(tmp_path: Path) -> None:
+    chosen = {"metric": "macro-f1", "metrics": "auc", "validation": 0.25, "keep-best": True, "patience": 1}
+    settings = settings_of("fedhenn") | chosen
+    local, ray = (fedhet.run(settings, out=tmp_path / engine, engine=engine) for engine in ("local", "ray"))
+    assert Run(ray.folder).rows == Run(local.folder).rows
+    assert ray.summary["best"] == local.summary["best"]
+    for path in (local.folder / "models/best").iterdir():
+        assert (ray.folder / "models/best" / path.name).read_bytes() == path.read_bytes()
+    only = settings_of("fedhenn") | {"metric": "macro-f1", "rounds": 0, "start-from": str(ray.folder / "models/best")}
+    again = fedhet.run(only, out=tmp_path / "again", engine="ray")
+    reported = {client: each["test"] for client, each in ray.summary["best"]["clients"].items()}
+    assert {row.client: row.accuracy for row in read_clients(again.folder)} == reported
+    described = [
+        fedhet.run(settings_of("local") | {"rounds": 0}, out=tmp_path / f"data-{engine}", engine=engine).summary["data"]
+        for engine in ("local", "ray")
+    ]
+    assert described[0] == described[1]
 
 
 @pytest.mark.slow
