@@ -220,7 +220,10 @@ def _write_model(job: Job, when: str = "") -> None:
 
 
 def _write_best(job: Job, when: str) -> None:
-    """Save the client's own scored model, evaluated as `when`, if its validation metric is the best so far."""
+    """Save the client's own scored model, evaluated as `when`, if its validation metric is the best so far.
+
+    Of equal ones, the last is kept: with few validation examples, many rounds are equal.
+    """
     side = job.side
     client = job.client
     config = client.config
@@ -232,7 +235,7 @@ def _write_best(job: Job, when: str) -> None:
         return
     value = measured.metric.value
     sign = direction(client.task.metric)
-    if math.isnan(value) or (request.improvable and sign * (value - request.best) <= 0):
+    if math.isnan(value) or (request.improvable and sign * (value - request.best) < 0):
         return
     _save_model(job, BEST, request.round)
 

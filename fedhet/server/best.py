@@ -34,25 +34,28 @@ def choose(run: Run, replies: Mapping[str, Reply], evaluated: Mapping[str, Any],
     value = accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
     if value is None:
         return
-    if improves(state.best, ALL, number, value, run.metric):
-        state.without_better = 0
-        if config.keep_best and run.traits.whole:
-            state.best_model = model
-    else:
-        state.without_better += 1
+    better = improves(state.best, ALL, number, value, run.metric)
+    state.without_better = 0 if better else state.without_better + 1
+    if config.keep_best and run.traits.whole and state.best[ALL][0] == number:
+        state.best_model = model
     if 0 < config.patience <= state.without_better and run.round.number < run.training_rounds:
         state.stopped = run.round.number
-        best, better = state.best[ALL]
+        best, reached = state.best[ALL]
         best -= scored == "received"
         log.info(
-            "training ends after round %d, since the validation %s of round %d (%.3f) was best for %d evaluations",
-            *(state.stopped, run.metric, best, better, state.without_better),
+            "training ends after round %d, since validation %s did not improve on round %d (%.3f) in %d evaluations",
+            *(state.stopped, run.metric, best, reached, state.without_better),
         )
 
 
 def improves(best: dict[str, list[Any]], name: str, round: int, value: float, metric: str) -> bool:
-    """Return whether `value` is better than that of `name` in `best` (see `State.best`), and replace it if so."""
-    if math.isnan(value) or (name in best and direction(metric) * (value - best[name][1]) <= 0):
+    """Return whether `value` is better than that of `name` in `best` (see `State.best`), and replace it if not worse.
+
+    Of equal values, the last is kept: with few validation examples, many rounds are equal.
+    """
+    if math.isnan(value):
         return False
-    best[name] = [round, value]
-    return True
+    change = direction(metric) * (value - best[name][1]) if name in best else math.inf
+    if change >= 0:
+        best[name] = [round, value]
+    return change > 0
