@@ -122,7 +122,7 @@ def test_ignored_labels(name, pad, loss):
     scores = [task.evaluate(outputs, each) for outputs, each in zip(right.split(1), labels.split(1), strict=True)]
     assert [score.count for score in scores] == [2, 0]
     total = scores[0] + scores[1]
-    assert (total.value, total.metric.weights) == (0.5, (2,))
+    assert (total.value, total.metrics[total.task.metric].weights) == (0.5, (2,))
     assert total.loss == pytest.approx(F.cross_entropy(right[0, :2], torch.tensor([1, 2])).item())
 
 

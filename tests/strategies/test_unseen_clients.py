@@ -49,7 +49,7 @@ def test_hypernetwork_for_a_new_architecture(federate: Any) -> None:
     assert score is not None
     record = record_of(done)
     assert record["own"]["received"][0]["loss"]["weighted"] == pytest.approx(score.loss, rel=1e-5)
-    assert record["clients"]["2"]["received"][0] == score.metric.value
+    assert record["clients"]["2"]["received"][0] == score.value
     assert record["clients"]["2"]["architecture"] == "flha-small-cnn-4"
     assert len(record["clients"]["2"]["received"]) == len(record["own"]["scratch"]) == 2
     assert "common" not in record
@@ -74,7 +74,7 @@ def test_training_from_scratch(federate: Any, rate: float) -> None:
     for test, examples in (("own", data.test), ("common", client_setup.dataset_of(done.config).test)):
         score = Evaluation(model, examples, dataset.task, dataset.transform).result()
         assert score is not None
-        assert record[test]["scratch"][-1]["accuracy"]["mean"] == score.metric.value
+        assert record[test]["scratch"][-1]["accuracy"]["mean"] == score.value
         assert record[test]["scratch"][-1]["loss"]["mean"] == pytest.approx(score.loss, rel=1e-5)
         assert record[test]["received"][0] == record[test]["scratch"][0]
         assert (record[test]["received"] == record[test]["scratch"]) is not bool(rate)
@@ -94,7 +94,7 @@ def test_unseen_clients_do_not_train(federate: Any) -> None:
     model.load_state_dict({name: torch.tensor(array) for name, array in done.state.model.items()})
     score = Evaluation(model, data.test, dataset.task, dataset.transform).result()
     assert score is not None
-    assert record_of(done)["clients"]["3"]["received"][0] == score.metric.value
+    assert record_of(done)["clients"]["3"]["received"][0] == score.value
     received = done.summary["unseen_clients"]["received_accuracy"]
     assert received == [each["accuracy"]["weighted"] for each in record_of(done)["own"]["received"]]
 
