@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -46,15 +47,14 @@ class FENS(ClientSide[Keys]):
         return Fens([member(name) for name in names], names, outputs).to(self.client.device).eval()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        if self.fens:
-            examples = self.examples(held_out=True)
-            step = Optimisation("sgd", 1.0, batch_size=len(examples), least=self.client.least)
-            trains = payload.arrays["aggregator"].__contains__
-            return [Phase(1, step, module=self.fens, trains=trains, examples=examples)]
-        if "aggregator" in payload.arrays:  # The client has lost the networks.
+        client = self.client
+        if not self.fens and "aggregator" in payload.arrays:  # The client has lost the networks.
             return []
-        examples = self.examples(held_out=False)
-        return [Phase(self.client.request.epochs, self.client.optimisation(), examples=examples, augmented=True)]
+        client.data = replace(client.data, train=self.examples(held_out=self.fens is not None))
+        if not self.fens:
+            return super().phases(payload)
+        step = Optimisation("sgd", 1.0, batch_size=len(client.data.train), least=client.least)
+        return [Phase(1, step, module=self.fens, trains=payload.arrays["aggregator"].__contains__)]
 
     def examples(self, *, held_out: bool) -> Examples:
         """Return the training examples for the aggregator (`held_out`) or the network; at a node with groups, all."""

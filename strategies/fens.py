@@ -5,7 +5,7 @@
     client i:  A_i = A - grad_A CE(A(f_1(x), ..., f_M(x)), y) for the examples that f_i has not seen
     server:    a step of Adam for A with the gradient A - sum_i n_i A_i / sum_i n_i                         (FedAdam)
 
-The aggregator has a hidden layer of 2 M units, A(z) = V ReLU(U z + u) + v.
+The aggregator is A(z) = mean_i z_i + V ReLU(U z + u) + v with 2 M hidden units, where V and v are 0 at first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,8 +53,12 @@ class Fens(nn.Module):
     def __init__(self, members: Sequence[nn.Module], architectures: Sequence[str], outputs: int) -> None:
         super().__init__()
         units = 2 * len(members)
+        first = nn.Linear(len(members) * outputs, units)
+        last = nn.Linear(units, outputs)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
         self.members = nn.ModuleList(members)
-        self.aggregator = nn.Sequential(nn.Linear(len(members) * outputs, units), nn.ReLU(), nn.Linear(units, outputs))
+        self.aggregator = nn.Sequential(first, nn.ReLU(), last)
         self.register_buffer("architectures", torch.tensor([*",".join(architectures).encode()], dtype=torch.uint8))
 
     def train(self, mode: bool = True) -> "Fens":
@@ -64,8 +68,9 @@ class Fens(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         with torch.no_grad():
-            outputs = torch.cat([member(inputs) for member in self.members], 1)
-        aggregated: Tensor = self.aggregator(outputs.to(next(self.aggregator.parameters()).dtype))
+            outputs = torch.stack([member(inputs) for member in self.members], 1)
+        outputs = outputs.to(next(self.aggregator.parameters()).dtype)
+        aggregated: Tensor = outputs.mean(1) + self.aggregator(outputs.flatten(1))
         return aggregated
 
 
@@ -84,7 +89,7 @@ SENT = Traits(
     Keys,
     client="fedhet.client_apps.fens:FENS",
     common={"shared-init": False},
-    own={"fens.server-learning-rate": 0.03},
+    own={"local-epochs": 100},
 )
 class FENS(FederatedStrategy[Keys, Members]):
     """FENS: all clients' networks, sent once, and an aggregator of their outputs that clients train together."""

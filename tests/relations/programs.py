@@ -361,6 +361,7 @@ SETTINGS_OF: dict[str, dict[str, Any]] = {
     "fedma": {"rounds": ""},
     "fedmd": {"fedmd.public-epochs": 0, "fedmd.private-epochs": 0, "fedmd.public-batch": 8},
     "fedproto": {"fedproto.width": 5},
+    "fedre": {"fedre.width": 5},
     "fedrep": {"local-epochs": 3},
     "fedrolex": {"fedrolex.widths": "1,0.5"},
     "fedtgp": {"fedtgp.width": 5},
@@ -368,6 +369,7 @@ SETTINGS_OF: dict[str, dict[str, Any]] = {
     "heterofl": {"heterofl.widths": "1,0.5"},
     "inclusivefl": {"inclusivefl.depths": "2,1", "inclusivefl.blocks": "2"},
     "pfnm": {"rounds": ""},
+    "scalefl": {"scalefl.depths": "2,1", "scalefl.widths": "1,0.5", "scalefl.blocks": "0,2,4"},
 }
 SYMMETRIC = ("local", "fedavg", "fedprox", "fedrep", "lg-fedavg", "layer-average", "fedproto", "fd", "fedgh")
 """Methods that treat clients alike, and draw no random number if networks have given weights and batches are full."""

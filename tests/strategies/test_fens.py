@@ -31,7 +31,8 @@ def test_rounds_by_hand(federate):
     with seeded(done.config.seed, "initial weights", "server"):
         hidden, output = nn.Linear(30, 6), nn.Linear(6, 10)
     names = ["aggregator.0.weight", "aggregator.0.bias", "aggregator.2.weight", "aggregator.2.bias"]
-    values = [each.detach().double() for each in (hidden.weight, hidden.bias, output.weight, output.bias)]
+    zeros = (torch.zeros_like(each) for each in (output.weight, output.bias))
+    values = [each.detach().double() for each in (hidden.weight, hidden.bias, *zeros)]
     first, second = ([torch.zeros_like(each) for each in values] for _ in range(2))
     for _ in range(3):
         total = [torch.zeros_like(each) for each in values]
@@ -39,7 +40,8 @@ def test_rounds_by_hand(federate):
             inputs, labels = held_out(done, client)
             outputs = torch.cat([member(inputs.double()) for member in members], 1).detach()
             w, a, v, b = (each.clone().requires_grad_() for each in values)
-            loss = F.cross_entropy(torch.relu(outputs @ w.T + a) @ v.T + b, labels)
+            mean = outputs.unflatten(1, (3, 10)).mean(1)
+            loss = F.cross_entropy(mean + torch.relu(outputs @ w.T + a) @ v.T + b, labels)
             total = [one + other / 3 for one, other in zip(total, torch.autograd.grad(loss, (w, a, v, b)), strict=True)]
         first = [0.9 * m + 0.1 * g for m, g in zip(first, total, strict=True)]
         second = [0.99 * m + 0.01 * g**2 for m, g in zip(second, total, strict=True)]
@@ -49,7 +51,11 @@ def test_rounds_by_hand(federate):
     examples, _ = held_out(done, "1")
     with torch.no_grad():
         outputs = torch.cat([member(examples.double()) for member in members], 1)
-        expected = torch.relu(outputs @ values[0].T + values[1]) @ values[2].T + values[3]
+        expected = (
+            outputs.unflatten(1, (3, 10)).mean(1)
+            + torch.relu(outputs @ values[0].T + values[1]) @ values[2].T
+            + values[3]
+        )
         torch.testing.assert_close(load_model(done.folder, "1")(examples).double(), expected, rtol=0, atol=1e-3)
 
 
