@@ -8,10 +8,10 @@ from fedhet.models.representation import Representation
 from fedhet.strategies.fedsimclr import Keys
 from fedhet.training import Loss, Step, Term
 
-from .families.contrast import TwoViews, apply_beside
+from .families.contrast import LinearEvaluation, apply_beside
 
 
-class FedSimCLR(TwoViews[Keys]):
+class FedSimCLR(LinearEvaluation[Keys]):
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         phi = self.client.representation
         return (Term(contrast_of_views, captures={"phi": phi}, phi=phi, temperature=self.options.temperature),)

@@ -11,10 +11,10 @@ from fedhet.models.representation import Representation
 from fedhet.strategies.fedsimsiam import Keys
 from fedhet.training import Loss, Step, Term
 
-from .families.contrast import TwoViews, apply_beside
+from .families.contrast import LinearEvaluation, apply_beside
 
 
-class FedSimSiam(TwoViews[Keys]):
+class FedSimSiam(LinearEvaluation[Keys]):
     @classmethod
     def modules(cls, inputs: int, keys: Keys, dtype: torch.dtype) -> Mapping[str, nn.Module]:
         """Return the `projector`, of three layers, and the `predictor`, of two with a bottleneck (section 3)."""

@@ -12,7 +12,7 @@ from fedhet.strategies.moon import Keys
 from fedhet.training import Loss, Step, Term
 
 from .families.by_class import SameWidth
-from .families.contrast import projection_head, represent_by
+from .families.contrast import projection_head
 
 
 class Moon(SameWidth[Keys]):
@@ -47,5 +47,5 @@ def model_contrast(
 
     `received` and `previous` are the state dicts of the positive and the negative network.
     """
-    positives, negatives = (represent_by(step, phi, arrays) for arrays in (received, previous))
+    positives, negatives = (step.by(arrays, phi) for arrays in (received, previous))
     return mu * step.mean(contrast(step.captured["phi"], positives, negatives, temperature=temperature))

@@ -16,8 +16,6 @@ from fedhet.models.representation import Representation, head_name
 from fedhet.strategies.perfcl import Keys
 from fedhet.training import Loss, Step, Term
 
-from .families.contrast import represent_by
-
 
 class TwoExtractors(nn.Module):
     """A network without its `head`, and a copy of it, whose outputs a new head reads side by side."""
@@ -83,8 +81,8 @@ def double_contrast(
     `received` are the network's arrays before training, and `previous` the shared extractor's after the last round.
     """
     shared, personal = step.captured["phi"].chunk(2, 1)
-    average, last_personal = represent_by(step, phi, received).chunk(2, 1)
-    last_shared, _ = represent_by(step, phi, previous).chunk(2, 1)
+    average, last_personal = step.by(received, phi).chunk(2, 1)
+    last_shared, _ = step.by(previous, phi).chunk(2, 1)
     near = contrast(shared, average, last_shared, temperature=temperature)
     apart = contrast(personal, last_personal, average, temperature=temperature)
     return step.mean(mu * near + gamma * apart)

@@ -285,6 +285,27 @@ class FedAvg(FederatedStrategy[Any, Any]):
         **settings: Unpack[Keys],
     ) -> None: ...
 
+class FedConKeys(Keys, total=False):
+    width: int
+    """width of the projection head's hidden layer"""
+    decay: float
+    """decay of the average that is a client's second network"""
+    server_epochs: int
+    """number of epochs per round on the labelled examples"""
+    server_learning_rate: float
+    """learning rate of the server's SGD with momentum 0.5"""
+
+class FedCon(FederatedStrategy[Any, Any]):
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        public: PublicDataset | Tensor | None = None,
+        model: Any = None,
+        observers: Sequence[Observer] = (),
+        **settings: Unpack[FedConKeys],
+    ) -> None: ...
+
 class FedDFKeys(Keys, total=False):
     server_model: str
     """the server's network; empty: the first of architectures, mlp-20 for tabular data"""

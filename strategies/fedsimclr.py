@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from fedhet.server import FederatedStrategy, State, method, option
 
-from .families.contrast import ViewsKeys, views_traits
+from .families.contrast import EncoderKeys, encoder_traits
 
 
 @dataclass(frozen=True)
-class Keys(ViewsKeys):
+class Keys(EncoderKeys):
     temperature: float = option(0.5, "tau, the temperature of the contrastive loss", above=0)
 
 
-@method("fedsimclr", views_traits, Keys, client="fedhet.client_apps.fedsimclr:FedSimCLR")
+@method("fedsimclr", encoder_traits, Keys, client="fedhet.client_apps.fedsimclr:FedSimCLR")
 class FedSimCLR(FederatedStrategy[Keys, State]):
     """FedSimCLR: the average of encoders that clients train without labels, by comparing views of examples."""

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from fedhet.server import FederatedStrategy, State, method, option
 
-from .families.contrast import ViewsKeys, views_traits
+from .families.contrast import EncoderKeys, encoder_traits
 
 
 @dataclass(frozen=True)
-class Keys(ViewsKeys):
+class Keys(EncoderKeys):
     width: int = option(2048, "width of the projection head and of its hidden layers", at_least=4, at_most=2**16)
 
 
-@method("fedsimsiam", views_traits, Keys, client="fedhet.client_apps.fedsimsiam:FedSimSiam")
+@method("fedsimsiam", encoder_traits, Keys, client="fedhet.client_apps.fedsimsiam:FedSimSiam")
 class FedSimSiam(FederatedStrategy[Keys, State]):
     """FedSimSiam: the average of encoders that clients train without labels, by predicting one view from another."""

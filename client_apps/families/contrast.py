@@ -1,5 +1,6 @@
-"""What contrastive methods share at a client: projection heads, two views, and representations by other weights."""
+"""What contrastive methods share at a client: projection heads, two views, and linear evaluation."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -7,53 +8,25 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedhet.client import Client, ClientSide
 from fedhet.data import Examples
 from fedhet.data.views import random_views, two_views
 from fedhet.errors import DataError, ModelError, Refused
 from fedhet.messages import Payload
-from fedhet.methods.options import Config
-from fedhet.models.copies import in_evaluation_mode
+from fedhet.methods.options import Config, Options
 from fedhet.models.representation import Representation, head_name
-from fedhet.strategies.families.contrast import ViewsKeys
+from fedhet.strategies.families.contrast import EncoderKeys
 from fedhet.training import Phase, Step
 from fedhet.utils.randomness import torch_generator
 
-V = TypeVar("V", bound=ViewsKeys)
+V = TypeVar("V", bound=Options)
+E = TypeVar("E", bound=EncoderKeys)
 
 
 def projection_head(inputs: int, width: int, dtype: torch.dtype) -> nn.Module:
     """Return a new projection head (n, inputs) -> (n, width): two linear layers with a ReLU between them."""
     return nn.Sequential(nn.Linear(inputs, inputs, dtype=dtype), nn.ReLU(), nn.Linear(inputs, width, dtype=dtype))
-
-
-def represent_by(step: Step, phi: Representation, arrays: Mapping[str, Tensor]) -> Tensor:
-    """Return the representations `phi` (n, d) of a step's inputs by a network with other `arrays`, without gradients.
-
-    `arrays` are a state dict of the step's network, which computes in evaluation mode.
-    """
-    step.again += 1
-    network = _Represented(phi)
-    names = [name for name, _ in (*network.named_parameters(), *network.named_buffers())]
-    state = {name: arrays[name.removeprefix("model.")] for name in names if name.removeprefix("model.") in arrays}
-    autocast = torch.autocast(step.inputs.device.type, torch.bfloat16, enabled=step.bf16)
-    with in_evaluation_mode(phi.model), torch.no_grad(), autocast:
-        values: Tensor = functional_call(network, state, (step.inputs,))
-    return values.float() if step.bf16 else values
-
-
-class _Represented(nn.Module):
-    """A module that returns a network's representation, for `functional_call`."""
-
-    def __init__(self, phi: Representation) -> None:
-        super().__init__()
-        self.model = phi.model
-        self.phi = phi
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.phi(inputs)
 
 
 class Beside(nn.Module):
@@ -74,16 +47,15 @@ class TwoViews(ClientSide[V]):
     """Base class of client sides that train an encoder without labels, on two views of each example.
 
     A mini-batch has the first views of its examples, then the second ones: `terms` have twice as many rows as examples
-    in `step.captured["phi"]`, to which they apply the `modules` beside the head. For an evaluation, the head is trained
-    on labels, and nothing else (linear evaluation).
+    in `step.captured["phi"]`, to which they apply the `modules` beside the head. The head itself is not trained.
     """
 
     needs_labels = False
 
     @classmethod
+    @abstractmethod
     def modules(cls, inputs: int, keys: V, dtype: torch.dtype) -> Mapping[str, nn.Module]:
         """Return new modules by name that loss terms apply to representations (n, inputs), such as `projector`."""
-        return {"projector": projection_head(inputs, keys.width, dtype)}
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
@@ -116,6 +88,14 @@ class TwoViews(ClientSide[V]):
         views = two_views(client.augment or random_views)
         phase = Phase(client.request.epochs, client.optimisation(), terms=self.terms(payload), task_weight=0.0)
         return [replace(phase, augment=views, trains=lambda name: not name.startswith(head))]
+
+
+class LinearEvaluation(TwoViews[E]):
+    """Base class of client sides whose received encoder is evaluated: for this, the head alone is trained on labels."""
+
+    @classmethod
+    def modules(cls, inputs: int, keys: E, dtype: torch.dtype) -> Mapping[str, nn.Module]:
+        return {"projector": projection_head(inputs, keys.width, dtype)}
 
     def refine(self, when: str) -> Sequence[Phase]:
         if when != "received":

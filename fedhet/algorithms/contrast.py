@@ -1,5 +1,7 @@
 """Contrastive losses of representations, by the cosine of two vectors."""
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,3 +40,10 @@ def negative_cosine(predictions: Tensor, targets: Tensor) -> Tensor:
     This is D of SimSiam (Chen and He, CVPR 2021, equation 1) with its stop-gradient.
     """
     return -F.cosine_similarity(predictions, targets.detach(), dim=1).mean()
+
+
+def follow(targets: Mapping[str, Tensor], arrays: Mapping[str, Tensor], decay: float) -> None:
+    """Move the `targets` towards the `arrays` of the same names, in place: decay * target + (1 - decay) * array."""
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.lerp_(arrays[name].detach(), 1 - decay)

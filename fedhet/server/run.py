@@ -209,10 +209,14 @@ class Run:
             self.told.append(line)
             log.warning("%s%s", f"{named(clients)}: " if clients else "", line)
 
-    def network_like(self, client: str) -> nn.Module:
-        """Return a new network of a client's architecture; raise a FedhetError if the server cannot build it."""
+    def network_like(self, client: str, *, adapted: bool = False) -> nn.Module:
+        """Return a new network of a client's architecture; raise a FedhetError if the server cannot build it.
+
+        With `adapted`, it has the form in which clients train it (see `ClientSide.adapt`), such as a projection head.
+        """
         known = self.state.clients[client]
-        return self._build_network(client, known.architecture, known.partition)
+        network = self._build_network(client, known.architecture, known.partition)
+        return registry.client_side(self.method.name).adapt(network, self.config) if adapted else network
 
     def check_network(self, reply: Reply) -> None:
         """Check that the server can build the network described in a handshake reply; raise a FedhetError otherwise."""

@@ -231,7 +231,7 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         """Return the global model; None if there is none, or if clients do not share BatchNorm's statistics."""
         if not self.has_global_model:
             return None
-        model = self.run.network_like(in_order(self.state.clients)[0])
+        model = self.run.network_like(in_order(self.state.clients)[0], adapted=True)
         if model.state_dict().keys() - self.state.model.keys():
             return None
         load_into(model.state_dict(), self.state.model)

@@ -18,11 +18,13 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import Optimizer
 
 from fedhet.data import Augment, Examples
+from fedhet.models.copies import in_evaluation_mode
 from fedhet.models.representation import Capturing, RandomStream, Representation
 from fedhet.tasks import Task
 from fedhet.training.evaluation import forward
@@ -228,6 +230,34 @@ class Step:
         """
         self.further += len(inputs)
         return forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16)[0]
+
+    def by(self, arrays: Mapping[str, Tensor], representation: Representation | None = None) -> Tensor:
+        """Return outputs, or `representation` (n, d), for the step's inputs by its network with other `arrays`.
+
+        `arrays` are from a state dict of the network, and the network's own replace those that are left out. It
+        computes in evaluation mode and without gradients.
+        """
+        self.again += 1
+        network = _Computing(self.model, representation)
+        names = [name for name, _ in (*self.model.named_parameters(), *self.model.named_buffers())]
+        state = {f"model.{name}": arrays[name] for name in names if name in arrays}
+        autocast = torch.autocast(self.inputs.device.type, torch.bfloat16, enabled=self.bf16)
+        with in_evaluation_mode(self.model), torch.no_grad(), autocast:
+            values: Tensor = functional_call(network, state, (self.inputs,))
+        return values.float() if self.bf16 else values
+
+
+class _Computing(nn.Module):
+    """A module that computes a network's outputs or representation, in which `functional_call` replaces arrays."""
+
+    def __init__(self, model: nn.Module, representation: Representation | None) -> None:
+        super().__init__()
+        self.model = model
+        self.representation = representation
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        values: Tensor = (self.representation or self.model)(inputs)
+        return values
 
 
 Value = Tensor | tuple[Tensor, Mapping[str, Tensor]] | None

@@ -41,17 +41,22 @@ def train_at_server(
 ) -> tuple[Arrays, dict[str, float]]:
     """Train a network at the server, starting from `weights` unless empty; return the new weights and a metric.
 
-    `phase` sets epochs, optimizer and loss terms; `transform` prepares a batch of raw inputs; `seed` and `round` seed
-    random numbers. The metric `server_loss` is the mean loss. If training diverges, returns `weights` and no metric.
+    `phase` sets epochs, optimizer, augmentation and loss terms; `transform` prepares a batch of raw inputs; `seed` and
+    `round` seed random numbers. The metric `server_loss` is the mean loss. If training diverges, returns `weights` and
+    no metric.
     """
     load_into(network.state_dict(), weights)
     task = Task("classification")
     generator = torch_generator(seed, "server", round)
     purpose = "dropout", "server", round
+
+    def prepare(batch: Tensor, generator: torch.Generator | None) -> Tensor:
+        return transform(phase.augment(batch, generator) if phase.augment and generator else batch)
+
     try:
         with standard_settings(), seeded(seed, *purpose):
             dropout = derive_seed(seed, *purpose)
-            training = Training(network, phase, examples, task, lambda batch, _: transform(batch), generator, dropout)
+            training = Training(network, phase, examples, task, prepare, generator, dropout)
             trained = training.result()
     except ModelError as error:
         log.warning("round %d: training failed, so the server's network is unchanged: %s", round, error)

@@ -1,30 +1,56 @@
 """Methods whose clients train an encoder without labels, on two views of each example."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
-from fedhet.errors import ConfigError
+import torch
+
+from fedhet.data import Examples
+from fedhet.data.views import random_views, two_views
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods.sharing import BODY, NetworkDescription, Sharing
-from fedhet.server import Config, Options, Traits, option
+from fedhet.models.representation import precision
+from fedhet.server import Arrays, Config, FederatedStrategy, Options, State, Traits, option
+from fedhet.setup import client_setup
+from fedhet.training import Phase
+from fedhet.utils.machine import device_of
+from fedhet.utils.statistics import in_order
+
+from .at_server import build_at_server, train_at_server
+
+P = TypeVar("P", bound=Options)
+S = TypeVar("S", bound=State)
 
 
 def _encoder(network: NetworkDescription) -> Callable[[str], str | None]:
-    # What lies beside the head, such as the projection head, is not shared, either.
-    place = f"{network.head.removesuffix('head')}"
+    place = network.head.removesuffix("head")
     return lambda name: None if name.startswith(place) else name
 
 
+def _network(network: NetworkDescription) -> Callable[[str], str | None]:
+    place = network.head.removesuffix("head")
+    return lambda name: None if name.startswith(place) and not name.startswith(f"{network.head}.") else name
+
+
 ENCODER = Sharing(_encoder)
-"""All arrays but those of the head and of what lies beside it (`fedhet.client_apps.families.contrast.Beside`)."""
+"""All arrays but those of the head and of the modules beside it, such as the projection head."""
+
+NETWORK = Sharing(_network)
+"""All arrays but those of the modules beside the head."""
 
 
-@dataclass(frozen=True)
 class ViewsKeys(Options):
-    """Keys of methods whose clients train without labels; a linear classifier is trained for each evaluation."""
+    """Properties of methods whose clients train without labels, on views, with modules beside the head."""
 
     without = ("augment",)
     changes_heads = True
+
+
+@dataclass(frozen=True)
+class EncoderKeys(ViewsKeys):
+    """Keys of methods whose clients train an encoder only; a linear classifier is trained for each evaluation."""
+
     width: int = option(128, "width of the projection head", at_least=1, at_most=2**16)
     projector: Literal["shared", "own"] = option("shared", "projection head: averaged (shared), or each client's own")
     probe: Literal["own", "public"] = option(
@@ -41,7 +67,7 @@ class ViewsKeys(Options):
             raise ConfigError(f"{key} has no effect if {config.family}.probe = public: set one of them")
 
 
-def views_traits(keys: ViewsKeys) -> Traits:
+def encoder_traits(keys: EncoderKeys) -> Traits:
     """Return the traits of methods that average encoders which are trained without labels."""
     return Traits(
         networks="equal",
@@ -50,3 +76,32 @@ def views_traits(keys: ViewsKeys) -> Traits:
         public="labelled" if keys.probe == "public" else "none",
         predicts="a linear classifier on the encoder",
     )
+
+
+class ViewsAtServer(FederatedStrategy[P, S]):
+    """Base class of strategies whose server trains a network like the clients' on views of the public dataset."""
+
+    copies = 8
+
+    def train_on_views(self, weights: Arrays, phase: Phase, round: int) -> tuple[Arrays, dict[str, float]]:
+        """Train a client's network in a `phase`, starting from `weights`, whose other arrays are as initialized.
+
+        Mini-batches have two views of each example, as at clients. Returns all its arrays, and the metric
+        `server_loss`; if training diverges, `weights` and no metric.
+        """
+        config = self.config
+        public = self.run.public
+        if public is None:
+            family = self.method.family
+            raise FedhetError(
+                f"{family}'s server needs public data: set public-samples, or pass public= to make_server_app"
+            )
+        device = device_of("cpu" if config.device == "cpu" else "auto")
+        client = in_order(self.state.clients)[0]
+        network = build_at_server(lambda: self.run.network_like(client, adapted=True), config.seed).to(device)
+        labels = torch.zeros(len(public), dtype=torch.long) if public.labels is None else public.labels
+        examples = Examples(public.inputs.to(device), labels.to(device))
+        dataset = None if self.run.own_data else client_setup.dataset_of(config)
+        transform = client_setup.transform_of(dataset, precision(network))
+        phase = replace(phase, augment=two_views(random_views), task_weight=0.0)
+        return train_at_server(network, weights, phase, examples, config.seed, round, transform)

@@ -17,13 +17,14 @@ from fedhet.training import Step, forward
 N, TEMPERATURE = 5, 0.3
 
 
-class Reply:
+class Fake:
     """What a client side reads of a client."""
 
     privacy = None
 
     def __init__(self, representation, **keys):
         self.representation = representation
+        self.model, self.head, self.memory = representation.model, representation.head, {}
         self.config = type("Config", (), {"options": type("Keys", (), keys)})
 
 
@@ -33,7 +34,7 @@ def side_and_step(method, **keys):
     side = registry.client_side(method)
     config = type("Config", (), {"head": "", "family": method, "options": type("Keys", (), {"width": 8, **keys})})
     network = side.adapt(nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3)).double(), config)
-    client = Reply(Representation(network), **keys)
+    client = Fake(Representation(network), **keys)
     terms = side(client).terms(Payload())
     inputs = torch.randn(2 * N, 6, dtype=torch.float64)
     outputs, captured = forward(network, inputs, terms[0].captures)

@@ -1,0 +1,52 @@
+"""Client side of FedCon: trains the encoder to predict what a second, slower network returns for another view."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.algorithms.contrast import follow, negative_cosine
+from fedhet.messages import Payload
+from fedhet.models.representation import Representation
+from fedhet.strategies.fedcon import Keys
+from fedhet.training import Loss, Step, Term
+
+from .families.contrast import TwoViews, apply_beside
+
+
+class FedCon(TwoViews[Keys]):
+    remembers = True
+
+    @classmethod
+    def modules(cls, inputs: int, keys: Keys, dtype: torch.dtype) -> Mapping[str, nn.Module]:
+        first, last = nn.Linear(inputs, keys.width, dtype=dtype), nn.Linear(keys.width, inputs, dtype=dtype)
+        norm = nn.BatchNorm1d(keys.width, dtype=dtype)
+        return {"projector": nn.Sequential(first, norm, nn.ReLU(), last)}
+
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
+        client = self.client
+        phi = client.representation
+        before = client.memory
+        parameters = dict(client.model.named_parameters())
+        encoder = [name for name in parameters if not name.startswith(client.head.removesuffix("head"))]
+        self.second = {name: before.get(name, parameters[name]).detach().clone() for name in encoder}
+        constants = {"second": self.second, "decay": self.options.decay}
+        return (Term(distance_to_second, captures={"phi": phi}, phi=phi, **constants),)
+
+    def end(self, payload: Payload) -> Payload:
+        if self.client.trained.work.steps:
+            follow(self.second, dict(self.client.model.named_parameters()), self.options.decay)
+        self.client.memory = self.second
+        return super().end(payload)
+
+
+def distance_to_second(step: Step, phi: Representation, second: Mapping[str, Tensor], decay: float) -> Tensor:
+    """Return minus the mean cosine of each view's projection and the other view's representation by another network.
+
+    `second` has the parameters of that network's encoder, which follow those of the step with `decay`.
+    """
+    if step.number:
+        follow(second, step.parameters, decay)
+    predictions = apply_beside(step, phi, "projector", step.captured["phi"])
+    targets = step.by(second, phi)
+    return negative_cosine(predictions, targets.roll(len(targets) // 2, 0))
