@@ -12,7 +12,7 @@ from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import DataError, ModelError
 from fedhet.messages import Payload, load_into, to_arrays, to_tensor
-from fedhet.strategies.fens import Fens, Keys
+from fedhet.strategies.fens import Fens, Keys, Silent
 from fedhet.training import Optimisation, Phase
 from fedhet.utils.randomness import torch_generator
 
@@ -31,20 +31,37 @@ class FENS(ClientSide[Keys]):
         memory |= {name: to_tensor(array) for name, array in payload.arrays.get("members", {}).items()}
         if memory:
             self.fens = self.loaded(memory)
-            load_into(self.fens.state_dict(), to_arrays(memory) | payload.arrays["aggregator"])
+            tensors = self.fens.state_dict()
+            arrays = to_arrays(memory) | payload.arrays["aggregator"]
+            load_into(tensors, {name: arrays[name] for name in tensors})
 
     def loaded(self, beside: Mapping[str, Tensor]) -> Fens:
         names = bytes(beside["architectures"].tolist()).decode().split(",")
-        inputs = self.client.transform(self.client.data.train.inputs[:2])
         outputs = self.client.read(self.client.data.train.inputs[:2]).shape[-1]
+        members = []
+        for place, name in enumerate(names):
+            prefix = f"members.{place}."
+            shapes = {key.removeprefix(prefix): each.shape for key, each in beside.items() if key.startswith(prefix)}
+            members.append(self.built(name, shapes, outputs))
+        return Fens(members, names, outputs).to(self.client.device).eval()
 
-        def member(name: str) -> nn.Module:
+    def built(self, name: str, shapes: Mapping[str, torch.Size], outputs: int) -> nn.Module:
+        """Return a network by the name of its architecture, or a `Silent` one if its arrays have other `shapes`."""
+        inputs = self.client.transform(self.client.data.train.inputs[:2])
+
+        def network() -> nn.Module:
             try:
                 return models.build_auxiliary(name, name, inputs, outputs)
             except ModelError:  # Networks of the clients' own are equal.
                 return deepcopy(self.client.model)
 
-        return Fens([member(name) for name in names], names, outputs).to(self.client.device).eval()
+        try:
+            with torch.device("meta"):  # A false name of a large network costs no memory.
+                found = network()
+        except (NotImplementedError, RuntimeError):  # It computes while it is built.
+            found = network()
+        fits = {key: tensor.shape for key, tensor in found.state_dict().items()} == shapes
+        return network() if fits else Silent(outputs)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         client = self.client

@@ -44,6 +44,17 @@ class Members(State):
     second: Arrays = field(default_factory=dict)
 
 
+class Silent(nn.Module):
+    """A member that does not fit the name of its architecture: its outputs are 0."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.zeros(len(inputs), self.outputs, device=inputs.device)
+
+
 class Fens(nn.Module):
     """The networks `members`, in evaluation mode, and the `aggregator` of their outputs, each (n, `outputs`).
 
@@ -74,18 +85,15 @@ class Fens(nn.Module):
         return aggregated
 
 
-SENT = Traits(
-    shares=Sharing("everything", averaged=False),
-    keeps="model",
-    other_arrays="entries",
-    sends={"aggregator": "weights"},
-    predicts="an aggregator of all clients' networks, which are disclosed to all clients",
-)
-
-
 @method(
     "fens",
-    SENT,
+    Traits(
+        shares=Sharing("everything", averaged=False),
+        keeps="model",
+        other_arrays="entries",
+        sends={"aggregator": "weights"},
+        predicts="an aggregator of all clients' networks, which are disclosed to all clients",
+    ),
     Keys,
     client="fedhet.client_apps.fens:FENS",
     common={"shared-init": False},

@@ -7,6 +7,7 @@ from torch import nn
 
 from fedhet import load_model
 from fedhet.setup import client_setup
+from fedhet.strategies.fens import FENS
 from fedhet.utils.randomness import seeded, torch_generator
 from tests.strategies.by_hand import AT_ONCE, UNLIKE
 
@@ -80,3 +81,18 @@ def test_unlike_networks_of_the_clients_own_are_refused(federate):
     done = federate("fens", model=model, **settings)
     ((_, client, reason),) = {failure for failure in done.failures if failure[0] == 0}
     assert (client, "equal ones of your own" in reason) == ("2", True)
+
+
+def test_a_network_with_a_false_name_is_silent(federate, monkeypatch):
+    aggregate = FENS.aggregate_fit
+
+    def renamed(strategy, round, replies):
+        if round == 1:
+            strategy.state.clients["1"].architecture = "vgg9"
+        return aggregate(strategy, round, replies)
+
+    monkeypatch.setattr(FENS, "aggregate_fit", renamed)
+    done = federate("fens", **SETTINGS)
+    assert done.failures == []
+    network = load_model(done.folder, "0")
+    assert [type(member).__name__ for member in network.members] == ["MLP", "Silent", "MLP"]
