@@ -9,7 +9,7 @@ from torch import nn
 
 import fedhet
 from fedhet.client.app import make_client_app
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.results.description import pooled
 from fedhet.server.federation import Federation
@@ -150,6 +150,8 @@ def test_a_description_equals_pooled_statistics(tmp_path):
     assert together["classes"] == np.bincount(labels, minlength=3).tolist()
     assert (together["mean"], together["std"]) == (pytest.approx(values.mean()), pytest.approx(values.std()))
     assert together["range"] == [pytest.approx(values.min()), pytest.approx(values.max())]
+    with pytest.raises(FedhetError, match="row 0 contain nan"):
+        fedhet.run({**settings, "rounds": 1}, model=Tolerant, data=table_with_gaps, out=tmp_path / "b", progress=False)
 
 
 def test_a_node_describes_its_data_within_its_policy(elsewhere, new_watch):
@@ -168,5 +170,6 @@ def test_a_node_describes_its_data_within_its_policy(elsewhere, new_watch):
     assert "needs statistics" in row["failures"][0]["reason"]
     told = row["data"]["1"]
     assert (told["train"], told["missing"], told["range"]) == (60, None, None)
+    assert told["values"] == 60 * 6, "without those that are missing, it would tell their number"
     assert told["classes"] == [40, None, None], "the number of those left out is known, so the next class is, too"
     assert pooled(row["data"])["classes"] == [80, None, None]

@@ -75,13 +75,6 @@ class Clients:
         """
         config = info.config
         described = config.method_name == "local" and not (config.rounds or config.start_from)
-        with missing_allowed(described):
-            yield from self._job(info, request, policy, payload, placeholders=placeholders)
-
-    def _job(
-        self, info: ClientInfo, request: Request, policy: Policy, payload: Payload, *, placeholders: bool
-    ) -> Iterator[Job]:
-        config = info.config
         self._serve(info, request)
         keep_freed_memory()
         # More threads than cores over all clients of a host slow every one of them down a hundredfold.
@@ -89,7 +82,8 @@ class Clients:
             torch.set_num_threads(threads)
         device = device_of(config.device)
         secret = self._secret_of(info, alone=not policy.deployed) if policy.keeps_secret else None
-        data = self._data_of(info, device)
+        with missing_allowed(described):
+            data = self._data_of(info, device)
         if len(data.train) == 0:
             raise DataError("the client has no training examples: give it at least one, or leave it out of the run")
         if data.batch_size not in (None, info.node_config.get("batch-size", data.batch_size)):
@@ -100,7 +94,8 @@ class Clients:
         policy.check_examples(len(data.train), data.batch_size or config.batch_size)
         with self._network(info, data, device) as network:
             transform = client_setup.transform_of(data.dataset, network.representation.precision)
-            checked = self._checked.get(info.name) or self._check(info, data, network.representation, placeholders)
+            with missing_allowed(described):
+                checked = self._checked.get(info.name) or self._check(info, data, network.representation, placeholders)
             task = checked.task.measuring(config.metric, listed(config.metrics))
             policy.check_metrics(task)
             data = data.relabelled(task.outputs.labels)

@@ -23,7 +23,8 @@ def describe(job: Job) -> Arrays:
     """
     data = job.client.data
     policy = job.policy
-    count, mean, squares, missing = 0, 0.0, 0.0, 0
+    count = entries = missing = 0
+    mean = squares = 0.0
     low, high = math.inf, -math.inf
     shape: list[int] = []
     for raw, _ in data.train.batches(ROWS):
@@ -31,14 +32,14 @@ def describe(job: Job) -> Arrays:
         shape = [*parts[0].shape[1:]]
         lacks = torch.stack([part.isnan().reshape(len(part), -1).any(1) for part in parts])
         missing += int(lacks.any(0).sum())
+        entries += sum(part.numel() for part in parts)
         values = torch.cat([part[~part.isnan()] for part in parts])
         if not len(values):
             continue
         # The mean and the sum of squares about it are joined (Chan et al., 1979), since sums of squares lose digits.
         change = float(values.mean()) - mean
-        squares += float((values - values.mean()).square().sum()) + change**2 * count * len(values) / (
-            count + len(values)
-        )
+        squares += float((values - values.mean()).square().sum())
+        squares += change**2 * count * len(values) / (count + len(values))
         count += len(values)
         mean += change * len(values) / count
         low, high = min(low, float(values.min())), max(high, float(values.max()))
@@ -46,7 +47,9 @@ def describe(job: Job) -> Arrays:
     told = all(number == 0 or number >= policy.least for number in (missing, others))
     validation = len(data.validation) if data.validation else 0
     std = math.sqrt(squares / count) if count else 0.0
-    numbers: list[float] = [len(data.train), validation, len(data.test), missing if told else -1, count]
+    # The number of values tells how many are missing.
+    numbers: list[float] = [len(data.train), validation, len(data.test)]
+    numbers += [missing, count] if told else [-1, entries]
     numbers += [policy.rounded(mean), policy.rounded(std)]
     arrays = {"numbers": torch.tensor(numbers, dtype=torch.float64), "shape": torch.tensor(shape, dtype=torch.int64)}
     if policy.least == 1 and count:

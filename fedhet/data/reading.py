@@ -1,5 +1,6 @@
 """Inputs that are read on demand from a user's dataset, and conversion of columns, images and labels to tensors."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -150,9 +151,9 @@ def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> Non
 
     Its message names the `kind` of tensor, such as `inputs`, and the first bad row by its entry in `rows`.
     """
-    if _missing_allowed.get() and kind == "inputs":
-        return
     for part in parts_of(tensor).values():
+        if _missing_allowed.get() and kind == "inputs":
+            part = part.nan_to_num(posinf=math.inf, neginf=-math.inf)
         if (part.is_floating_point() or part.is_complex()) and not bool(part.isfinite().all()):
             row = next(row for row, each in enumerate(part) if not each.isfinite().all())
             values = part[row].flatten()
