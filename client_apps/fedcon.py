@@ -11,7 +11,7 @@ from fedhet.models.representation import Representation
 from fedhet.strategies.fedcon import Keys
 from fedhet.training import Loss, Step, Term
 
-from .families.contrast import TwoViews, apply_beside
+from .families.contrast import TwoViews
 
 
 class FedCon(TwoViews[Keys]):
@@ -47,6 +47,6 @@ def distance_to_second(step: Step, phi: Representation, second: Mapping[str, Ten
     """
     if step.number:
         follow(second, step.parameters, decay)
-    predictions = apply_beside(step, phi, "projector", step.captured["phi"])
+    predictions = step.beside("projector", phi, step.captured["phi"])
     targets = step.by(second, phi)
     return negative_cosine(predictions, targets.roll(len(targets) // 2, 0))

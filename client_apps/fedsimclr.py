@@ -8,7 +8,7 @@ from fedhet.models.representation import Representation
 from fedhet.strategies.fedsimclr import Keys
 from fedhet.training import Loss, Step, Term
 
-from .families.contrast import LinearEvaluation, apply_beside
+from .families.contrast import LinearEvaluation
 
 
 class FedSimCLR(LinearEvaluation[Keys]):
@@ -19,5 +19,5 @@ class FedSimCLR(LinearEvaluation[Keys]):
 
 def contrast_of_views(step: Step, phi: Representation, temperature: float) -> Tensor:
     """Return the NT-Xent loss of the projections of a step's two views."""
-    first, second = apply_beside(step, phi, "projector", step.captured["phi"]).chunk(2)
+    first, second = step.beside("projector", phi, step.captured["phi"]).chunk(2)
     return nt_xent(first, second, temperature)

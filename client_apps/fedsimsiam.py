@@ -11,7 +11,7 @@ from fedhet.models.representation import Representation
 from fedhet.strategies.fedsimsiam import Keys
 from fedhet.training import Loss, Step, Term
 
-from .families.contrast import LinearEvaluation, apply_beside
+from .families.contrast import LinearEvaluation
 
 
 class FedSimSiam(LinearEvaluation[Keys]):
@@ -38,6 +38,6 @@ def _layer(inputs: int, outputs: int, dtype: torch.dtype) -> list[nn.Module]:
 
 def distance_of_views(step: Step, phi: Representation) -> Tensor:
     """Return minus the mean cosine of each view's prediction and the other view's projection, in a step."""
-    projections = apply_beside(step, phi, "projector", step.captured["phi"])
-    predictions = apply_beside(step, phi, "predictor", projections)
+    projections = step.beside("projector", phi, step.captured["phi"])
+    predictions = step.beside("predictor", phi, projections)
     return negative_cosine(predictions, projections.roll(len(projections) // 2, 0))

@@ -285,6 +285,41 @@ class FedAvg(FederatedStrategy[Any, Any]):
         **settings: Unpack[Keys],
     ) -> None: ...
 
+class FedCAKeys(Keys, total=False):
+    width: int
+    """width of the projection head"""
+    projector: Literal["shared", "own"]
+    """projection head: averaged (shared), or each client's own"""
+    probe: Literal["own", "public"]
+    """labels of the linear classifier that is evaluated: the client's own, or the public dataset's"""
+    labels: float
+    """fraction of a client's examples whose labels are used"""
+    probe_epochs: int
+    """number of epochs of the linear classifier"""
+    probe_learning_rate: float
+    """learning rate of the linear classifier's Adam"""
+    temperature: float
+    """tau, the temperature of the contrastive loss"""
+    beta: float
+    """weight of the distance to the base network's representations"""
+    samples: int
+    """largest number of projections that a client sends; 0: none"""
+    base_epochs: int
+    """number of epochs for which the server trains the base network"""
+    base_learning_rate: float
+    """learning rate of the base network's Adam"""
+
+class FedCA(FederatedStrategy[Any, Any]):
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        public: PublicDataset | Tensor | None = None,
+        model: Any = None,
+        observers: Sequence[Observer] = (),
+        **settings: Unpack[FedCAKeys],
+    ) -> None: ...
+
 class FedConKeys(Keys, total=False):
     width: int
     """width of the projection head's hidden layer"""

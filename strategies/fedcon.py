@@ -80,7 +80,8 @@ class FedCon(ViewsAtServer[Keys, SecondNetwork]):
             return value
 
         steps = Optimisation("sgd", self.options.server_learning_rate, 0.5, batch_size=self.config.batch_size)
-        arrays, metrics = self.train_on_views(weights, Phase(self.options.server_epochs, steps, terms=(loss,)), round)
+        phase = Phase(self.options.server_epochs, steps, terms=(loss,))
+        arrays, metrics = self.train_on_views(weights, lambda _phi: phase, round)
         self.state.model = {name: arrays[name] for name in weights}
         self.state.second = to_arrays(second)
         return metrics

@@ -28,6 +28,13 @@ OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
     "fedgh": {"fedgh.width": 32},
     "fedproto": {"fedproto.width": 32},
     "fedre": {"fedre.width": 32},
+    "fedca": {
+        "fedca.width": 16,
+        "fedca.probe-epochs": 2,
+        "fedca.base-epochs": 1,
+        "fedca.samples": 8,
+        "public-samples": 16,
+    },
     "fedcon": {"fedcon.width": 16, "public-samples": 16},
     "fedsimclr": {"fedsimclr.width": 16, "fedsimclr.probe-epochs": 2, "fedsimclr.labels": 0.5},
     "fedsimsiam": {"fedsimsiam.width": 16, "fedsimsiam.probe-epochs": 2, "fedsimsiam.projector": "own"},

@@ -15,9 +15,10 @@ from fedhet.data.views import random_views, two_views
 from fedhet.errors import DataError, ModelError, Refused
 from fedhet.messages import Payload
 from fedhet.methods.options import Config, Options
-from fedhet.models.representation import Representation, head_name
+from fedhet.models.registry import Beside
+from fedhet.models.representation import head_name
 from fedhet.strategies.families.contrast import EncoderKeys
-from fedhet.training import Phase, Step
+from fedhet.training import Phase
 from fedhet.utils.randomness import torch_generator
 
 V = TypeVar("V", bound=Options)
@@ -27,20 +28,6 @@ E = TypeVar("E", bound=EncoderKeys)
 def projection_head(inputs: int, width: int, dtype: torch.dtype) -> nn.Module:
     """Return a new projection head (n, inputs) -> (n, width): two linear layers with a ReLU between them."""
     return nn.Sequential(nn.Linear(inputs, inputs, dtype=dtype), nn.ReLU(), nn.Linear(inputs, width, dtype=dtype))
-
-
-class Beside(nn.Module):
-    """A `head` and modules beside it, which only loss terms apply to the head's inputs."""
-
-    def __init__(self, beside: Mapping[str, nn.Module], head: nn.Module) -> None:
-        super().__init__()
-        for name, module in beside.items():
-            self.add_module(name, module)
-        self.head = head  # the last one, by which a network's head is found
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.head(inputs)
-        return outputs
 
 
 class TwoViews(ClientSide[V]):
@@ -95,7 +82,13 @@ class LinearEvaluation(TwoViews[E]):
 
     @classmethod
     def modules(cls, inputs: int, keys: E, dtype: torch.dtype) -> Mapping[str, nn.Module]:
-        return {"projector": projection_head(inputs, keys.width, dtype)}
+        first, last = (
+            nn.Linear(inputs, inputs, bias=False, dtype=dtype),
+            nn.Linear(inputs, keys.width, False, dtype=dtype),
+        )
+        # SimCLR's code normalises projections, so that all of them cannot move in one direction.
+        norms = nn.BatchNorm1d(inputs, dtype=dtype), nn.BatchNorm1d(keys.width, dtype=dtype)
+        return {"projector": nn.Sequential(first, norms[0], nn.ReLU(), last, norms[1])}
 
     def refine(self, when: str) -> Sequence[Phase]:
         if when != "received":
@@ -128,10 +121,3 @@ class LinearEvaluation(TwoViews[E]):
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         # Only the classifier of the received encoder is trained.
         return super().evaluate(when) if when == "received" else None
-
-
-def apply_beside(step: Step, phi: Representation, name: str, values: Tensor) -> Tensor:
-    """Return what the module `name` beside the head (see `TwoViews.modules`) returns for `values`, in a step."""
-    module = step.model.get_submodule(f"{phi.head.removesuffix('head')}{name}")
-    result: Tensor = module(values)
-    return result

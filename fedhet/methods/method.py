@@ -17,7 +17,16 @@ METRICS, STRUCTURE = "metrics", "structure"
 TEACHING = "public-training"
 """Kind of a method whose clients train on labelled public examples, which the server can choose."""
 
-_ARRAYS = ("weights", "statistics", "features", "posteriors", "prototypes", "descriptors", "hypernetwork")
+_ARRAYS = (
+    "weights",
+    "statistics",
+    "features",
+    "posteriors",
+    "prototypes",
+    "projections",
+    "descriptors",
+    "hypernetwork",
+)
 KINDS = (*_ARRAYS, TEACHING, METRICS)
 """Kinds of values that a node can send, and of training that it can do.
 
@@ -26,6 +35,7 @@ KINDS = (*_ARRAYS, TEACHING, METRICS)
 - `features`: representations of public examples.
 - `posteriors`: class scores of public examples, or mean class scores and numbers of examples by class.
 - `prototypes`: mean representations and numbers of examples by class.
+- `projections`: representations of single examples of the client (FedCA).
 - `descriptors`: the most important activations of a network's blocks for public images (FedHARM).
 - `hypernetwork`: parameters of a hypernetwork.
 - `public-training`: nothing is sent, but the client trains on labelled public examples, which the server can choose.
@@ -62,7 +72,7 @@ class Traits:
             `clip-norm` can limit; or `""` if there are no such arrays or neither key applies to them.
         sends: the kind of each value and group of arrays that a client sends, by name: `STRUCTURE` (facts about a
             network) or a kind that a node may refuse to send: `METRICS`, weights, statistics, features, posteriors,
-            prototypes, descriptors or hypernetwork (see `KINDS`). Shared arrays are the group
+            prototypes, projections, descriptors or hypernetwork (see `KINDS`). Shared arrays are the group
             `model`, by default of kind `weights`.
         predicts: by what a client predicts, as a noun phrase for reports.
     """

@@ -204,3 +204,18 @@ def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], w
     parent, _, own_name = name.rpartition(".")
     setattr(model.get_submodule(parent), own_name, placed)
     return model
+
+
+class Beside(nn.Module):
+    """A `head` and modules beside it, which only loss terms apply to the head's inputs (`Step.beside`)."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], head: nn.Module) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+        self.head = head  # the last one, by which a network's head is found
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return what the head returns for its `inputs` (n, d)."""
+        outputs: Tensor = self.head(inputs)
+        return outputs

@@ -231,6 +231,11 @@ class Step:
         self.further += len(inputs)
         return forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16)[0]
 
+    def beside(self, name: str, representation: Representation, values: Tensor) -> Tensor:
+        """Return what the module `name` beside the head returns for `values` (see `fedhet.models.registry.Beside`)."""
+        result: Tensor = self.model.get_submodule(f"{representation.head.removesuffix('head')}{name}")(values)
+        return result
+
     def by(self, arrays: Mapping[str, Tensor], representation: Representation | None = None) -> Tensor:
         """Return outputs, or `representation` (n, d), for the step's inputs by its network with other `arrays`.
 

@@ -9,8 +9,9 @@ import torch
 from fedhet.data import Examples
 from fedhet.data.views import random_views, two_views
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.methods import registry
 from fedhet.methods.sharing import BODY, NetworkDescription, Sharing
-from fedhet.models.representation import precision
+from fedhet.models.representation import Representation, precision
 from fedhet.server import Arrays, Config, FederatedStrategy, Options, State, Traits, option
 from fedhet.setup import client_setup
 from fedhet.training import Phase
@@ -83,11 +84,14 @@ class ViewsAtServer(FederatedStrategy[P, S]):
 
     copies = 8
 
-    def train_on_views(self, weights: Arrays, phase: Phase, round: int) -> tuple[Arrays, dict[str, float]]:
-        """Train a client's network in a `phase`, starting from `weights`, whose other arrays are as initialized.
+    def train_on_views(
+        self, weights: Arrays, phase_of: Callable[[Representation], Phase], round: int
+    ) -> tuple[Arrays, dict[str, float]]:
+        """Train a client's network, starting from `weights`, whose other arrays are as initialized.
 
-        Mini-batches have two views of each example, as at clients. Returns all its arrays, and the metric
-        `server_loss`; if training diverges, `weights` and no metric.
+        `phase_of` returns the phase, given the network with its representation. Mini-batches have two views of each
+        example, as at clients. Returns all its arrays, and the metric `server_loss`; if training diverges, `weights`
+        and no metric.
         """
         config = self.config
         public = self.run.public
@@ -103,5 +107,6 @@ class ViewsAtServer(FederatedStrategy[P, S]):
         examples = Examples(public.inputs.to(device), labels.to(device))
         dataset = None if self.run.own_data else client_setup.dataset_of(config)
         transform = client_setup.transform_of(dataset, precision(network))
-        phase = replace(phase, augment=two_views(random_views), task_weight=0.0)
+        phi = Representation(network, registry.client_side(self.method.name).head_of(config), config.representation)
+        phase = replace(phase_of(phi), augment=two_views(random_views), task_weight=0.0)
         return train_at_server(network, weights, phase, examples, config.seed, round, transform)

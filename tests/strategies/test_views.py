@@ -1,7 +1,8 @@
-"""FedSimCLR and FedSimSiam: their losses against plain computations, views, and the linear classifier."""
+"""FedSimCLR, FedCA and FedSimSiam: their losses against plain computations, views, and the linear classifier."""
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -25,21 +26,22 @@ class Fake:
     def __init__(self, representation, **keys):
         self.representation = representation
         self.model, self.head, self.memory = representation.model, representation.head, {}
+        self.device, self.to_device = torch.device("cpu"), lambda tensor: tensor
         self.config = type("Config", (), {"options": type("Keys", (), keys)})
 
 
-def side_and_step(method, **keys):
+def side_and_step(method, payload=None, **keys):
     """The client side of a method on a small network of float64, and the step of a batch with two views."""
     torch.manual_seed(0)
     side = registry.client_side(method)
     config = type("Config", (), {"head": "", "family": method, "options": type("Keys", (), {"width": 8, **keys})})
     network = side.adapt(nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3)).double(), config)
     client = Fake(Representation(network), **keys)
-    terms = side(client).terms(Payload())
+    terms = side(client).terms(payload or Payload())
     inputs = torch.randn(2 * N, 6, dtype=torch.float64)
     outputs, captured = forward(network, inputs, terms[0].captures)
     none = torch.empty(N)
-    return terms[0], Step(0, network, dict(network.named_parameters()), inputs, none, none, outputs, captured)
+    return *terms, Step(0, network, dict(network.named_parameters()), inputs, none, none, outputs, captured)
 
 
 def assert_same(term, step, expected):
@@ -53,15 +55,21 @@ def assert_same(term, step, expected):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
-def test_loss_of_fedsimclr():
-    term, step = side_and_step("fedsimclr", temperature=TEMPERATURE)
+@pytest.mark.parametrize("others", [0, 4])
+def test_loss_of_fedsimclr_and_fedca(others):
+    term, step = side_and_step("fedca" if others else "fedsimclr", temperature=TEMPERATURE, beta=0)
+    dictionary = torch.randn(others, 8, dtype=torch.float64)
+    if others:
+        term.constants["dictionary"] = dictionary
     z = step.model[2].projector(torch.tanh(step.model[0](step.inputs)))
     cosine = (z @ z.T) / z.norm(dim=1)[:, None] / z.norm(dim=1)
+    to_others = (z @ dictionary.T) / z.norm(dim=1)[:, None] / dictionary.norm(dim=1)
     losses = []
     for k in range(2 * N):
         partner = (k + N) % (2 * N)
-        others = sum((cosine[k, m] / TEMPERATURE).exp() for m in range(2 * N) if m != k)
-        losses.append(-((cosine[k, partner] / TEMPERATURE).exp() / others).log())
+        total = sum((cosine[k, m] / TEMPERATURE).exp() for m in range(2 * N) if m != k)
+        total = total + (to_others[k] / TEMPERATURE).exp().sum()
+        losses.append(-((cosine[k, partner] / TEMPERATURE).exp() / total).log())
     assert_same(term, step, sum(losses) / len(losses))
 
 
@@ -72,6 +80,34 @@ def test_loss_of_fedsimsiam():
     cosine = [(p[k] @ z[(k + N) % (2 * N)]) / p[k].norm() / z[(k + N) % (2 * N)].norm() for k in range(2 * N)]
     first, second = -sum(cosine[:N]) / N, -sum(cosine[N:]) / N
     assert_same(term, step, first / 2 + second / 2)
+
+
+def test_alignment_of_fedca():
+    base = {"0.weight": torch.randn(7, 6, dtype=torch.float64), "0.bias": torch.randn(7, dtype=torch.float64)}
+    payload = Payload({"base": {name: array.numpy() for name, array in base.items()}})
+    _, term, step = side_and_step("fedca", payload, temperature=TEMPERATURE, beta=0.4)
+    phi = torch.tanh(step.model[0](step.inputs))
+    theirs = torch.tanh(step.inputs @ base["0.weight"].T + base["0.bias"])
+    apart = phi / phi.norm(dim=1)[:, None] - theirs / theirs.norm(dim=1)[:, None]
+    loss, expected = term(step), 0.4 * apart.square().sum(1).mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    parameters = [step.parameters["0.weight"], step.parameters["0.bias"]]
+    for one, two in zip(*(torch.autograd.grad(each, parameters) for each in (loss, expected)), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
+
+
+def test_clients_of_fedca_receive_the_projections_of_others(federate):
+    keys = {"width": 8, "probe-epochs": 1, "samples": 5, "base-epochs": 1}
+    done = federate("fedca", public_samples=40, **{f"fedca.{key}": value for key, value in keys.items()})
+    assert done.failures == []
+    assert "dictionary" not in done.received[1, "0"]
+    sent = [done.sent[1, client]["dictionary"]["projections"] for client in "12"]
+    assert (done.received[2, "0"]["dictionary"]["projections"] == np.concatenate(sent)).all()
+    assert sent[0].shape == (5, 8)
+    base = done.received[1, "0"]["base"]
+    assert set(base) == set(done.received[1, "0"]["model"])
+    assert any((base[name] != array).any() for name, array in done.received[1, "0"]["model"].items())
+    assert all((base[name] == array).all() for name, array in done.received[2, "1"]["base"].items())
 
 
 def test_views_are_drawn_from_the_generator():
