@@ -60,7 +60,7 @@ def test_auc_of_several_clients(seed: int, clients: int, labels: int) -> None:
     sizes = torch.randint(1, 8, (clients,), generator=generator).tolist()
     outputs = [torch.randint(-2, 3, (size, labels), generator=generator).float() for size in sizes]
     truths = [torch.randint(2, (size, labels), generator=generator) for size in sizes]
-    metrics = [Task("multi-label").evaluate(o, y).metric for o, y in zip(outputs, truths, strict=True)]
+    metrics = [Task("multi-label").evaluate(o, y).metrics["auc"] for o, y in zip(outputs, truths, strict=True)]
     total = Metric.total(metrics)
     expected = []
     for label in range(labels):
@@ -90,6 +90,7 @@ def test_losses_train() -> None:
         "binary": (torch.zeros(6, 1), torch.arange(6) % 2),
         "token-classification": (torch.zeros(2, 3, 3), classes.reshape(2, 3)),
         "segmentation": (torch.zeros(1, 3, 2, 3), classes.reshape(1, 2, 3)),
+        "survival": (torch.zeros(6, 1), torch.tensor([[3.0, 1], [1, 1], [2, 1], [6, 0], [5, 1], [4, 1]])),
     }
     for task in map(Task, OUTPUTS):
         outputs, labels = by_task.get(task.name, (torch.zeros(6, 3), classes))
