@@ -106,11 +106,6 @@ class RunOutcome:
         models = {row.architecture or UNDISCLOSED for row in self.files.clients}
         return next(iter(models)) if len(models) == 1 else f"{len(models)} models"
 
-    @property
-    def direction(self) -> int:
-        """1 if higher values of the metric are better, and -1 if lower ones are."""
-        return self.files.direction
-
     def clients(self, measure: str = PERSONAL) -> Set[str]:
         """Return the names of the clients that a measure is about."""
         scores = self.scores.get(measure) or self.scores.get(PERSONAL)
@@ -149,7 +144,7 @@ class VariantResult:
     @property
     def direction(self) -> int:
         """1 if higher values of the metric are better, and -1 if lower ones are."""
-        return self.outcomes[0].direction if self.outcomes else 1
+        return self.outcomes[0].files.direction if self.outcomes else 1
 
     def mean(self, measure: str) -> float | None:
         """Return the mean over seeds of a measure such as `seconds` (see `MEASURES`), or None if no run has it."""
