@@ -172,7 +172,8 @@ def _evaluate(group: Sequence[Evaluation], kind: Hashable) -> list[Score]:
 def _train(group: Sequence[Training], kind: Hashable) -> list[Trained | BaseException]:
     """Train networks of one kind; raise an exception before a network or a random generator has changed."""
     copies = [replace(training, generator=training.generator.clone_state()) for training in group]
-    drawn = [mini_batches(each.network, each.phase, each.rows, each.generator, None) for each in copies]
+    # In training mode, in which BatchNorm needs two examples in a mini-batch.
+    drawn = [mini_batches(each.network.train(), each.phase, each.rows, each.generator, None) for each in copies]
     # Clients with more steps come first, so that those that still train are the first ones.
     order = sorted(range(len(group)), key=lambda place: -drawn[place][1])
     with computing(kind):
