@@ -16,8 +16,9 @@ OF_METHOD = SMALL | {
 }
 
 
-# FedMA trains less and less of a network, FENS on a part of the examples, and some train no network.
-OTHERS = {"fedma", "fens", "nearest-neighbour", "logistic-regression", "label-spreading"}
+# FedMA trains less and less of a network, FENS on a part of the examples, and some train no network. The servers of FedCA
+# and FedCon train networks, which `federate` does not give them.
+OTHERS = {"fedma", "fens", "fedca", "fedcon", "nearest-neighbour", "logistic-regression", "label-spreading"}
 
 
 @pytest.mark.parametrize("method", sorted(set(registry.own_methods()) - OTHERS))
