@@ -111,6 +111,10 @@ class Batches:
         return "evaluation", data, len(evaluation.examples).bit_length()
 
 
+_said: set[tuple[Hashable, str]] = set()
+"""Reasons in this process's log why networks of a kind are computed one by one."""
+
+
 def _by_kind(
     values: Sequence[V],
     kind_of: Callable[[V], Hashable],
@@ -128,7 +132,9 @@ def _by_kind(
         try:
             results |= zip(group, together([values[place] for place in group], kind), strict=True)
         except Exception as error:  # whatever it was, each client then finds out whether it is its own
-            log.info("some clients are computed one by one: %s", error)
+            if (kind, str(error)) not in _said:
+                _said.add((kind, str(error)))
+                log.info("some clients are computed one by one: %s", error)
     rest = [place for place in range(len(values)) if place not in results]
     results |= zip(rest, alone([values[place] for place in rest]), strict=True)
     return [results[place] for place in range(len(values))]
