@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.algorithms.matching import groups_to_json
 from fedhet.client import audit, work
@@ -404,8 +404,13 @@ def _alike(client: Client) -> str:
     if chosen == "off" or type(client.data.train.inputs) is not Tensor:
         return ""
     if chosen == "auto" and client.device.type == "cpu":
-        work = multiply_adds(client.model, client.transform(client.data.train.inputs[:2]))
-        if work * min(client.optimisation().batch_size, len(client.data.train)) > SMALL:
+        most = SMALL / min(client.optimisation().batch_size, len(client.data.train))
+        modules = [module for module in client.model.modules() if not isinstance(module, nn.Embedding)]
+        # Each parameter is used at least once for an example, so large networks need not be run.
+        if sum(array.numel() for module in modules for array in module.parameters(recurse=False)) > most:
+            return ""
+        work = attempt(multiply_adds, client.model, client.transform(client.data.train.inputs[:2]))
+        if isinstance(work, BaseException) or work > most:
             return ""
     shapes = [tuple(tensor.shape) for tensor in client.tensors.values()]
     return hashlib.blake2b(f"{type(client.model)} {shapes}".encode(), digest_size=8).hexdigest()
