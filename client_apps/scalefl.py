@@ -85,7 +85,7 @@ class ScaleFL(ByDepth[Keys]):
         late = client.request.round > client.config.rounds / 4
         constants = {"gamma": self.options.gamma if late else 0.0, "temperature": self.options.temperature}
         exits = {name: Output(model, name) for name in names}
-        terms = (Term(earlier_exits, captures=exits, **constants),) if exits else ()
+        terms = (Term(earlier_exits, captures=exits, weighted=True, **constants),) if exits else ()
         return [replace(phase, task_weight=2 / (model.depth + 1), terms=terms) for phase in super().phases(payload)]
 
 

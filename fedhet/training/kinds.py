@@ -172,6 +172,10 @@ def _parts_of(value: Any) -> list[Any]:
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return [value.__code__, value.__module__, value.__defaults__, value.__kwdefaults__, *cells]
+    if isinstance(value, nn.Module):  # which is no submodule, but an attribute
+        own = vars(value)
+        hooks = [hook for name in _HOOKS for hook in own[name].values()]
+        return [type(value), own_attributes(value), own["_modules"], own["_parameters"], own["_buffers"], hooks]
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, partial):
