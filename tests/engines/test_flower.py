@@ -328,7 +328,8 @@ def ray_runs(tmp_path_factory: pytest.TempPathFactory, simulating: dict[str, str
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_ray_and_local_give_the_same_history(method: str, ray_runs: Path, tmp_path: Path) -> None:
-    local, ray = fedhet.run(settings_of(method), out=tmp_path / "local"), ray_runs / method
+    local = fedhet.run(settings_of(method) | {"client-batching": "off"}, out=tmp_path / "local")
+    ray = ray_runs / method
     summary = json.loads((ray / "summary.json").read_text())
     assert (summary["engine"], summary["status"]) == ("ray", "completed")
     assert Run(ray).rows == Run(local.folder).rows
@@ -339,7 +340,8 @@ def test_ray_and_local_give_the_same_history(method: str, ray_runs: Path, tmp_pa
 def test_flwr_run_of_a_checkout_gives_the_same_history(
     tmp_path: Path, pyproject: dict[str, Any], simulating: dict[str, str]
 ) -> None:
-    local = fedhet.run({"preset": "fedavg/digits", "rounds": 2, "clients": 3}, out=tmp_path / "local")
+    settings = {"preset": "fedavg/digits", "rounds": 2, "clients": 3, "client-batching": "off"}
+    local = fedhet.run(settings, out=tmp_path / "local")
     run_config = f'preset="fedavg/digits" rounds=2 clients=3 out="{tmp_path / "flwr"}"'
     output = simulate(ROOT, simulating, run_config, "num-supernodes=3 client-resources-num-cpus=1")
     assert "round 2/2" in output

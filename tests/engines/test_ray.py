@@ -91,7 +91,8 @@ def test_a_stopped_run_can_be_resumed(tmp_path: Path) -> None:
     assert not marked(mark)
     assert f"continue with: fedhet run --resume {out}" in stderr
     done = max(row["round"] for row in read_history(out))
-    straight = fedhet.run(settings | {"rounds": done + 2, "engine": "local"}, out=tmp_path / "straight")
+    local = {"rounds": done + 2, "engine": "local", "client-batching": "off"}
+    straight = fedhet.run(settings | local, out=tmp_path / "straight")
     resumed: RunResult = fedhet.run({"rounds": done + 2}, resume=out)
     assert resumed.summary["engine"] == "ray"
     assert Run(out).rows == Run(straight.folder).rows
