@@ -48,7 +48,7 @@ class FedKD(Projected[SmallNetworkKeys]):
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         small = Representation(self.pair, f"small.{self.small_head}".rstrip("."))
         captures = self.captures | {"own": self.client.representation, "shared": small}
-        return (Term(mutual_with_hidden, captures=captures, weighted=True),)
+        return (Term(mutual_with_hidden, captures=captures),)
 
     def end(self, payload: Payload) -> Payload:
         client = self.client
@@ -70,4 +70,4 @@ def mutual_with_hidden(step: Step) -> Tensor:
     learnt = step.divergence(step.outputs, shared)
     taught = step.divergence(shared, step.outputs)
     projected = F.linear(step.captured["shared"].to(hidden.dtype), step.parameters["projector.weight"])
-    return shared_loss + (learnt + taught + step.mean(F.mse_loss(projected, hidden, reduction="none"))) / both
+    return shared_loss + (learnt + taught + F.mse_loss(projected, hidden)) / both
