@@ -12,6 +12,7 @@ from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import DataError, ModelError
 from fedhet.messages import Payload, load_into, to_arrays, to_tensor
+from fedhet.models.copies import without_memory
 from fedhet.strategies.fens import Fens, Keys, Silent
 from fedhet.training import Optimisation, Phase
 from fedhet.utils.randomness import torch_generator
@@ -55,12 +56,8 @@ class FENS(ClientSide[Keys]):
             except ModelError:  # Networks of the clients' own are equal.
                 return deepcopy(self.client.model)
 
-        try:
-            with torch.device("meta"):  # A false name of a large network costs no memory.
-                found = network()
-        except (NotImplementedError, RuntimeError):  # It computes while it is built.
-            found = network()
-        fits = {key: tensor.shape for key, tensor in found.state_dict().items()} == shapes
+        found = without_memory(network).state_dict()
+        fits = {key: tensor.shape for key, tensor in found.items()} == shapes
         return network() if fits else Silent(outputs)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:

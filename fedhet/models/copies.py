@@ -2,7 +2,7 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from inspect import getclosurevars, unwrap
@@ -139,6 +139,18 @@ def unusable(model: Any) -> str:
         if not isinstance(value, Tensor) or value.is_complex() or not value.numel():
             return f" whose {each} cannot be sent, as it is empty, complex or no tensor (get_extra_state): remove it"
     return ""
+
+
+def without_memory(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return the network that `build` returns on the meta device, or on its own if it computes while it is built.
+
+    So the shapes of a large network, which a false claim can name, cost no memory.
+    """
+    try:
+        with torch.device("meta"):
+            return build()
+    except (NotImplementedError, RuntimeError):  # it computes with values, which the meta device does not have
+        return build()
 
 
 @contextmanager

@@ -4,13 +4,12 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedhet.config import configuration, flower_names
@@ -26,6 +25,7 @@ from fedhet.messages import Arrays, Reply, difference, spec_of
 from fedhet.methods import registry
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config
+from fedhet.models.copies import without_memory
 from fedhet.results.state import State
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo, ModelFunction
@@ -224,12 +224,7 @@ class Run:
         build = partial(self._build_network, report.client, report.architecture, report.partition)
         if not self.model:
             client_setup.dataset_of(self.config)  # it is cached, and cannot be read on the meta device
-        try:
-            # On the meta device: a false claim of a large network costs no memory.
-            with nullcontext() if self.model else torch.device("meta"):
-                built = build()
-        except (NotImplementedError, RuntimeError):  # it computes while it is built
-            built = build()
+        built = build() if self.model else without_memory(build)
         if (spec := spec_of(built.state_dict())) != report.spec:
             raise FedhetError(
                 f"the client's network differs from the one that the server builds ({difference(report.spec, spec)}): "

@@ -18,6 +18,7 @@ from fedhet.methods import registry
 from fedhet.methods.method import Traits
 from fedhet.methods.options import OWN, Config, keys_about, listed
 from fedhet.methods.sharing import NetworkDescription
+from fedhet.models.copies import without_memory
 from fedhet.models.registry import spread
 from fedhet.models.representation import Representation, in_precision
 from fedhet.tasks import Task
@@ -240,12 +241,8 @@ def must_be_equal(config: Config) -> bool:
 
 @lru_cache(maxsize=256)  # a comparison checks all its runs
 def _arrays(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, tuple[int, int]]:
-    try:
-        with torch.device("meta"):
-            tensors = models.build(name, input_shape, classes).state_dict()
-    except (NotImplementedError, RuntimeError):  # it computes values while it is built
-        with torch.random.fork_rng(devices=[]):
-            tensors = models.build(name, input_shape, classes).state_dict()
+    with torch.random.fork_rng(devices=[]):
+        tensors = without_memory(partial(models.build, name, input_shape, classes)).state_dict()
     return {key: (tensor.ndim, tensor.nbytes) for key, tensor in tensors.items()}
 
 
