@@ -38,6 +38,9 @@ from fedhet.utils.text import log
 FEW = 512  # largest number of test examples of a client whose network is evaluated together with other networks
 MEMORY = 2**30  # largest memory of a batch's transformed examples, in bytes, above which each step transforms its own
 
+Batch = tuple[list[int], Tensor, Tensor, Tensor, Tensor]
+"""The numbers of examples of several networks in a step, and their inputs, labels, row numbers and weights, padded."""
+
 R = TypeVar("R")
 V = TypeVar("V")
 
@@ -236,8 +239,7 @@ class _Steps:
             draws = any(isinstance(term, Term) and term.draw for term in phase.terms)
             generators = [torch.Generator().manual_seed(training.seed) for training in group]
             losses: _Losses | None = None
-            for number, batch in enumerate(_batches(group, drawn, leaves[0].dtype)):
-                counts = (batch[3] > 0).sum(1).tolist()
+            for number, (counts, *batch) in enumerate(_batches(group, drawn, leaves[0].dtype)):
                 active = len(counts)
                 if active < len(leaves[0]):
                     current = first_of(active, current, optimizer)
@@ -270,7 +272,7 @@ class _Steps:
         losses: "_Losses",
         state: list[Tensor],
         live: list[bool],
-        batch: tuple[Tensor, ...],
+        batch: Sequence[Tensor],
         count: int,
     ) -> None:
         """Compare the second network's first loss and gradients in a batch with what it computes alone."""
@@ -380,8 +382,8 @@ class _Losses:
 
 def _batches(
     group: Sequence[Training], drawn: Sequence[tuple[Iterator[Tensor], int]], dtype: torch.dtype
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield for each step inputs, labels, row numbers and weights of the active clients' examples, padded."""
+) -> Iterator[Batch]:
+    """Yield for each step the active clients' examples, padded (see `Batch`)."""
     examples = [training.rows for training in group]
     size = sum(len(each) * each.inputs[:1].numel() for each in examples) * dtype.itemsize
     lengths = [length for _, length in drawn]
@@ -394,7 +396,7 @@ def _batches(
 
 def _prepared_once(
     group: Sequence[Training], drawn: Sequence[Sequence[Tensor]], lengths: Sequence[int], dtype: torch.dtype
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+) -> Iterator[Batch]:
     inputs = torch.cat([training.prepare(training.rows.inputs[:], None) for training in group])
     labels = torch.cat([training.rows.labels for training in group])
     counts = [0, *[len(training.rows) for training in group][:-1]]
@@ -406,15 +408,16 @@ def _prepared_once(
     weights = ((torch.arange(rows.shape[2]) < sizes[..., None]).to(dtype) / sizes[..., None]).to(labels.device)
     places = rows + starts
     for step, most in enumerate(sizes.amax(0).tolist()):
-        here = slice(sum(length > step for length in lengths)), step, slice(most)
+        active = sum(length > step for length in lengths)
+        here = slice(active), step, slice(most)
         chosen, shape = places[here].flatten(), places[here].shape
         arrays = (array.index_select(0, chosen).unflatten(0, shape) for array in (inputs, labels))
-        yield *arrays, rows[here], weights[here]
+        yield sizes[:active, step].tolist(), *arrays, rows[here], weights[here]
 
 
 def _prepared_in_each_step(
     group: Sequence[Training], iterators: Sequence[Iterator[Tensor]], lengths: Sequence[int], dtype: torch.dtype
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+) -> Iterator[Batch]:
     for step in range(lengths[0]):
         active = sum(length > step for length in lengths)
         rows = [next(iterator) for iterator in iterators[:active]]
@@ -422,7 +425,7 @@ def _prepared_in_each_step(
         weights = [torch.full((len(index),), 1 / len(index), dtype=dtype, device=index.device) for index in rows]
         inputs, labels = zip(*batches, strict=True)
         padded = [pad_sequence([*arrays], batch_first=True) for arrays in (inputs, labels, rows, weights)]
-        yield padded[0], padded[1], padded[2], padded[3]
+        yield [len(index) for index in rows], padded[0], padded[1], padded[2], padded[3]
 
 
 def _terms(group: Sequence[Training], number: int, counts: Sequence[int]) -> list[list[Term]]:
