@@ -378,7 +378,8 @@ class Answers:
         report.noise = self._noise
         report.wrapped = self._backend is not None
         report.groups = groups_to_json(client.part.groups) if client.part else ""
-        report.alike = "" if job.policy.deployed or self._backend else _alike(client)
+        # Only the local engine makes batches.
+        report.alike = "" if job.policy.deployed or self._backend or in_ray() else _alike(client)
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
             report.public = public.digest

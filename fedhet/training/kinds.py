@@ -22,7 +22,7 @@ MOST = 1024  # largest number of entries of a tensor that is compared by value
 _VALUES = (bool, int, float, complex, str, bytes, type(None), type, range, Enum, CodeType, BuiltinFunctionType)
 _SIMPLE = frozenset({bool, int, float, str, type(None)})
 _TORCH_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"training", "_is_full_backward_hook"}
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
 
 
