@@ -216,11 +216,13 @@ def report(
     folders: arguments.Folders,
     out: Annotated[Path, arguments.place("The page about several runs.", "FILE")] = Path("comparison.html"),
 ) -> None:
-    """Write report.html and figures for a run, or one page about several runs."""
+    """Write report.html and figures for a run, the files of a comparison, or one page about several runs."""
     with _errors(everything_is_input=True):
         from fedhet.results.report import compare_folders, write_report
 
-        if len(folders) == 1:
+        if len(folders) == 1 and (folders[0] / "comparison.json").is_file():
+            typer.echo(printable(str(_quietly("fedhet.comparing").read_comparison(folders[0]).write())))
+        elif len(folders) == 1:
             typer.echo(printable(str(write_report(folders[0]))))
         else:
             typer.echo(printable(f"{compare_folders(folders, out).resolve()} (--out names another place)"))

@@ -62,7 +62,9 @@ Kinds = Annotated[
     str | None, typer.Option(metavar="KIND,...", help=f"What clients may send: {', '.join(KINDS)}; default: all.")
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit in memory.")]
-Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories.", parser=path_of)]
+Folders = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Run directories, or the folder of a comparison.", parser=path_of)
+]
 Tune = Annotated[
     list[str] | None,
     typer.Option(

@@ -1,7 +1,8 @@
 """Comparisons of methods over several seeds, with equal clients, data, splits, participation and rounds."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,19 @@ from fedhet.comparing import tables
 from fedhet.comparing.measures import VariantResult, absent, measure, verdict
 from fedhet.comparing.planning import announce
 from fedhet.comparing.runs import Execution, check, prepared, unused
-from fedhet.comparing.settings import Choice, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
+from fedhet.comparing.settings import (
+    Choice,
+    ComparedRun,
+    PlannedRun,
+    SharedSettings,
+    distinct,
+    shared_settings,
+    variants_of,
+)
 from fedhet.comparing.tuning import RATE, WHOLE, Tuning, planned_trials, tune
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
-from fedhet.results.figures import save_png
-from fedhet.results.history import showing
+from fedhet.results.figures import WIDTH, save_figure
+from fedhet.results.history import parse_object, showing
 from fedhet.results.report import Section, table, write_together
 from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Task
@@ -27,6 +36,11 @@ from fedhet.utils.process import alone
 from fedhet.utils.statistics import grouped
 
 __all__ = ["Comparison", "Tuning", "compare"]
+
+SAVED = "comparison.json"
+"""File from which the other files of a comparison are written again."""
+
+FILES = "comparison.html, .md, .csv, .tex, .png, .pdf and .svg"
 
 
 @dataclass(frozen=True)
@@ -38,12 +52,18 @@ class Comparison:
         results: the result of each variant, over its seeds.
         baseline: the element of `results` from which differences are computed.
         failed: the reason why each failed run failed, by the run's name.
+        title, verdict, notes, sections: the title of the page, the sentence on which methods are better or worse than
+            the baseline, the notes below the tables, and further sections of the page.
     """
 
     folder: Path
     results: Sequence[VariantResult] = field(repr=False)
     baseline: VariantResult = field(repr=False)
     failed: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
+    verdict: str = ""
+    notes: Sequence[str] = field(default=(), repr=False)
+    sections: Sequence[Section] = field(default=(), repr=False)
 
     @property
     def failure(self) -> str:
@@ -60,9 +80,45 @@ class Comparison:
         if self.failed:
             raise FedhetError(self.failure)
 
-    def plot(self) -> Figure:
-        """Return a figure with the mean accuracy of each variant's personal models by round."""
-        return tables.comparison_figure(self.results)
+    def plot(self, methods: Sequence[str] | None = None, *, width: float = WIDTH, height: float = 3.2) -> Figure:
+        """Return a matplotlib figure with the mean accuracy of each variant's personal models by round.
+
+        Bands are one standard deviation over seeds. The curves begin after round 1 unless all methods have round 0, and
+        are over the clients that all of them scored. To save the figure, call `savefig("figure.pdf")`.
+
+        Args:
+            methods: names of the variants to draw, in this order; by default all.
+            width: width of the figure in inches, such as that of a column of a paper.
+            height: height of the figure in inches, without the legend above the axes.
+
+        Raises:
+            FedhetError: if a variant is unknown, or no run was completed.
+        """
+        results = {result.variant: result for result in self.results}
+        if unknown := [name for name in methods or () if name not in results]:
+            raise FedhetError(f"{', '.join(unknown)}: not in this comparison; choose from {', '.join(results)}")
+        drawn = results.values() if methods is None else [results[name] for name in methods]
+        return tables.comparison_figure([*drawn], width, height)
+
+    def write(self) -> Path:
+        """Write the tables, the figure and the page into `folder`; return the page's path."""
+        results, separate = self.results, tables.separate_tables(self.results, self.baseline)
+        failure = [" ".join(self.failure.split())] if self.failed else []
+        path = self.folder / "comparison.html"
+        write_text(path.with_suffix(".csv"), csv_lines(tables.number_rows(results, self.baseline)))
+        write_text(
+            path.with_suffix(".md"), tables.markdown(results, self.baseline, [*self.notes, *failure], self.verdict)
+        )
+        write_text(path.with_suffix(".tex"), tables.latex(separate, self.title, "".join(self.notes[:1])))
+        runs = {each.run.name: each.files for result in results for each in result.outcomes}
+        if runs:
+            figure = self.plot()
+            for kind in (".png", ".pdf", ".svg"):
+                save_figure(figure, path.with_suffix(kind))
+            sections = [Section("Results", separate, self.notes, kind="numbers"), *self.sections]
+            missing = [*absent(results), *failure]
+            write_together(path, self.title, runs, sections, {"comparison": figure}, missing, self.verdict)
+        return path
 
     def _repr_html_(self) -> str:
         failure = f"<pre>{escape(self.failure)}</pre>" if self.failed else ""
@@ -86,7 +142,7 @@ def compare(
     tuning: Tuning | None = None,
     console: Console | None = None,
 ) -> Comparison:
-    """Run every method with every seed, print a table, and write `comparison.csv`, `.md`, `.png`, `.html` into `out`.
+    """Run every method with every seed, print a table, and write it as `comparison.html`, `.tex`, ... into `out`.
 
     The run directories are `out/<variant>-seed<seed>/`. If called again with the same settings, a comparison keeps
     completed runs, and resumes interrupted and failed ones. Returns the results over seeds. Raises a ConfigError if
@@ -156,38 +212,44 @@ def _compared(
 
     with showing(out):
         results = measure(runs, failed)
-        done = Comparison(out, results, next(each for each in results if each.variant == baseline), failed)
-        notes = tables.notes_below(results, done.baseline, shared.notes, [each.text for each in tuned if each.best])
+        first = next(each for each in results if each.variant == baseline)
+        notes = tables.notes_below(results, first, shared.notes, [each.text for each in tuned if each.best])
         dataset = "own data" if shared.functions.data is not None else runs[0].settings.dataset
-        said = verdict(results, done.baseline)
-        publish(done, said, notes, f"{', '.join(shared.own)} on {dataset}", execute)
-    execute.show(Text("\n".join([*(note for note in notes if note not in shared.notes), *absent(results), said])))
-    execute.tell(f"results are in {out.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
+        title = f"{', '.join(shared.own)} on {dataset}"
+        done = Comparison(out, results, first, failed, title, verdict(results, first), notes)
+        publish(done, runs, execute)
+    further = [note for note in notes if note not in shared.notes]
+    execute.show(Text("\n".join([*further, *absent(results), done.verdict])))
+    execute.tell(f"results are in {out.resolve()}: {FILES}, and a folder for each run")
     if len(failed) == len(runs):
         raise FedhetError(done.failure)
     return done
 
 
-def publish(
-    done: Comparison, verdict: str, notes: Sequence[str], title: str, execute: Execution, more: Sequence[Section] = ()
-) -> None:
-    """Print the tables of the comparison `done` to the console of `execute`, and write its files into its folder.
-
-    The files are `comparison.csv`, `.md`, `.png` and `.html`. The Markdown file and the HTML page have the sentence
-    `verdict` and absent clients above the tables, and `notes` below them. The page also has a `title` and the sections
-    `more`.
-    """
-    out, results = done.folder, done.results
-    separate = tables.separate_tables(results, done.baseline)
-    for lines in separate:
+def publish(done: Comparison, runs: Sequence[ComparedRun], execute: Execution) -> None:
+    """Print the tables of a comparison of these runs to the console of `execute`, and write its files."""
+    for lines in tables.separate_tables(done.results, done.baseline):
         execute.show(tables.TerminalTable(lines))
-    notes = [*notes, " ".join(done.failure.split())] if done.failed else notes
-    write_text(out / "comparison.csv", csv_lines(tables.number_rows(results, done.baseline)))
-    write_text(out / "comparison.md", tables.markdown(results, done.baseline, notes, verdict))
-    runs = {each.run.name: each.files for result in results for each in result.outcomes}
-    if not runs:
-        return
-    figure = done.plot()
-    save_png(figure, out / "comparison.png")
-    above = [*absent(results)]
-    write_together(out / "comparison.html", title, runs, separate, {"comparison": figure}, notes, more, above, verdict)
+    saved = {name: getattr(done, name) for name in ("title", "verdict", "notes", "failed")}
+    saved |= {"baseline": done.baseline.variant, "sections": [asdict(section) for section in done.sections]}
+    saved["runs"] = [
+        [run.variant, run.seed, run.folder.relative_to(done.folder).as_posix(), run.equalised] for run in runs
+    ]
+    write_text(done.folder / SAVED, json.dumps(saved, indent=2) + "\n")
+    done.write()
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """Read a comparison from `comparison.json` and the runs in its folder; raises a FedhetError if they are damaged."""
+    with showing(folder):
+        saved = parse_object((folder / SAVED).read_text(encoding="utf-8"))
+        runs = [ComparedRun(name, seed, folder / place, equalised) for name, seed, place, equalised in saved["runs"]]
+        for run in runs:
+            if not run.folder.resolve().is_relative_to(folder.resolve()):
+                raise FedhetError(f"{folder / SAVED} names a run outside of its folder: restore it from a copy")
+        results = measure(runs, saved["failed"])
+        first = next(each for each in results if each.variant == saved["baseline"])
+        sections = [Section(**each) for each in saved["sections"]]
+        return Comparison(
+            folder, results, first, saved["failed"], saved["title"], saved["verdict"], saved["notes"], sections
+        )

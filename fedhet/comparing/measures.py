@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedhet.comparing.settings import PlannedRun
-from fedhet.methods.options import Config
+from fedhet.comparing.settings import ComparedRun
 from fedhet.results.history import RunFiles, TestSet, Which, final_clients, read_run
 from fedhet.results.terminal import UNDISCLOSED
 from fedhet.utils.statistics import Metric, grouped
@@ -95,7 +94,7 @@ class RunOutcome:
     `scores` has the clients' metrics by measure and client.
     """
 
-    run: PlannedRun
+    run: ComparedRun
     files: RunFiles
     values: Mapping[str, float | None]
     scores: Mapping[str, Mapping[str, Metric]] = field(default_factory=dict)
@@ -171,7 +170,8 @@ class VariantResult:
                 counts.add(len(common))
         if (found := paired_difference(mine, theirs)) is None:
             return None
-        wanted = self.outcomes[0].run.settings.clients - self.outcomes[0].run.settings.unseen_clients
+        settings = self.outcomes[0].files.settings
+        wanted = settings["clients"] - settings["unseen-clients"]
         numbers = " to ".join(map(str, sorted({min(counts), max(counts)})))
         return replace(found, over=f"{numbers} of {wanted}" if 0 < min(counts) < wanted else "")
 
@@ -190,7 +190,7 @@ def differences(results: Iterable[VariantResult], baseline: VariantResult) -> di
 
 def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     """Return a sentence on which methods are significantly better or worse than the baseline, or an empty string."""
-    other = "training alone" if any(is_local(each.run.settings) for each in baseline.outcomes) else baseline.variant
+    other = "training alone" if any(is_local(each.files) for each in baseline.outcomes) else baseline.variant
     known, different, same = differences(results, baseline), [], []
     scored = [each.variant for each in results if None not in (each.mean(PERSONAL), baseline.mean(PERSONAL))]
     apart = [name for name in scored if name not in (*known, baseline.variant)]
@@ -222,21 +222,22 @@ def absent(results: Iterable[VariantResult]) -> Iterator[str]:
         yield from (f"{result.variant}, seeds {', '.join(seeds)}: {line}." for line, seeds in lines.items())
 
 
-def is_local(config: Config) -> bool:
-    """Return whether `config` is local training (the method `local`) on the clients' own examples only."""
-    return config.method_name == "local" and config.options.public == "unused"
+def is_local(run: RunFiles) -> bool:
+    """Return whether a run is local training (the method `local`) on the clients' own examples only."""
+    return run.settings["method"] == "local" and run.settings.get("local.public", "unused") == "unused"
 
 
-def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
+def measure(runs: Iterable[ComparedRun], failed: Container[str]) -> list[VariantResult]:
     """Read the runs whose names are not in `failed`, and return each variant's result in the order of `runs`."""
     planned = grouped((run.variant, run) for run in runs)
     files = {run.name: read_run(run.folder) for each in planned.values() for run in each if run.name not in failed}
-    local = next((variant for variant, (first, *_) in planned.items() if is_local(first.settings)), None)
-    alone = {run.seed: accuracies(files[run.name]) for run in planned.get(local or "", ()) if run.name in files}
+    completed = {variant: [run for run in each if run.name in files] for variant, each in planned.items()}
+    local = next((name for name, each in completed.items() if each and is_local(files[each[0].name])), None)
+    alone = {run.seed: accuracies(files[run.name]) for run in completed.get(local or "", ())}
     results = []
     for variant, each in planned.items():
         known = {} if variant == local else alone
-        outcomes = [outcome(run, files[run.name], known.get(run.seed, {})) for run in each if run.name in files]
+        outcomes = [outcome(run, files[run.name], known.get(run.seed, {})) for run in completed[variant]]
         results.append(VariantResult(variant, len(each), outcomes, each[0].equalised))
     return results
 
@@ -248,7 +249,7 @@ def accuracies(files: RunFiles) -> dict[str, float]:
     return {row.client: row.accuracy for row in rows if row.accuracy is not None and math.isfinite(row.accuracy)}
 
 
-def outcome(run: PlannedRun, files: RunFiles, alone: Mapping[str, float]) -> RunOutcome:
+def outcome(run: ComparedRun, files: RunFiles, alone: Mapping[str, float]) -> RunOutcome:
     """Compute a run's outcome; `alone` has the clients' accuracies under `local` with the same seed, by client name."""
     summary = files.summary or {}
     test: TestSet = "common" if files.settings.get("test-on") == "global" else "own"

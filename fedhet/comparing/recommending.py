@@ -385,10 +385,13 @@ class _Search:
         if self.shorter:
             words = _training(runs[0].settings.rounds, runs[0].settings.local_epochs)
             verdict += f" The time budget was enough for {words} only: a larger one can give another verdict."
-        done, refused = Comparison(self.out, results, alone, failed), self.refused
+        refused = self.refused
         left = Section("Methods left out", [[["method", "reason"], *map(list, refused.items())]])
-        more, notes = [Section("Trials", [self.standing()]), left], notes_below(results, alone, self.shared.notes)
-        publish(done, verdict, notes, "Which method for these clients", self.execute, more)
+        sections = [Section("Trials", [self.standing()]), left]
+        notes = notes_below(results, alone, self.shared.notes)
+        title = "Which method for these clients"
+        done = Comparison(self.out, results, alone, failed, title, verdict, notes, sections)
+        publish(done, runs, self.execute)
         file, settings = self.out / "recommended.toml", self.settings_of(method)
         write_text(file, to_toml(settings))
         outcome = {"method": method, "beats_alone": beats, "verdict": verdict, "refused": refused}

@@ -68,12 +68,11 @@ def _variant(text: str) -> Variant:
 
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """A planned run of a method; `equalised` is True if all clients get one architecture, as the method requires."""
+class ComparedRun:
+    """A run of a method; `equalised` is True if all clients get one architecture, as the method requires."""
 
     variant: str
     seed: int
-    settings: Config
     folder: Path
     equalised: bool
 
@@ -81,6 +80,13 @@ class PlannedRun:
     def name(self) -> str:
         """The name of the run's folder."""
         return self.folder.name
+
+
+@dataclass(frozen=True)
+class PlannedRun(ComparedRun):
+    """A run with its settings, which may not have begun."""
+
+    settings: Config
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ class SharedSettings:
 
     def plan(self, variant: str, seed: int, folder: Path, choice: Mapping[str, Value] | None = None) -> PlannedRun:
         """Plan the run of a variant with a seed in `folder`; `choice` changes settings."""
-        return PlannedRun(variant, seed, self.settings(variant, seed, choice), folder, variant in self.equalised)
+        return PlannedRun(variant, seed, folder, variant in self.equalised, self.settings(variant, seed, choice))
 
 
 def shared_settings(

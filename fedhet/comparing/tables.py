@@ -1,4 +1,4 @@
-"""The tables of a comparison for a terminal, Markdown and csv, the notes below them, and its figure."""
+"""The tables of a comparison for a terminal, Markdown, LaTeX and csv, the notes below them, and its figure."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,8 @@ from rich.text import Text
 from fedhet.comparing import measures
 from fedhet.comparing.measures import VariantResult
 from fedhet.comparing.settings import EQUAL_MODEL
-from fedhet.results.figures import draw_line, label_axes, look, new_figure
+from fedhet.errors import FedhetError
+from fedhet.results.figures import WIDTH, draw_line, first_round, label_axes, look, new_figure
 from fedhet.results.history import scored_curve
 from fedhet.results.terminal import format_bytes, format_seconds, format_value
 from fedhet.utils.statistics import grouped
@@ -26,6 +27,16 @@ _COUNTED = "labelled", "public", "own steps", "steps", "examples seen"
 _COUNTS = dict(zip((*measures.EXAMPLES, *measures.WORK), _COUNTED, strict=True))
 _GAINS = dict(zip(measures.GAINS, ("{:.0%}", "{:+.3f}"), strict=True))
 _HEADINGS = {"trained_accuracy": "after training"}
+_LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+    "\\": "\\textbackslash{}",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+    '"': "{\\char34}",
+    "±": "$\\pm$",
+}
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,37 @@ def markdown(results: Sequence[VariantResult], baseline: VariantResult, notes: S
 
 def _in_markdown(cell: str) -> str:
     return re.sub(r"([|<`\\]|(?<=\])\()", r"\\\1", cell)
+
+
+def latex(tables: Sequence[Sequence[Sequence[str]]], title: str, note: str) -> str:
+    """Return a LaTeX table for each of `tables` (see `separate_tables`), with `title` and `note` as first caption.
+
+    The document needs the package booktabs. Columns without any value are left out.
+    """
+    names = ("comparison", "costs") if len(tables) == 2 else ("comparison", "gains", "costs")
+    text = "% In the preamble: \\usepackage{booktabs}. To show the tables: \\input{comparison}.\n"
+    captions = (f"{title}. {note}", *(f"{title}: {name}." for name in names[1:]))
+    for lines, name, caption in zip(tables, names, captions, strict=True):
+        columns = [column for column in zip(*lines, strict=True) if {*column[1:]} != {"-"}]
+        kinds = "".join("l" if heading in _WORDS else "r" for heading, *_ in columns)
+        headings, *rows = (f"{' & '.join(map(in_latex, line))} \\\\" for line in zip(*columns, strict=True))
+        text += "\n".join(
+            [
+                f"\n\\begin{{table*}}\n\\centering\n\\caption{{{in_latex(caption)}}}\n\\label{{tab:{name}}}\n\\footnotesize",
+                f"\\setlength{{\\tabcolsep}}{{4pt}}\n\\begin{{tabular}}{{@{{}}{kinds}@{{}}}}\n\\toprule\n{headings}\n\\midrule",
+                *rows,
+                "\\bottomrule\n\\end{tabular}\n\\end{table*}\n",
+            ]
+        )
+    return text
+
+
+def in_latex(text: str) -> str:
+    """Return a text for LaTeX: special characters are escaped, and signs of numbers are set as such."""
+    if text == "-":
+        return "--"
+    escaped = "".join(_LATEX.get(letter, letter) for letter in text)
+    return re.sub(r"(?<![^\s\[])-(?=\d)", "$-$", escaped)
 
 
 def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> Iterator[Sequence[object]]:
@@ -143,7 +185,7 @@ def notes_below(
     """
     outcomes = [each for result in results for each in result.outcomes]
     metrics = sorted({each.files.metric for each in outcomes}) or ["accuracy"]
-    common = {each.run.settings.test_on for each in outcomes} == {"global"}
+    common = {each.files.settings.get("test-on") for each in outcomes} == {"global"}
     where = "the common test set" if common else "the clients' own data"
     notes = [
         f"Values of {' and '.join(metrics)} after the last round, weighted by examples, on {where}: mean ± sample "
@@ -177,29 +219,37 @@ def notes_below(
     notes += [*warnings, *settings]
     if tuned:
         how = f"Tuned by validation {metrics[0]} with other seeds"
-        whole = not any(each.run.settings.validation for each in outcomes)
+        whole = not any(each.files.settings.get("validation") for each in outcomes)
         how += ", then trained on whole training parts." if whole else "; validation parts stay held out."
         notes.append(f"{how} Chosen for {'; '.join(tuned)}.")
     return notes
 
 
-def comparison_figure(results: Sequence[VariantResult]) -> Figure:
+def comparison_figure(results: Sequence[VariantResult], width: float = WIDTH, height: float = 3.2) -> Figure:
     """Draw each method's personal accuracy by round: the mean over seeds, with a band of one standard deviation.
 
-    Accuracies are over the clients that all runs scored or, if there are none, over each run's own clients.
+    Accuracies are over the clients that all runs scored or, if there are none, over each run's own clients. `width`
+    and `height`, without the legend, are in inches. Raises a `FedhetError` if no run was completed.
     """
-    figure, axes = new_figure(3.2)
+    figure, axes = new_figure(height, width)
     results = [result for result in results if result.outcomes]
+    if not results:
+        raise FedhetError("no run of these methods was completed: repeat the comparison, which tries them again")
     scored = [{*each.clients()} for result in results for each in result.outcomes]
     shared = set.intersection(*scored)
-    for position, result in enumerate(results):
+    curves = {
+        result.variant: [
+            dict(scored_curve(each.files.rows, each.files.scored, clients=shared or None)) for each in result.outcomes
+        ]
+        for result in results
+    }
+    first = first_round(curve for by_seed in curves.values() for curve in by_seed)
+    for position, (variant, by_seed) in enumerate(curves.items()):
         line = look(position)
-        files = [each.files for each in result.outcomes]
-        curves = [dict(scored_curve(each.rows, each.scored, clients=shared or None)) for each in files]
-        rounds = sorted(set.intersection(*map(set, curves)))
-        values = np.array([[curve[number] for number in rounds] for curve in curves])
+        rounds = [number for number in sorted(set.intersection(*map(set, by_seed))) if number >= first]
+        values = np.array([[curve[number] for number in rounds] for curve in by_seed])
         means, spreads = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else 0.0
-        draw_line(axes, list(zip(rounds, means, strict=True)), **line, label=result.variant)
+        draw_line(axes, list(zip(rounds, means, strict=True)), **line, label=variant)
         axes.fill_between(rounds, means - spreads, means + spreads, color=line["color"], alpha=0.15, linewidth=0)
     words = f"personal {results[0].outcomes[0].files.metric}"
     if shared and any(each != shared for each in scored):

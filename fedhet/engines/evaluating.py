@@ -202,7 +202,7 @@ def _data_of(info: ClientInfo, functions: UserFunctions) -> ClientData:
 
 def _write(result: ModelsByClients) -> None:
     """Write the table as csv, figure and page, and a row for each model, client and metric."""
-    from fedhet.results.figures import save_png
+    from fedhet.results.figures import save_figure
 
     metrics = [*next(iter(next(iter(result.scores.values())).values())).metrics]
     rows = [
@@ -214,7 +214,7 @@ def _write(result: ModelsByClients) -> None:
         result.folder / "evaluation.csv", csv_lines([["model", "client", "predictions", *metrics, "loss"], *rows])
     )
     figure = result.plot()
-    save_png(figure, result.folder / "evaluation.png")
+    save_figure(figure, result.folder / "evaluation.png")
     notes = [f"{result.metric} of each saved model (row) on each client's test examples (column)."]
     refused = Section("Not evaluated", notes=[*result.refused.values()])
     sections = [Section("Models by clients", [result.table], notes, kind="numbers"), *[refused] * bool(result.refused)]

@@ -1,4 +1,4 @@
-"""The figures of runs and of comparisons, and their files: PNG, or SVG for HTML pages.
+"""The figures of runs and of comparisons, and their files: PNG, PDF and SVG, or SVG for HTML pages.
 
 Pyplot is not used, as it keeps state and may open a display. Import this module late, as matplotlib imports slowly.
 """
@@ -6,7 +6,7 @@ Pyplot is not used, as it keeps state and may open a display. Import this module
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
@@ -28,8 +28,11 @@ from fedhet.utils.statistics import grouped
 # figure follows the page into dark mode. The others read on light and dark, and to the colour-blind.
 INK, GRID = "#23272f", "#d5d9e0"
 BLUE, ORANGE, GREEN = "#0f7fc4", "#e08214", "#009e73"
-PALETTE = (BLUE, ORANGE, GREEN, "#cc79a7", "#8c6bb1", "#56b4e9", "#b8860b", "#d55e00")
-DASHES = ("-", "--", ":", "-.", (0, (9, 2)), (0, (2, 2)))
+PALETTE = (
+    *(BLUE, ORANGE, GREEN, "#cc79a7", "#8ca000", "#dc003c"),
+    *("#8c6bb1", "#7800f0", "#78643c", "#56b4e9", "#00c800", "#f014c8"),
+)
+DASHES = ("-", "--", ":", "-.")
 
 WIDTH = 4.5
 """The width of a page's figures in inches, at which their text is legible on a phone."""
@@ -104,8 +107,9 @@ def loss_figure(run: RunFiles) -> Figure | None:
 def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
     """Draw the accuracy of each run (by name) by round, as in `RunFiles.curve`; return None without data."""
     figure, axes = new_figure(2.9)
+    first = first_round(dict(run.curve) for run in runs.values())
     for place, (name, run) in enumerate(runs.items()):
-        draw_line(axes, run.curve, **look(place), label=name)
+        draw_line(axes, [point for point in run.curve if point[0] >= first], **look(place), label=name)
     return figure if label_axes(axes, "round", next(iter(runs.values())).metric) else None
 
 
@@ -138,9 +142,14 @@ class PlainFigure(Figure):
         return to_svg(self, "figure")
 
 
-def new_figure(height: float) -> tuple[Figure, Axes]:
-    """Return an empty figure, `height` inches high and `WIDTH` inches wide, and its axes."""
-    figure = PlainFigure(figsize=(WIDTH, height), layout="constrained")
+def first_round(curves: Iterable[Collection[int]]) -> int:
+    """Return 0 if all curves (rounds) have round 0, which is before training, and otherwise 1."""
+    return 0 if all(0 in rounds for rounds in curves if rounds) else 1
+
+
+def new_figure(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
+    """Return an empty figure of this height and width in inches, and its axes."""
+    figure = PlainFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.set_facecolor("none")
@@ -154,10 +163,17 @@ def new_figure(height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def save_png(figure: Figure, path: Path) -> None:
-    """Write a figure to a PNG file with a white background; create the folder if it is missing."""
-    white: dict[str, Any] = {"format": "png", "dpi": 220, "facecolor": "white", "metadata": {"Software": None}}
-    write_whole(path, lambda temporary: figure.savefig(temporary, **white))
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure to a PNG, PDF or SVG file with a white background; create the folder if it is missing.
+
+    PDF files have TrueType fonts, as journals require, and SVG files paths in place of text. Equal figures have equal
+    bytes, so the files contain no time.
+    """
+    kind = path.suffix[1:]
+    unset = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}[kind]
+    white: dict[str, Any] = {"format": kind, "dpi": 220, "facecolor": "white", "metadata": {unset: None}}
+    with rc_context({"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fedhet"}):
+        write_whole(path, lambda temporary: figure.savefig(temporary, **white))
 
 
 def to_svg(figure: Figure, name: str) -> str:
@@ -175,8 +191,12 @@ def to_svg(figure: Figure, name: str) -> str:
 
 
 def look(position: int) -> dict[str, Any]:
-    """Return colour and line style (arguments of `plot`) of a line, given its index; the first 48 look different."""
-    return {"color": PALETTE[position % len(PALETTE)], "linestyle": DASHES[position // len(PALETTE) % len(DASHES)]}
+    """Return colour and line style (arguments of `plot`) of a line, given its index; the first 48 look different.
+
+    The colours of lines with one style also differ for the colour-blind.
+    """
+    style = position + position // len(PALETTE)
+    return {"color": PALETTE[position % len(PALETTE)], "linestyle": DASHES[style % len(DASHES)]}
 
 
 def draw_line(axes: Axes, points: Sequence[tuple[float, float]], **options: Any) -> None:
@@ -191,9 +211,13 @@ def label_axes(axes: Axes, x: str, y: str) -> bool:
     Ticks of the x axis are at integers. The figure's height grows by the height of the legend.
     """
     axes.set(xlabel=x, ylabel=y)
+    figure = axes.get_figure(root=True)
+    letters = 54 if figure is None else int(54 * figure.get_figwidth() / WIDTH)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    if handles := {fill(label, 50): handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}:
-        columns = max(1, 54 // (7 + max(map(len, handles))))
+    if handles := {
+        fill(label, letters - 4): handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }:
+        columns = max(1, letters // (7 + max(map(len, handles))))
         place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": columns, "frameon": False}
         room: dict[str, Any] = {
             "borderaxespad": 0.2,
@@ -203,6 +227,6 @@ def label_axes(axes: Axes, x: str, y: str) -> bool:
             "labelspacing": 0.3,
         }
         axes.legend(handles.values(), handles.keys(), fontsize=8, labelcolor=INK, **place, **room)
-        if (figure := axes.get_figure(root=True)) is not None:
+        if figure is not None:
             figure.set_figheight(figure.get_figheight() + 0.16 * math.ceil(len(handles) / columns))
     return axes.has_data()

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 TABLE = """\
 {% macro table(headings, rows, kind="") %}
-<div class="scroll"><table class="{{ kind }}">
+<div class="scroll" tabindex="0" role="region" aria-label="table: scrolls sideways if it is wide">
+<table class="{{ kind }}">
 <thead><tr>{% for heading in headings %}<th>{{ heading }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in rows %}
@@ -50,11 +51,13 @@ PAGE = """\
   :root { --ink: #e4e7ec; --quiet: #9aa3b2; --line: #3b424d; --page: #16191e; --panel: #1f242b; --bad: #ff8a80; }
 }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 90rem; background: var(--page); color: var(--ink);
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; background: var(--page); color: var(--ink);
        font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; margin: 0; } .scroll + .scroll { margin-top: 1.5rem; }
 h2 { font-size: 1.15rem; margin: 2.5rem 0 .75rem; }
 p { margin: .3rem 0; max-width: 60rem; } .bad { color: var(--bad); }
+.top { background: var(--panel); border-left: .25rem solid var(--quiet); padding: .5rem .9rem; margin: 1rem 0; }
+.top p { max-width: none; }
 .quiet, figcaption { color: var(--quiet); font-size: .9rem; }
 dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .75rem; margin: 1.5rem 0; }
 dl > div { background: var(--panel); border-radius: .4rem; padding: .7rem .9rem; }
@@ -64,7 +67,13 @@ dd small { display: block; font-size: .8rem; color: var(--quiet); }
 figure { margin: 0 0 2rem; break-inside: avoid; }
 figure svg { display: block; width: 100%; max-width: 46rem; height: auto; }
 figure svg text { fill: var(--ink); }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; container-type: scroll-state;
+          background: linear-gradient(to left, var(--page) 50%, transparent) right / 3rem 100% no-repeat local,
+                      linear-gradient(to left, var(--quiet), transparent) right / .8rem 100% no-repeat; }
+.scroll::before { content: "scroll for more columns"; display: none; position: sticky; left: 0; width: max-content;
+                  color: var(--quiet); font-size: .85rem; }
+@container scroll-state(scrollable: x) { .scroll::before { display: block; } }
+details { margin: 1rem 0; } summary { cursor: pointer; color: var(--quiet); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; overflow-wrap: normal; }
 th, td { padding: .3rem .9rem .3rem 0; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--quiet); font-weight: 500; } td:last-child { overflow-wrap: anywhere; }
@@ -74,15 +83,21 @@ th { color: var(--quiet); font-weight: 500; } td:last-child { overflow-wrap: any
   body { max-width: none; padding: 0; font-size: 11pt; } .scroll { overflow: visible; }
   .figures { columns: 1 !important; } figure { margin: 0 0 1rem; } figure svg { max-height: 10.5cm; }
   table { font-size: 8pt; width: 100%; } th, td { padding-right: .4rem; } .numbers :is(td, th) { white-space: normal; }
-  tr, dl > div { break-inside: avoid; } h2 { break-after: avoid; }
+  tr, dl > div, .top { break-inside: avoid; } h2, thead, summary { break-after: avoid; }
+  h2 + *, tbody tr:is(:first-child, :nth-child(2)) { break-before: avoid; } summary { list-style: none; }
+  .scroll { background: none; } details::details-content { content-visibility: visible; }
 }
 </style>
 </head>
 <body>
 <h1>{{ title }}</h1>
+{% if lines %}
+<div class="top">
 {% for kind, line in lines %}
 <p class="{{ kind }}">{{ line }}</p>
 {% endfor %}
+</div>
+{% endif %}
 {% if facts %}
 <dl>
 {% for name, value, note in facts %}
@@ -101,9 +116,15 @@ th { color: var(--quiet); font-weight: 500; } td:last-child { overflow-wrap: any
 {% for lines in section.tables %}
 {{ table(lines[0], lines[1:], section.kind) }}
 {% endfor %}
+{% if section.tables and section.notes | length > 2 %}
+<details><summary>Notes ({{ section.notes | length }})</summary>
+{% endif %}
 {% for note in section.notes %}
 <p class="quiet">{{ note }}</p>
 {% endfor %}
+{% if section.tables and section.notes | length > 2 %}
+</details>
+{% endif %}
 {% if section.links %}
 <ul>
 {% for name, link in section.links %}
@@ -158,14 +179,14 @@ _CAPTIONS = {
 
 def write_report(folder: Path | str) -> Path:
     """Write `report.html` and `figures/*.png` of a run; return the page's path. A damaged file raises a FedhetError."""
-    from fedhet.results.figures import run_figures, save_png
+    from fedhet.results.figures import run_figures, save_figure
 
     run = read_run(folder)
     path = run.folder / "report.html"
     with showing(folder):
         figures = run_figures(run)
         for name, figure in figures.items():
-            save_png(figure, run.folder / "figures" / f"{name}.png")
+            save_figure(figure, run.folder / "figures" / f"{name}.png")
         content = {"lines": _status(run), "facts": _facts(run), "pictures": _pictures(figures)}
         write_text(path, _render(PAGE, title=run.title, sections=_sections(run), **content))
     return path
@@ -305,33 +326,32 @@ def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
         drawn = {} if overlay is None else {"overlay": overlay}
         absent = [f"{name}: {line}" for name, run in runs.items() for line in run.absences]
         table = [headings, *starmap(_line, runs.items())]
-        return write_together(path, "Runs together", runs, [table], drawn, above=absent)
+        sections = [Section("Results", [table], kind="numbers")]
+        return write_together(path, "Runs together", runs, sections, drawn, absent)
 
 
 def write_together(
     path: Path,
     title: str,
     runs: Mapping[str, RunFiles],
-    tables: Sequence[Table],
+    sections: Sequence[Section],
     figures: "Mapping[str, Figure]",
-    notes: Sequence[str] = (),
-    more: Sequence[Section] = (),
-    above: Sequence[str] = (),
+    absent: Sequence[str] = (),
     verdict: str = "",
 ) -> Path:
     """Write a page on several runs (by name) to `path`, and return the path.
 
-    Below its `title`, the page has the sentence `verdict`, lines about absent clients (`above`), the figures (with
-    names in `_CAPTIONS`), the tables and the notes below them, `more` sections, and links to the reports of the runs.
+    Below its `title`, the page has the sentence `verdict`, lines about `absent` clients, the figures (with names in
+    `_CAPTIONS`), the sections, and links to the reports of the runs.
     """
     pages = {name: run.folder / "report.html" for name, run in runs.items()}
     links = [
         (name, quote(Path(os.path.relpath(page, path.parent)).as_posix()) if page.is_file() else "")
         for name, page in pages.items()
     ]
-    sections = [Section("Results", tables, notes, kind="numbers"), *more, Section("Runs", links=links)]
-    lines = [("", verdict)] * bool(verdict) + [("bad", line) for line in above]
-    return write_page(path, title, sections, figures, lines)
+    lines = [("", verdict)] if verdict else []
+    lines += [("bad", line) for line in absent]
+    return write_page(path, title, [*sections, Section("Runs", links=links)], figures, lines)
 
 
 def write_page(

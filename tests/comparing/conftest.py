@@ -90,7 +90,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedhet.comparing.runs.run_jobs", run_jobs)
     # Runs have processes of their own outside of tests, so that none is within the comparison.
     monkeypatch.setattr(running, "alone", nullcontext)
-    monkeypatch.setattr("fedhet.comparing.save_png", lambda figure, path: None)
+    monkeypatch.setattr("fedhet.comparing.save_figure", lambda figure, path: None)
     monkeypatch.setattr("fedhet.comparing.write_together", lambda *_: None)
     monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)
     monkeypatch.setattr("fedhet.results.report.write_report", lambda folder: (folder / "report.html").touch())

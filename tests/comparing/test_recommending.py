@@ -95,7 +95,7 @@ def made(tmp_path, monkeypatch, found):
     monkeypatch.setattr(running, "run", made.run)
     monkeypatch.setattr(recommending, "ask", lambda names, *_, **__: tuple(map(dict, found)))
     monkeypatch.setattr(client_setup, "check", lambda *_, **__: None)
-    monkeypatch.setattr("fedhet.comparing.save_png", lambda figure, path: None)
+    monkeypatch.setattr("fedhet.comparing.save_figure", lambda figure, path: None)
     monkeypatch.setattr("fedhet.comparing.write_together", lambda *given: made.page.append(given[-1]))
     return made
 

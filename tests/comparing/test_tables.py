@@ -47,8 +47,8 @@ def result(method, accuracies, refused=None, diverged=None, **settings):
         rows[-1]["trained"] = {"accuracy": {"weighted": 1.0}, "clients": 1}
     runs = [
         RunOutcome(
-            SimpleNamespace(seed=seed, settings=config),
-            RunFiles(Path(), {}, {}, rows=rows, summary={}),
+            SimpleNamespace(seed=seed, variant=method),
+            RunFiles(Path(), config.flat(), {}, rows=rows, summary={}),
             dict.fromkeys(MEASURES) | {"personal_accuracy": accuracy, "labelled": 1440, "forwards": 28800},
         )
         for seed, accuracy in accuracies.items()
@@ -167,8 +167,8 @@ def by_clients(name, accuracies, *, served=None, weights=(1, 1, 1, 3), alone=())
         if name == "local":
             summary["global_accuracy"] = None
         config = configuration.resolve({"method": name, "clients": 4})
-        files = RunFiles(Path(), {}, {}, rows=[row], clients=rows, summary=summary)
-        run = SimpleNamespace(seed=seed, settings=config)
+        files = RunFiles(Path(), config.flat(), {}, rows=[row], clients=rows, summary=summary)
+        run = SimpleNamespace(seed=seed, variant=name)
         outcomes.append(outcome(run, files, accuracies_of(alone[seed]) if alone else {}))
     return VariantResult(name, 3, outcomes, False)
 
@@ -258,9 +258,12 @@ def variants():
 
 
 def test_local_is_without_public_examples():
-    assert is_local(configuration.resolve({"method": "local"}))
-    assert not is_local(configuration.resolve({"method": "local", "local.public": "mixed", "public-samples": 9}))
-    assert not is_local(configuration.resolve({"method": "fedavg"}))
+    def local(**settings):
+        return is_local(RunFiles(Path(), configuration.resolve(settings).flat(), {}))
+
+    assert local(method="local")
+    assert not local(**{"method": "local", "local.public": "mixed", "public-samples": 9})
+    assert not local(method="fedavg")
 
 
 def test_gains_in_tables(variants):
