@@ -38,6 +38,13 @@ LONGEST = [
 ]
 """Modules that begin first, in this order, so that others are done beside them."""
 
+OF_A_CHECKOUT = [
+    *("data/test_flower_datasets.py", "engines/test_deployment_kit.py", "strategies/test_controls.py"),
+    *("test_generated.py", "test_pages.py", "test_readme.py", "test_release.py", "test_rooms.py"),
+]
+"""Modules that need more than an installed fedhet: pages, scripts of studies, files of the repository."""
+
+collect_ignore = [] if (Path(__file__).resolve().parents[1] / "fedhet").is_dir() else OF_A_CHECKOUT
 pytest.register_assert_rewrite("tests.contract")
 torch.set_num_threads(1)
 
@@ -269,11 +276,18 @@ def _in_one_process() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests and benchmarks out unless they are asked for: by `-m`, by name, or by their folder."""
+    """Leave slow tests and benchmarks out unless they are asked for: by `-m`, by name, or by their folder.
+
+    A slow test of a slow case, that is, one with both marks, is long: the property is checked on other cases.
+    """
+    for item in items:
+        if len(list(item.iter_markers("slow"))) > 1:
+            item.add_marker("long")
     if any("::" in arg for arg in config.args) or config.option.markexpr not in ("", "slow"):
         return
-    left_out = {"long"} if config.option.markexpr else {"slow", "long"}  # what is slow in a slow case may be long
+    left_out = {"long"} if config.option.markexpr else {"slow", "long"}
     left_out.add("relations")
     left_out |= set() if any("benchmarks" in arg for arg in config.args) else {"benchmark"}
     chosen, others = [], []

@@ -24,6 +24,9 @@ from fedhet.testing import run
 LARGE = ("vgg9", "torchvision/", "timm/", "'flha'", "flha-small", "fedharm-small")
 """Networks of which a round takes some seconds."""
 
+LONG = ("fedharm/cifar10_dirichlet", "fedharm/mnist_iid", "flha-ghn/chestxray14_paper", "flha-ghn/cifar10")
+"""Presets whose round takes over ten seconds, with smaller ones of the same method in the slow tests."""
+
 
 def parts(config: Config) -> set[tuple[str, str]]:
     """The networks, the data set and the unseen clients of a run, each with its method."""
@@ -41,7 +44,8 @@ def presets() -> Iterator[Any]:
         seen |= parts(config)
         text = str(configuration.preset_settings(name))
         heavy = any(large in text for large in LARGE)
-        yield pytest.param(name, marks=pytest.mark.slow) if heavy else name
+        mark = pytest.mark.long if name in LONG else pytest.mark.slow
+        yield pytest.param(name, marks=mark) if heavy else name
 
 
 def smaller(config: Config) -> dict[str, Any]:

@@ -142,6 +142,7 @@ class NormalRuns:
         for mine, other in zip(_tensors(batches), _tensors(alone), strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)
 
+    @pytest.mark.slow
     def test_a_clip_norm_that_clips_nothing_changes_nothing(self, case: Case, tmp_path: Path) -> None:
         """Clients have unequal numbers of examples, and share some arrays with few others."""
         if not case.traits.bounded:

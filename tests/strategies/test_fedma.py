@@ -205,7 +205,7 @@ def test_shared_init_with_other_widths(run, tmp_path):
 # ---- what is computed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_vgg9_of_table_7(tmp_path):
     def images(client):
         generator = torch.Generator().manual_seed(int(client.name))
