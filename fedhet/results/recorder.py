@@ -21,6 +21,7 @@ from urllib.parse import unquote
 from fedhet.config import toml
 from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError, FedhetError, in_words
+from fedhet.flower import __version__ as FLOWER
 from fedhet.methods.options import Config, listed
 from fedhet.results.history import read_clients, read_history, showing, summarised
 from fedhet.results.observers import Observer, RoundReport, RunInfo, loggers
@@ -38,7 +39,7 @@ EARLIER = "earlier"  # in `checkpoint/`: folder of the checkpoint before the las
 SECRET = re.compile(
     r"([\w-]*(?:token|passw|secret|credential|api.?key|private.?key)[\w-]*[= ])('.*?'|\S+)", re.IGNORECASE
 )
-PACKAGES = ("flwr", "torch", "numpy", "scipy")
+PACKAGES = ("torch", "numpy", "scipy")
 
 
 class RunDirectory(Observer):
@@ -97,7 +98,7 @@ class RunDirectory(Observer):
             del flat["state-dir"]
         if self.engine not in ("local", "ray") and "clients" not in config.chosen:
             del flat["clients"]  # the federation says how many there are, when the run is resumed too
-        versions = {f"versions.{package}": version(package) for package in PACKAGES}
+        versions = {"versions.flwr": FLOWER} | {f"versions.{package}": version(package) for package in PACKAGES}
         versions |= {"versions.fedhet": __version__, "versions.python": platform.python_version()}
         noted = {f"own.{name}": words for name, words in self._supplied.items()}
         noted["ran.host"] = f"{platform.system()} {platform.machine()}, {cores()} cores"

@@ -13,7 +13,7 @@ from fedhet.config import configuration
 from fedhet.config.flower_names import FlowerOptions, settings_of, to_send
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result
+from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result, newer_than_tested
 from fedhet.flower.privacy import PrivacyLedger
 from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, as_declared, load_into
 from fedhet.methods import registry
@@ -352,6 +352,8 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         run.train_config = to_send("train_config", train_config)
         run.evaluate_config = to_send("evaluate_config", evaluate_config)
         check_initial_arrays(run, initial_arrays)
+        if remark := newer_than_tested():
+            run.warn_once(remark)
         evaluate = (evaluate_fn or self.on_common_test) if self.makes_global_model else None
         if evaluate_fn and not evaluate:
             run.warn_once(f"evaluate_fn is not called, since {self.method.name} has no global model: leave it out")
