@@ -111,15 +111,14 @@ def check_list(name: str, value: object, kind: type, example: str) -> None:
 def nearest(kind: str, name: str, known: Iterable[str]) -> str:
     """Return an error message such as `unknown {kind} '{name}'; did you mean 'cnn-3-3'? known: cnn, ...`.
 
-    It lists all `known` names, or the five nearest if there are more than 20.
+    It lists all `known` names, or the five nearest, first the nearest, if there are more than 20.
     """
     names = sorted({*known})
     short = [each for each in names if name == "".join(word[0] for word in re.split(r"[-.]+", each) if word)]
     close = [*short, *get_close_matches(name, names, n=1)]
     hint = f"; did you mean {close[0]!r}?" if close else ";"
-    shown = names if len(names) <= 20 else get_close_matches(name, names, n=5, cutoff=0.4)
-    rest = len(names) - len(shown)
-    listed = ", ".join(shown)
-    if rest:
-        listed = f"{listed} and {rest} others" if shown else f"{rest} others"
-    return f"unknown {kind} {name!r}{hint} known: {listed or 'none'}"
+    listed = ", ".join(names) or "none"
+    if len(names) > 20:
+        shown = [*dict.fromkeys([*short, *get_close_matches(name, names, n=5, cutoff=0)])][:5]
+        listed = f"{', '.join(shown)} and {len(names) - 5} others"
+    return f"unknown {kind} {name!r}{hint} known: {listed}"

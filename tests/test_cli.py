@@ -91,7 +91,7 @@ class TestRun:
             Path("here/config.toml").touch()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("fedhet.engines.running.run", run)
+        monkeypatch.setattr("fedhet.engines.running.run_locally", run)
         result = fedhet_command("run", *QUICK, "--out", "here")
         assert (result.exit_code, result.stderr) == (130, "fedhet: stopped; continue with: fedhet run --resume here\n")
 

@@ -132,6 +132,7 @@ def test_all_problems_are_reported():
         ({"learning-rate": 0}, "learning-rate = 0.0: must be above 0"),
         ({"dataset": True}, "dataset = True: must be text"),
         ({"preset": "fedhen/digits"}, "did you mean 'fedhenn/digits'?"),
+        ({"lr": 1}, "did you mean 'learning-rate'? known: learning-rate, log, clip-norm, lr-schedule, alpha and 6"),
         ({"test-on": "globl"}, "must be one of local, global, both"),
         ({"rounds": [1]}, "rounds = [1]: must be a whole number"),
         ({"momentum": 1}, "momentum = 1.0: must be below 1"),

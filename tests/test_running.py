@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fedhet
-from fedhet.config import configuration
+from fedhet.config import configuration, toml
 from fedhet.engines.running import _configured
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.observers import Observer
@@ -194,6 +194,17 @@ def test_progress_of_a_run_in_python(run, capsys):
     assert str(done).endswith(f"\n{done.folder}")
     run(out="quiet", progress=False)
     assert capsys.readouterr().out == ""
+
+
+def test_the_configuration_names_no_architectures_and_partitions_of_ones_own(run, tiny):
+    folder = run({"rounds": 1, "local_epochs": 0}).folder
+    settings = toml.load(folder / "config.toml")
+    unused = {"architectures", "assign", "partition", "classes-per-client", "samples-per-client", "alpha", "input-size"}
+    assert unused - {key for key, *_ in configuration.keys()} == set()  # noqa: SIM118
+    assert unused & settings.keys() == set()
+    assert (settings["dataset"], settings["batch-size"]) == ("own", 8)
+    again = fedhet.run({"rounds": 2}, model=tiny.model, data=tiny.data, resume=folder)
+    assert again.summary["rounds"] == 2
 
 
 def test_all_clients_start_from_a_given_network(run):

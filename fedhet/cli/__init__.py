@@ -26,7 +26,6 @@ from fedhet.utils.machine import ended_by_signals, exit_code, open_streams
 from fedhet.utils.text import __version__, printable, terminal
 
 FAILED, BAD_INPUT = 1, 2
-GOES_ON = "stopped; the same command continues where it was"
 
 app = typer.Typer(
     help="Federated learning among clients whose neural networks differ.",
@@ -113,7 +112,7 @@ def compare(
     data: arguments.Data = None,
 ) -> None:
     """Run several methods on the same clients and data. If interrupted, the same command continues."""
-    with _errors(stopped=GOES_ON):
+    with _errors():
         reported, for_tuning = arguments.numbers("--seeds", seeds), arguments.numbers("--tune-seeds", tune_seeds)
         chosen = configuration.settings_of(config) | _settings_of(settings, data=data)
         comparing = _quietly("fedhet.comparing")
@@ -140,7 +139,7 @@ def recommend(
     data: arguments.Data = None,
 ) -> None:
     """Find the methods that can train CONFIG's clients, and compare these. If stopped, the same command continues."""
-    with _errors(stopped=GOES_ON):
+    with _errors():
         chosen = configuration.settings_of(config) | _settings_of(settings, data=data)
         names = [name.strip() for name in methods.split(",") if name.strip()]
         limits: dict[str, Any] = {"allow": allow, "max_bytes": max_bytes, "budget": budget, "methods": names}
@@ -166,8 +165,8 @@ def evaluate(
         evaluating = _quietly("fedhet.engines.evaluating")
         if engine in (None, "local"):
             result = evaluating.evaluate(run, chosen, out=out)
-            tables = import_module("fedhet.comparing.tables")
-            terminal().print(tables.TerminalTable(result.table))
+            table = import_module("fedhet.results.terminal").TerminalTable(result.table, "evaluation.csv")
+            terminal().print(table)
             typer.echo(printable(f"{result.folder}: evaluation.html, evaluation.csv, evaluation.png"))
             return
         complete = evaluating.evaluation_only(run, {**chosen, "engine": engine})
@@ -192,7 +191,7 @@ def describe(
         result = _quietly().run(complete, out=folder, progress=False)
         if described := result.summary.get("data"):
             table = import_module("fedhet.results.description").data_table(described["clients"])
-            terminal().print(import_module("fedhet.comparing.tables").TerminalTable(table))
+            terminal().print(import_module("fedhet.results.terminal").TerminalTable(table, "report.html"))
         typer.echo(printable(f"{folder.resolve()}: report.html, summary.json"))
 
 
@@ -384,9 +383,6 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
     place = {"resume" if resume else "out": folder}
     try:
         result = _quietly().run(chosen, **place, observers=[line], progress=False)
-    except KeyboardInterrupt as stopped:
-        known = (folder / "config.toml").is_file()
-        _stop(f"stopped; continue with: fedhet run --resume {folder}" if known else "stopped", exit_code(stopped))
     finally:
         line.close()
     if not result.summary:
@@ -409,10 +405,10 @@ def _quietly(name: str = "fedhet.engines.running") -> Any:
 
 
 @contextmanager
-def _errors(*, everything_is_input: bool = False, stopped: str = "stopped") -> Iterator[None]:
+def _errors(*, everything_is_input: bool = False) -> Iterator[None]:
     """Context manager that prints errors, and exits with code 2 for invalid input and 1 for a failed run.
 
-    With `everything_is_input`, each `FedhetError` counts as invalid input. `stopped` is the message after an interrupt.
+    With `everything_is_input`, each `FedhetError` counts as invalid input.
     """
     with ended_by_signals():
         try:
@@ -426,7 +422,7 @@ def _errors(*, everything_is_input: bool = False, stopped: str = "stopped") -> I
         except OSError as error:
             _stop(in_words(error), FAILED)
         except KeyboardInterrupt as error:
-            _stop(stopped, exit_code(error))
+            _stop("\n".join(getattr(error, "__notes__", ["stopped"])), exit_code(error))
 
 
 def _stop(message: str, code: int) -> NoReturn:

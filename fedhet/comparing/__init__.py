@@ -14,7 +14,7 @@ from rich.text import Text
 from fedhet.comparing import tables
 from fedhet.comparing.measures import VariantResult, absent, measure, verdict
 from fedhet.comparing.planning import announce
-from fedhet.comparing.runs import Execution, check, prepared, unused
+from fedhet.comparing.runs import Execution, check, continued, prepared, unused
 from fedhet.comparing.settings import (
     Choice,
     ComparedRun,
@@ -29,6 +29,7 @@ from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.results.figures import WIDTH, save_figure
 from fedhet.results.history import parse_object, showing
 from fedhet.results.report import Section, table, write_together
+from fedhet.results.terminal import TerminalTable
 from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Task
 from fedhet.utils.files import csv_lines, expanded, write_text
@@ -127,6 +128,7 @@ class Comparison:
 
 
 @alone()
+@continued()
 def compare(
     methods: Sequence[str],
     config: Mapping[str, Any] | str | Path | None = None,
@@ -229,7 +231,7 @@ def _compared(
 def publish(done: Comparison, runs: Sequence[ComparedRun], execute: Execution) -> None:
     """Print the tables of a comparison of these runs to the console of `execute`, and write its files."""
     for lines in tables.separate_tables(done.results, done.baseline):
-        execute.show(tables.TerminalTable(lines))
+        execute.show(TerminalTable(lines))
     saved = {name: getattr(done, name) for name in ("title", "verdict", "notes", "failed")}
     saved |= {"baseline": done.baseline.variant, "sections": [asdict(section) for section in done.sections]}
     saved["runs"] = [

@@ -19,7 +19,7 @@ from rich.console import Console
 from fedhet.client.policy import Policy
 from fedhet.comparing import Comparison, publish
 from fedhet.comparing.measures import FEWEST, VariantResult, measure
-from fedhet.comparing.runs import Execution, check, prepared, why_incomplete
+from fedhet.comparing.runs import Execution, check, continued, prepared, why_incomplete
 from fedhet.comparing.settings import (
     PLACES,
     Choice,
@@ -30,7 +30,7 @@ from fedhet.comparing.settings import (
     shared_settings,
     variants_of,
 )
-from fedhet.comparing.tables import TerminalTable, notes_below
+from fedhet.comparing.tables import notes_below
 from fedhet.comparing.tuning import WHOLE, Tuning, check_tuning, held_out, trial_run, validation_accuracies
 from fedhet.config.toml import to_toml
 from fedhet.config.validation import ineffective
@@ -40,7 +40,7 @@ from fedhet.methods import registry
 from fedhet.methods.options import Config, Value
 from fedhet.results.history import read_run
 from fedhet.results.report import Section
-from fedhet.results.terminal import format_bytes, format_seconds, format_value
+from fedhet.results.terminal import TerminalTable, format_bytes, format_seconds, format_value
 from fedhet.server.handshake import NOBODY
 from fedhet.setup import client_setup
 from fedhet.setup.user_functions import UserFunctions
@@ -78,6 +78,7 @@ class Recommendation:
 
 
 @alone()
+@continued()
 def recommend(
     config: Mapping[str, Any] | str | Path | None = None,
     *,

@@ -5,6 +5,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -36,8 +37,17 @@ from fedhet.utils.machine import device_of, runs_at_once
 from fedhet.utils.statistics import grouped
 from fedhet.utils.text import printable
 
-WIDEST = 1000  # width, in characters, of tables that are printed to a file
 WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")  # patterns of the folders that a comparison creates
+
+
+@contextmanager
+def continued() -> Iterator[None]:
+    """Context manager of a comparison, which adds to a KeyboardInterrupt how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        stopped.add_note("stopped; the same command continues where it was")
+        raise
 
 
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
@@ -180,9 +190,8 @@ class Execution:
         self.console.print(printable(words, keep="\n"), markup=False)
 
     def show(self, table: RenderableType) -> None:
-        """Print a rich table, fitted to the width of the terminal, or at its full width if the output is a file."""
-        whole = self.console if self.console.is_terminal else text.console(file=self.console.file, width=WIDEST)
-        whole.print(table, soft_wrap=not self.console.is_terminal)
+        """Print a rich table or text, without wrapping its lines if the output is a file."""
+        self.console.print(table, soft_wrap=not self.console.is_terminal)
 
     def _job(self, run: PlannedRun) -> "Job":
         settings: dict[str, object] = {**run.settings.flat(), "preset": ""}

@@ -2,14 +2,9 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
 
 from fedhet.comparing import measures
 from fedhet.comparing.measures import VariantResult
@@ -17,12 +12,9 @@ from fedhet.comparing.settings import EQUAL_MODEL
 from fedhet.errors import FedhetError
 from fedhet.results.figures import WIDTH, draw_line, first_round, label_axes, look, new_figure
 from fedhet.results.history import scored_curve
-from fedhet.results.terminal import format_bytes, format_seconds, format_value
+from fedhet.results.terminal import WORDS, format_bytes, format_seconds, format_value
 from fedhet.utils.statistics import grouped
 
-_WORDS = ("method", "models")
-_LEAST = ("own steps", "public", "labelled", "models", "seeds", "steps", "worst tenth", "p", "global")
-"""Headings of the columns of a comparison that are left out on a narrow terminal, the least important first."""
 _COUNTED = "labelled", "public", "own steps", "steps", "examples seen"
 _COUNTS = dict(zip((*measures.EXAMPLES, *measures.WORK), _COUNTED, strict=True))
 _GAINS = dict(zip(measures.GAINS, ("{:.0%}", "{:+.3f}"), strict=True))
@@ -39,29 +31,6 @@ _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
 }
 
 
-@dataclass(frozen=True)
-class TerminalTable:
-    """A table (rows of cells, headings first), which leaves out less important columns on a narrow terminal."""
-
-    lines: Sequence[Sequence[str]]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = list(zip(*self.lines, strict=True))
-        for heading in _LEAST:
-            if sum(max(map(len, column)) + 3 for column in columns) - 3 > options.max_width:
-                columns = [column for column in columns if column[0] != heading]
-        hidden = [heading for heading in self.lines[0] if heading not in {column[0] for column in columns}]
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for heading, *_ in columns:
-            words = heading in _WORDS
-            table.add_column(heading, justify="left" if words else "right", overflow="fold", no_wrap=words)
-        for line in list(zip(*columns, strict=True))[1:]:
-            table.add_row(*line)
-        yield table
-        if hidden:
-            yield Text(f"(no room for {', '.join(hidden)}: see comparison.md)")
-
-
 def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
     """Return one table, headings first, of variants' accuracies, gains over local training, and costs, as text."""
     lines = zip(*separate_tables(results, baseline), strict=True)
@@ -71,7 +40,7 @@ def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> li
 def markdown(results: Sequence[VariantResult], baseline: VariantResult, notes: Sequence[str], verdict: str = "") -> str:
     """Return a Markdown text: the sentence `verdict`, absent clients, a table of differences to `baseline`, `notes`."""
     headings, *lines = whole_table(results, baseline)
-    lines = [headings, ["---" if heading in _WORDS else "---:" for heading in headings], *lines]
+    lines = [headings, ["---" if heading in WORDS else "---:" for heading in headings], *lines]
     table = "\n".join(f"| {' | '.join(map(_in_markdown, line))} |" for line in lines)
     escaped = (note.replace("*", "\\*") for note in notes)
     above = [_in_markdown(line) for line in (verdict, *measures.absent(results)) if line]
@@ -92,7 +61,7 @@ def latex(tables: Sequence[Sequence[Sequence[str]]], title: str, note: str) -> s
     captions = (f"{title}. {note}", *(f"{title}: {name}." for name in names[1:]))
     for lines, name, caption in zip(tables, names, captions, strict=True):
         columns = [column for column in zip(*lines, strict=True) if {*column[1:]} != {"-"}]
-        kinds = "".join("l" if heading in _WORDS else "r" for heading, *_ in columns)
+        kinds = "".join("l" if heading in WORDS else "r" for heading, *_ in columns)
         headings, *rows = (f"{' & '.join(map(in_latex, line))} \\\\" for line in zip(*columns, strict=True))
         text += "\n".join(
             [

@@ -105,7 +105,11 @@ def of_run(folder: Path, supplied: Collection[str] = (), changes: Mapping[str, A
 
 def origin_of(keys: Collection[str], otherwise: Origin = "code") -> Origin:
     """Return "run" if there is a value for every key, as only runs write, or else `otherwise`."""
-    written = {key for key, spec in fields_of(Config).items() if default_of(spec) != ""} - {"clients", "resume"}
+    written = {
+        key
+        for key, spec in fields_of(Config).items()
+        if default_of(spec) != "" and not spec.metadata["replaced_by"] and key not in ("clients", "resume")
+    }
     return "run" if written <= {*keys} else otherwise
 
 

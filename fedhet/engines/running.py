@@ -141,7 +141,7 @@ def run(
             run_on_flower(complete, folder, resume=resume is not None, observers=observers)
     except KeyboardInterrupt as stopped:
         if (folder / "config.toml").is_file():
-            stopped.add_note(f"stopped; continue with: {resuming(folder, functions.words)}")
+            stopped.add_note(f"stopped; continue with: {resuming(expanded(place), functions.words)}")
         raise
     summary = folder / "summary.json"
     return RunResult(folder, json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {})
@@ -243,6 +243,7 @@ def run_locally(
         datasets=(config.dataset,) if functions.data is None else (),
         room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
     )
+    grid.doing = partial(_tell, observers)
     if config.timeout < Config().timeout:
         grid.patience = 0.0  # the timeout applies to the first message, too
     if threading.current_thread() is not threading.main_thread():
@@ -259,6 +260,11 @@ def run_locally(
             functions=functions,
             observers=observers,
         )
+
+
+def _tell(observers: Sequence[Observer], what: str) -> None:
+    for observer in observers:
+        observer.doing(what)
 
 
 def _batch_size(config: Config) -> int:

@@ -42,6 +42,9 @@ class WorkerGrid(LocalGrid):
 
     patience = 5.0  # seconds of training in this process before workers are started (0: before training; inf: never)
     least = 2  # smallest number of workers that are started
+    doing: Callable[[str], object] = staticmethod(
+        lambda what: None
+    )  # called as workers start and, with "", when one has
 
     def __init__(
         self,
@@ -137,6 +140,7 @@ class WorkerGrid(LocalGrid):
         except Exception as error:  # whatever a user's functions hold
             self._alone(f"the client app cannot be copied to worker processes ({error})")
             return
+        self.doing(f"starting {self._number} worker processes" if self._number > 1 else "starting a worker process")
         self._threads = [Thread(target=self._serve, args=(each, *arguments), daemon=True) for each in self._children]
         for thread in self._threads:
             thread.start()
@@ -153,6 +157,8 @@ class WorkerGrid(LocalGrid):
         try:
             while not self._closed:
                 child.receive()  # that it is ready
+                if not self._took_over:
+                    self.doing("")
                 with self._changed:
                     self._took_over = True
                     self._changed.notify_all()

@@ -59,6 +59,9 @@ class Observer:
     def answered(self, done: int, asked: int) -> None:
         """Called after each reply of a client; `done` of `asked` clients have replied."""
 
+    def doing(self, what: str) -> None:
+        """Called as something slow begins, such as `starting 2 worker processes`, and with "" at its end."""
+
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Called after each round with its results (`report`), when `run.state` has been updated."""
 

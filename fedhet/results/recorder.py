@@ -20,8 +20,10 @@ from urllib.parse import unquote
 
 from fedhet.config import toml
 from fedhet.config.toml import to_toml
+from fedhet.config.validation import SUPPLIED, ineffective
 from fedhet.errors import ConfigError, FedhetError, in_words
 from fedhet.flower import __version__ as FLOWER
+from fedhet.methods import registry
 from fedhet.methods.options import Config, listed
 from fedhet.results.history import read_clients, read_history, showing, summarised
 from fedhet.results.observers import Observer, RoundReport, RunInfo, loggers
@@ -93,7 +95,10 @@ class RunDirectory(Observer):
 
     def _write_config(self) -> None:
         config = self.config
-        flat = {key: value for key, value in config.flat().items() if key not in ("out", "resume")}
+        own = {part for part in SUPPLIED if part in self._supplied}
+        reasons = ineffective(config, registry.traits(config), own)
+        unused = {key for key, reason in reasons.items() if reason.of in own and key != "dataset"}
+        flat = {key: value for key, value in config.flat().items() if key not in ("out", "resume", *unused)}
         if flat["state-dir"] == str(self.folder / "state"):
             del flat["state-dir"]
         if self.engine not in ("local", "ray") and "clients" not in config.chosen:

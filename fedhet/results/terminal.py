@@ -5,13 +5,17 @@ Progress is an updated line on a terminal, and a line for each round elsewhere.
 
 import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich import progress
-from rich.console import Console
-from rich.table import Column, Table
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.table import Table
+from rich.text import Text
 
 from fedhet.results.history import RunFiles, absences, final_clients, last_round, read_history, read_run, scored_curve
 from fedhet.results.observers import Observer, RoundReport, RunInfo
@@ -19,6 +23,44 @@ from fedhet.utils.statistics import STATISTICS
 from fedhet.utils.text import counted, printable
 
 UNDISCLOSED = "undisclosed"
+WORDS = ("method", "models", "architecture")
+"""Headings of columns of words, which are aligned to the left."""
+
+_LEAST = (
+    *("own steps", "public", "labelled", "models", "seeds", "steps", "worst tenth", "p", "global"),
+    *("mean loss", "examples", "clients", "max", "min"),
+)
+"""Headings of the columns that are left out on a narrow terminal, the least important first."""
+
+_WIDEST = 1000  # width, in characters, of tables that are printed to a file
+
+
+@dataclass(frozen=True)
+class TerminalTable:
+    """A table (rows of cells, headings first), which leaves out less important columns on a narrow terminal.
+
+    `file` is the name of the file with all columns.
+    """
+
+    lines: Sequence[Sequence[str]]
+    file: str = "comparison.md"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = list(zip(*self.lines, strict=True))
+        room = options.max_width if console.is_terminal else _WIDEST
+        for heading in _LEAST:
+            if sum(max(map(len, column)) + 3 for column in columns) - 3 > room:
+                columns = [column for column in columns if column[0] != heading]
+        hidden = [heading for heading in self.lines[0] if heading not in {column[0] for column in columns}]
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for heading, *_ in columns:
+            words = heading in WORDS
+            table.add_column(heading, justify="left" if words else "right", overflow="fold", no_wrap=words)
+        for line in list(zip(*columns, strict=True))[1:]:
+            table.add_row(*line)
+        yield from console.render(table, options.update(max_width=room))
+        if hidden:
+            yield Text(f"(no room for {', '.join(hidden)}: see {self.file})")
 
 
 def format_bytes(number: float) -> str:
@@ -111,20 +153,13 @@ def stage(run: RunFiles, which: str) -> str:
     return "" if named else f"after local training; as received, after the last aggregation, {format_value(other)}"
 
 
-def closing_table(folder: Path | str) -> Table | str:
-    """Return the table for the end of the run in `folder`, or only a summary line if no client was evaluated."""
+def closing_table(folder: Path | str) -> Group | str:
+    """Return title, table and summary line for the end of the run in `folder`; only that line without evaluations."""
     run = read_run(folder)
     lines = by_architecture(run)
     if not lines:
         return headline(run)
-    (first, *numbers), *rows, total = lines
-    columns = Column(first, no_wrap=True), *(Column(heading, justify="right") for heading in numbers)
-    table = Table(*columns, title=run.title, caption=headline(run), title_justify="left", caption_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    table.add_section()
-    table.add_row(*total, style="bold")
-    return table
+    return Group(Text(run.title), TerminalTable(lines, "report.html"), Text(headline(run)))
 
 
 class ProgressLine(Observer):
@@ -141,6 +176,7 @@ class ProgressLine(Observer):
         self._bytes = self._last = 0
         self._started = time.monotonic()
         self._news, self._numbers, self._rows = "", list[str](), list[dict[str, Any]]()
+        self._doing: list[str] = []
 
     def prepare(self, name: str, doing: str) -> None:
         """Show the line with the label `name` before the first round; `doing` describes the current step."""
@@ -158,7 +194,11 @@ class ProgressLine(Observer):
         self.prepare(run.method, "")
 
     def answered(self, done: int, asked: int) -> None:
-        self._live.update(self._task, news=", ".join([f"{done} of {asked} clients", *self._numbers]))
+        self._live.update(self._task, news=", ".join([f"{done} of {asked} clients", *self._doing, *self._numbers]))
+
+    def doing(self, what: str) -> None:
+        self._doing = [what] if what else []
+        self._live.update(self._task, news=what)
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
         row, final = report.row, bool(report.row.get("final"))

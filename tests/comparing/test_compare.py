@@ -145,6 +145,16 @@ def test_the_plan_is_printed_before_the_first_tuning_run(tmp_path):
     assert re.search(r"\[1/4\] .*: completed, about .* left", printed)
 
 
+def test_an_interrupted_comparison_says_how_to_go_on(monkeypatch, tmp_path):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedhet.comparing.announce", stop)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        compare(["local"], SETTINGS | {"fedhenn.eta0": ""}, seeds=[0], out=tmp_path / "stopped")
+    assert caught.value.__notes__ == ["stopped; the same command continues where it was"]
+
+
 def test_a_method_that_cannot_serve_is_named_before_any_run(tmp_path):
     settings = {"clients": 2, "rounds": 1}
     with pytest.raises(ConfigError, match="fedavg cannot train these clients: (.|\n)*leave it out"):

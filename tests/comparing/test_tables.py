@@ -24,7 +24,6 @@ from fedhet.comparing.measures import (
 )
 from fedhet.comparing.runs import Execution
 from fedhet.comparing.tables import (
-    TerminalTable,
     _in_markdown,
     comparison_figure,
     markdown,
@@ -34,6 +33,7 @@ from fedhet.comparing.tables import (
 )
 from fedhet.config import configuration
 from fedhet.results.history import RunFiles
+from fedhet.results.terminal import TerminalTable
 from fedhet.utils.statistics import ClientRow
 
 

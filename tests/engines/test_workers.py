@@ -52,6 +52,10 @@ def workers() -> list[int]:
 class Watch(Observer):
     def __init__(self) -> None:
         self.seen: list[list[int]] = []
+        self.did: list[str] = []
+
+    def doing(self, what: str) -> None:
+        self.did.append(what)
 
     def round(self, *_: object) -> None:
         self.seen.append(workers())
@@ -62,6 +66,7 @@ def test_workers_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     run_locally(settings(workers=1), tmp_path / "one")
     run_locally(settings(workers=2), tmp_path / "two", observers=[watch])
     assert len(watch.seen[0]) == 2
+    assert watch.did == ["starting 2 worker processes", ""]
     assert len({tuple(pids) for pids in watch.seen}) == 1
     run_locally(settings(workers=1, rounds=2), tmp_path / "stopped")
     run_locally(settings(workers=2), tmp_path / "stopped", resume=True)

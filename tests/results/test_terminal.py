@@ -62,6 +62,21 @@ def test_closing_table(make_run):
     assert "undisclosed" in with_global
 
 
+@pytest.mark.parametrize(
+    ("width", "hidden"),
+    [(50, "clients, examples, mean loss"), (60, "examples, mean loss"), (77, "")],
+)
+def test_a_narrow_terminal_shows_fewer_columns(make_run, width, hidden):
+    folder = make_run(architectures=["architecture"])
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(closing_table(folder))
+    title, heading, _, _, total, *below = console.file.getvalue().splitlines()
+    assert (title, heading.split()[0], total.split()[0]) == ("fedhenn on digits", "architecture", "all")
+    assert max(map(len, (heading, total))) <= width
+    after = f"(no room for {hidden}: see report.html)" if hidden else "fedhenn: "
+    assert " ".join(" ".join(below).split()).startswith(after)
+
+
 def test_closing_table_of_failed_and_unfinished_runs(make_run):
     assert "FAILED" in printed(closing_table(make_run(status="failed")))
     assert "unfinished, 4 rounds recorded" in printed(closing_table(make_run("killed", rounds=4, status=None)))
@@ -95,6 +110,17 @@ def test_the_last_line_stays():
         assert "fedavg: 2 rounds in 0 s, 2 clients, accuracy 0.750 after the last aggregation, 3.00 KB" in last
     assert "reading data" in told(True)
     assert "round 1/2: 2 clients, accuracy 0.250 before aggregation, 1.00 KB" in told(False)
+
+
+def test_the_line_says_that_workers_start():
+    out = io.StringIO()
+    line = ProgressLine(Console(file=out, force_terminal=True, width=120))
+    line.started(RunInfo("fedavg", Traits(), State()), 1, 2)
+    line.doing("starting 2 worker processes")
+    line.answered(3, 10)
+    line._live.refresh()
+    line.close()
+    assert "3 of 10 clients, starting 2 worker processes" in out.getvalue()
 
 
 def test_eighty_columns_have_both_times(monkeypatch):
