@@ -1,5 +1,6 @@
 """What is released: the package's files and names, and what Flower's hub takes."""
 
+import doctest
 import importlib
 import subprocess
 import sys
@@ -9,11 +10,15 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from flwr.cli.config_utils import load_and_validate
+from torch import nn
 
 import fedhet
 from fedhet import cli, flower
+from fedhet.algorithms.graphs.graph import architecture_graph
 from fedhet.client.policy import NODE_KEYS
 from fedhet.methods.keys import kebab
 from fedhet.methods.options import Config, fields_of
@@ -110,3 +115,17 @@ class TestPackage:
         config, _ = load_and_validate(ROOT / "pyproject.toml", check_module=False)
         assert 0 < len(config["project"]["description"]) <= 200
         publish._validate_app_name(config["project"]["name"], "name")
+
+
+class TestDocstrings:
+    """The examples in docstrings print what they say."""
+
+    EXAMPLES = sorted(path for path in (ROOT / "fedhet").rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
+
+    @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+    def test_examples_run(self, path: Path) -> None:
+        module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        names = {"np": np, "torch": torch, "nn": nn, "architecture_graph": architecture_graph}
+        failed, tried = doctest.testmod(module, extraglobs=names)
+        assert tried > 0
+        assert failed == 0

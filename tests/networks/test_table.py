@@ -21,6 +21,11 @@ from .listed import NETWORKS
 TABLE = Path(__file__).with_name("networks.csv")
 QUICK = ("convnext", "gpt", "padded transformer", "series", "swin", "vit", "edge gcn")
 """Networks of the quick suite, with the families that take the least time for them."""
+LONG = {
+    *("efficientnet", "googlenet", "mnasnet", "mobilenet_v3", "regnet"),
+    *("timm/ghostnet", "timm/mobilevit", "timm/nf_regnet", "timm/res2net", "timm/skresnet"),
+}
+"""Networks that take most time, each with a like one in the slow tests."""
 FOREIGN = re.compile(r"RuntimeError|shape '|size of tensor|expected input|NestedTensor|invalid for input|\n")
 """Words of PyTorch's messages, which a refusal does not quote."""
 
@@ -61,11 +66,13 @@ def expected() -> dict[tuple[str, str], str]:
 
 def cells() -> list[object]:
     """Return the cells of the table, of which a tenth belongs to the quick suite."""
-    return [
-        pytest.param(name, family, marks=[] if name in QUICK and family != "hypernetworks" else [pytest.mark.slow])
-        for name in NETWORKS
-        for family in FAMILIES
-    ]
+    cells = []
+    for name in NETWORKS:
+        for family in FAMILIES:
+            mark = pytest.mark.long if name in LONG else pytest.mark.slow
+            quick = name in QUICK and family != "hypernetworks"
+            cells.append(pytest.param(name, family, marks=[] if quick else [mark]))
+    return cells
 
 
 @pytest.mark.parametrize(("name", "family"), cells())
