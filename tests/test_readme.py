@@ -17,10 +17,11 @@ from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
 
 import fedhet
-from fedhet import cli, data
+from fedhet import cli, data, models
 from fedhet.algorithms import matching
 from fedhet.algorithms.alignment import cka
 from fedhet.config import configuration
+from fedhet.data import text
 from fedhet.engines.running import RunResult
 from fedhet.errors import ConfigError, DataError, ModelError
 from fedhet.flower.grid import LocalGrid
@@ -31,6 +32,7 @@ from fedhet.utils.files import read_arrays
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "run_configs" / "README.md", *sorted((ROOT / "fedhet").rglob("README.md"))]
+PAGES += [ROOT / "fedhet" / "results" / "MODELS.md"]
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
 ALL = "\n".join(TEXT.values())
 STUDIES = "\n".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "run_configs").glob("*/README.md")))
@@ -138,6 +140,23 @@ def test_a_loss_term_of_ones_own(app: Path) -> None:
     assert after[0] > after[1]
 
 
+def test_a_subclass_of_an_included_method(app: Path) -> None:
+    """It is FedProx without decay, and in the first round."""
+    settings = {"preset": "fedprox/digits", "clients": 2, "local-epochs": 1, "architectures": "mlp-20", "report": False}
+
+    def trained(name: str, **more: object) -> dict[str, np.ndarray]:
+        fedhet.run({**settings, **more}, out=app / name)
+        return read_arrays(app / name / "models" / "global.safetensors")[0]
+
+    mine = {"method": "fading:Fading", "fading.mu": 0.5}
+    prox = {"method": "fedprox", "fedprox.mu": 0.5}
+    once = trained("once", rounds=1, **prox)
+    for decay, rounds, like in ((1.0, 2, prox), (0.0, 1, prox), (0.5, 2, None)):
+        arrays = trained(f"{decay}-{rounds}", rounds=rounds, **mine, **{"fading.decay": decay})
+        expected = trained(f"prox-{rounds}", rounds=rounds, **prox) if rounds == 2 and like else once
+        assert all(np.array_equal(arrays[name], expected[name]) for name in expected) == bool(like)
+
+
 def test_a_key_and_a_state(app: Path) -> None:
     """Up to W(2) - W(1), momentum adds beta (W(1) - W(0)) to what FedAvg does."""
 
@@ -154,6 +173,22 @@ def test_a_key_and_a_state(app: Path) -> None:
         assert np.allclose(none[name], array, atol=1e-5)
         assert np.allclose(more[name] - some[name], some[name] - none[name], atol=1e-5)
     assert max(np.abs(some[name] - none[name]).max() for name in plain) > 1e-3
+
+
+@pytest.mark.usefixtures("app", "no_report")
+def test_a_model_is_used() -> None:
+    page = TEXT[ROOT / "fedhet" / "results" / "MODELS.md"]
+    assert len(re.sub(r"```.*?```", "", page, flags=re.DOTALL).split()) <= 220
+    names = {"__name__": "__main__"}
+    exec(compile(blocks()["use"], "use.py", "exec"), names)
+    scores, network = names["scores"], names["network"]
+    with torch.no_grad():
+        phi = network.network[:2](names["rows"]) @ network.network[2].projection.weight.T
+        phi = phi + network.network[2].projection.bias
+    distances = (phi[:, None] - network.prototypes[network.rows]).square().sum(2)
+    assert torch.allclose(scores, -distances, atol=1e-4)
+    letters = text.encode("To be, or not to be")[-80:].long()[None]
+    assert models.build("char-lstm", (80,), 90)(letters).shape == (1, 90)
 
 
 def test_a_data_set_by_name(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
