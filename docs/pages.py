@@ -16,7 +16,7 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)\)")
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that git has, and what they link to."""
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    pages = [name for name in listed.splitlines() if not name.startswith(("docs/", ".github/"))]
+    pages = [name for name in listed.splitlines() if not name.startswith(("docs/", ".github/", "paper.md"))]
     linked = {path for name in pages for path in _linked(ROOT / name)}
     for name in sorted({*pages, *linked}):
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))

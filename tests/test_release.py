@@ -1,7 +1,9 @@
 """What is released: the package's files and names, and what Flower's hub takes."""
 
 import doctest
+import hashlib
 import importlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from flwr.cli.config_utils import load_and_validate
 from torch import nn
 
@@ -22,6 +25,7 @@ from fedhet.algorithms.graphs.graph import architecture_graph
 from fedhet.client.policy import NODE_KEYS
 from fedhet.methods.keys import kebab
 from fedhet.methods.options import Config, fields_of
+from fedhet.methods.registry import module_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -115,6 +119,52 @@ class TestPackage:
         config, _ = load_and_validate(ROOT / "pyproject.toml", check_module=False)
         assert 0 < len(config["project"]["description"]) <= 200
         publish._validate_app_name(config["project"]["name"], "name")
+
+
+class TestPublishing:
+    @pytest.mark.parametrize(
+        ("schema", "pattern"),
+        [
+            ("github-workflows", ".github/workflows/*.yml"),
+            ("github-issue-forms", ".github/ISSUE_TEMPLATE/*.yml"),
+            ("dependabot", ".github/dependabot.yml"),
+            ("citation-file-format", "CITATION.cff"),
+        ],
+    )
+    def test_files_have_their_schema(self, schema: str, pattern: str) -> None:
+        pytest.importorskip("check_jsonschema")
+        files = [str(path) for path in ROOT.glob(pattern)]
+        assert files
+        words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+    def test_every_paper_of_the_methods_is_cited(self) -> None:
+        page = (ROOT / "run_configs" / "README.md").read_text(encoding="utf-8")
+        sources = [row.split("|")[4] for row in page.splitlines() if row.startswith("| `") and row.count("|") == 5]
+        papers = [
+            paper for source in sources for paper in re.findall(r"(\w+) (?:et al\.|and \w+),[^;]*?(\d{4})", source)
+        ]
+        assert len(papers) > 30
+        citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+        cited = re.findall(r'family-names: "(\w+)".*?year: (\d{4})', citation, re.DOTALL)
+        assert {*papers} - {*cited} == set()
+
+    def test_the_recipe_has_all_dependencies(self, tmp_path: Path) -> None:
+        sdist = tmp_path / "fedhet.tar.gz"
+        sdist.write_bytes(b"")
+        recipe = module_of(str(ROOT / ".ci" / "recipe.py"))
+        content = yaml.safe_load(recipe.recipe(sdist, ["someone"]))
+        assert content["source"]["sha256"] == hashlib.sha256(b"").hexdigest()
+        assert len(content["requirements"]["run"]) == len(PROJECT["project"]["dependencies"]) + 2  # Python and Ray
+        assert content["extra"]["recipe-maintainers"] == ["someone"]
+
+    def test_the_paper_is_short(self) -> None:
+        text = (ROOT / "paper.md").read_text(encoding="utf-8").split("---", 2)[2]
+        keys = {*re.findall(r"@(\w+)", text)}
+        assert len(text.split()) <= 1000
+        assert keys
+        assert keys == {*re.findall(r"^@\w+\{(\w+),", (ROOT / "paper.bib").read_text(encoding="utf-8"), re.MULTILINE)}
 
 
 class TestDocstrings:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from fedhet.config import configuration
 from fedhet.errors import FedhetError
+from fedhet.results.card import write_card
 from fedhet.results.description import data_table
 from fedhet.results.history import RunFiles, last_round, read_run, showing
 from fedhet.results.terminal import by_architecture, format_bytes, format_seconds, format_value, stage
@@ -178,7 +179,10 @@ _CAPTIONS = {
 
 
 def write_report(folder: Path | str) -> Path:
-    """Write `report.html` and `figures/*.png` of a run; return the page's path. A damaged file raises a FedhetError."""
+    """Write a run's `report.html`, `figures/*.png` and `models.md`; return the page's path.
+
+    A damaged file raises a FedhetError.
+    """
     from fedhet.results.figures import run_figures, save_figure
 
     run = read_run(folder)
@@ -189,6 +193,7 @@ def write_report(folder: Path | str) -> Path:
             save_figure(figure, run.folder / "figures" / f"{name}.png")
         content = {"lines": _status(run), "facts": _facts(run), "pictures": _pictures(figures)}
         write_text(path, _render(PAGE, title=run.title, sections=_sections(run), **content))
+        write_card(run)
     return path
 
 

@@ -34,6 +34,7 @@ class Failures:
         assert done.failures
         assert {failed for failed, _ in done.failures} <= ({0, 1, 2, 3, 4} if number == 0 else {number})
 
+    @pytest.mark.slow
     def test_a_client_that_lost_its_state(self, case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         logging.getLogger("flwr").addHandler(caplog.handler)
         folder, removed = tmp_path / "run", []
@@ -93,6 +94,7 @@ class Failures:
 
     # ---- nodes that come and go
 
+    @pytest.mark.slow
     def test_late_clients_and_new_nodes(self, case: Case, tmp_path: Path) -> None:
         late = run_on(tmp_path / "late", case.settings(rounds=3), [0, 1, 2], between={2: (2, 99)})
         assert late.row(1)["participants"] == ["0", "1"]

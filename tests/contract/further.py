@@ -118,6 +118,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
 
         assert received(done, 3, 4) - received(crash, 3, 4) == received(done, 0)
 
+    @pytest.mark.slow
     def test_dropped_replies_undo_the_training(
         self, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -13,6 +13,7 @@ from fedhet.results.figures import WIDTH, run_figures
 from fedhet.results.history import read_run
 from fedhet.results.report import compare_folders, write_report
 from fedhet.results.terminal import closing_table
+from fedhet.testing import run
 from fedhet.utils.text import console
 
 VOID = {"meta", "br", "link", "img", "hr"}
@@ -244,3 +245,12 @@ def test_odd_text_stays_text(odd_run, tmp_path):
     assert all(name in out.getvalue() for name in ("$^$", r"\x1b[31m", "[red]no[/]", ":smile:", r"[/RED]\X1B"))
     assert "\u202e" not in out.getvalue()
     assert "\x00" not in out.getvalue()
+
+
+def test_the_card_of_the_models(tmp_path):
+    done = run(tmp_path / "run", {"method": "fedavg", "clients": 2, "rounds": 1, "samples-per-client": 20})
+    write_report(done.folder)
+    card = (done.folder / "models.md").read_text(encoding="utf-8")
+    assert f"\n| global | {done.summary['global_accuracy']['weighted']:.3f} |" in card
+    assert "- method: fedavg\n" in card
+    assert 'fedhet.load_model("run", "NAME")' in card
