@@ -5,6 +5,7 @@ from typing import Any
 from fedhet.utils.text import __version__
 
 _LAZY = {
+    "by_column": "fedhet.data.pooled",
     "guard": "fedhet.client.guard",
     "load_model": "fedhet.client.state",
     "make_client_app": "fedhet.client.app",

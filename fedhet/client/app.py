@@ -15,7 +15,7 @@ from fedhet.algorithms.matching import groups_to_json
 from fedhet.client import audit, work
 from fedhet.client.client import Client
 from fedhet.client.clients import Clients
-from fedhet.client.description import describe
+from fedhet.client.description import by_class, describe
 from fedhet.client.job import Group, Job
 from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
 from fedhet.client.policy import Policy, limiting_keys, memory_limited, name_of, opened
@@ -75,7 +75,8 @@ def make_client_app(
             (the common test set), `validation` and `augment` (a function from a training batch, and optionally a
             generator, to the augmented batch). A part can be a pair (inputs, labels), a `Dataset`, a `DataLoader` or
             another form (see `fedhet.data.own`). Inputs are passed to the model unchanged, except that bytes are scaled
-            to [0, 1]. By default, the client has its part of the configured data set.
+            to [0, 1]. All clients' examples in place of a function, such as `fedhet.by_column(...)`, are split by keys
+            such as `partition`. By default, the client has its part of the configured data set.
         task: a `fedhet.Task` or the name of one, for your own data; by default inferred from labels and outputs.
         client_settings: a function from a `ClientInfo` to a dict with the client's own `local-epochs` (up to
             `max-local-epochs`), `learning-rate`, `batch-size` or `device`; a node can set them in its node config.
@@ -354,6 +355,7 @@ class Answers:
         report.task = task.name
         report.metric = task.metric
         report.own_data = client.own_data
+        report.own_split = client.own_data and not self._clients.pooled
         report.common_test = not client.own_data or bool(client.data.common)
         evaluates = job.policy.tells_metrics and not job.policy.noise
         if client.own_data and client.data.common and client.config.test_on != "local" and evaluates:
@@ -378,6 +380,8 @@ class Answers:
         report.noise = self._noise
         report.wrapped = self._backend is not None
         report.groups = groups_to_json(client.part.groups) if client.part else ""
+        if not (job.policy.deployed or self._backend) and (counts := by_class(job)) is not None and len(counts) > 1:
+            report.classes = ",".join(str(int(count)) for count in counts)
         # Only the local engine makes batches.
         report.alike = "" if job.policy.deployed or self._backend or in_ray() else _alike(client)
         public = _own_public_dataset(job)

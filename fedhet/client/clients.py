@@ -17,7 +17,7 @@ from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
 from fedhet.client.state import ClientStore, check_order, start
-from fedhet.data import ClientData, Examples, resident, with_drawn_test_set, with_validation
+from fedhet.data import ClientData, Examples, resident, with_validation
 from fedhet.data.reading import missing_allowed
 from fedhet.errors import ConfigError, DataError, ModelError, Refused
 from fedhet.messages import Payload, Request
@@ -58,6 +58,11 @@ class Clients:
         self._checked: dict[str, ModelCheck] = {}
         self._named: dict[str, str] = {}
         self._serving: object = None
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the configuration splits the user's examples among clients."""
+        return isinstance(self._data, user_functions.Shares)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle only the user functions and the task; each process keeps its own networks and data."""
@@ -163,6 +168,8 @@ class Clients:
         """
         config, flat = info.config, info.config.flat()
         replaced = {key for key, spec in fields_of(Config).items() if self._data and spec.metadata["replaced_by"]}
+        if self.pooled:
+            replaced = {key for key in replaced if "split" not in fields_of(Config)[key].metadata["replaced_by"]}
         about = {*keys_about("data")} - replaced - {*keys_that("path")}
         split = {"clients": info.num_partitions or config.clients, "split-seed": info.split_seed}
         files = OWN if self._data else config.dataset.partition("-")[0]  # `cifar10-fedharm` has the files of `cifar10`
@@ -179,10 +186,8 @@ class Clients:
         split = (config.test_split, config.test_share, config.validation, seed) if self._data else config.text
         key = (info.name, split, device)
         if key not in self._data_kept:
-            data = self._data(info) if self._data else client_setup.data_of(info)
+            data = user_functions.data_of(self._data, info)
             if self._data:
-                if config.test_split == "drawn":
-                    data = with_drawn_test_set(data, seed, config.test_share, client=info.name)
                 data = with_validation(data, config.validation, seed, info.name)
             self._data_kept[key] = data.to(device)
         return self._data_kept[key]

@@ -54,12 +54,12 @@ def describe(job: Job) -> Arrays:
     arrays = {"numbers": torch.tensor(numbers, dtype=torch.float64), "shape": torch.tensor(shape, dtype=torch.int64)}
     if policy.least == 1 and count:
         arrays["range"] = torch.tensor([low, high], dtype=torch.float64)
-    if (classes := _classes(job)) is not None:
+    if (classes := by_class(job)) is not None:
         arrays["classes"] = classes
     return to_arrays(arrays)
 
 
-def _classes(job: Job) -> torch.Tensor | None:
+def by_class(job: Job) -> torch.Tensor | None:
     """Return the number of training examples (of tokens or pixels) by class or label; -1 if too few to be told."""
     client = job.client
     labels = client.data.train.labels

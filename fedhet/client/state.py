@@ -32,7 +32,14 @@ from fedhet.models.representation import precision
 from fedhet.results.history import names_of_model, read_clients, run_of
 from fedhet.setup import client_setup, user_functions
 from fedhet.setup.client_setup import ClientInfo
-from fedhet.utils.files import expanded, file_name, read_tensors, state_folder, write_tensors, write_text
+from fedhet.utils.files import (
+    expanded,
+    file_name,
+    read_tensors,
+    state_folder,
+    write_tensors,
+    write_text,
+)
 from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
@@ -198,7 +205,7 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     if "model" in noted and model is None:
         raise ConfigError(f"the run in {folder} used your own model ({noted['model']}): call load_model with model=...")
     config = configuration.of_run(folder, ("model", "data", "client_settings"))
-    info = ClientInfo(name, int(name) if name.isdecimal() else None, config.clients, config)
+    info = ClientInfo(name, _partition(folder, name, config.method_name), config.clients, config)
     function, side = user_functions.model_function(model), registry.client_side(config.method_name)
     traits = registry.traits(config)
     if not side.trains_network:
@@ -282,6 +289,15 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
     tensors = {**(mine or {}), **(read_tensors(path) or {})}
     beside = {name: tensors.pop(name) for name in list(tensors) if name.startswith(BESIDE)}
     return tensors, path, beside if path == own else {}
+
+
+def _partition(folder: Path, client: str, method: str) -> int | None:
+    """Return the partition of a client in the run in `folder`: as in its checkpoint, or else the client's number."""
+    for path in folder.glob("checkpoint/*.safetensors"):
+        record = registry.strategy(method).state_class.load(path).clients.get(client)
+        if record and record.partition:
+            return record.partition[0]
+    return int(client) if client.isdecimal() else None
 
 
 def _misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:

@@ -42,7 +42,6 @@ from fedhet.results.history import read_run
 from fedhet.results.report import Section
 from fedhet.results.terminal import TerminalTable, format_bytes, format_seconds, format_value
 from fedhet.server.handshake import NOBODY
-from fedhet.setup import client_setup
 from fedhet.setup.user_functions import UserFunctions
 from fedhet.utils.files import expanded, write_text
 from fedhet.utils.process import alone
@@ -205,7 +204,7 @@ def _configurations(name: str, base: Mapping[str, Any], functions: UserFunctions
 def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str, str]) -> str:
     """Return the reason why the method in `config` cannot train all clients, or an empty string if it can."""
     try:
-        client_setup.check(config, own_model=functions.model is not None, own_data=functions.data is not None)
+        functions.check(config)
         if not registry.traits(config).serves_clients:
             return "it trains a model of the server only, and recommend compares clients' models: use fedhet compare"
         public = functions.public_dataset(config)

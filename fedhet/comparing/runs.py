@@ -29,7 +29,6 @@ from fedhet.results.history import read_run
 from fedhet.results.report import complete_report
 from fedhet.results.terminal import format_seconds
 from fedhet.server.run import numbered
-from fedhet.setup import client_setup
 from fedhet.setup.user_functions import UserFunctions
 from fedhet.utils import text
 from fedhet.utils.files import LOCK, check_links, check_place, expanded
@@ -60,7 +59,7 @@ def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()
     if problems := [each for run in firsts.values() if (each := _another(run, functions))]:
         raise ConfigError("\n".join(problems))
     for run in runs:
-        client_setup.check(run.settings, own_model=functions.model is not None, own_data=functions.data is not None)
+        functions.check(run.settings)
 
 
 def unused(

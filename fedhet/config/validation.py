@@ -15,6 +15,7 @@ from fedhet.utils.machine import check_device_name
 
 SUPPLIED: dict[OwnPart, str] = {
     "data": "data of your own",
+    "split": "a data function of your own, which splits the data",
     "model": "models of your own",
     "loader": "a DataLoader, which has its own batch_size",
     "augmentation": "an augment function of your own, which the data function returns",

@@ -85,7 +85,7 @@ def as_client_data(client: str, value: Any) -> ClientData:
         present = [name for name in PARTS if name in ("train", "test") or value.get(name) is not None]
         parts = {name: _part(name, value[name], public=name == "public") for name in present}
         named = {name: names_of(value[name]) if given is None else given for name in present}
-        common, note = _aligned(parts, named)
+        common, note = aligned(parts, named)
         if "public" in parts:
             parts["public"] = replace(parts["public"], names=common)
         for name, part in parts.items():
@@ -99,7 +99,7 @@ def as_client_data(client: str, value: Any) -> ClientData:
         raise type(error)(f"client {client}: {error}") from error
 
 
-def _aligned(parts: dict[str, Any], named: Mapping[str, Names]) -> tuple[Names, str]:
+def aligned(parts: dict[str, Any], named: Mapping[str, Names]) -> tuple[Names, str]:
     """Align the parts of a client with the first one in place, by their names (`named`); return names and a note.
 
     Classes that only a later part has get the next numbers. The note says what was aligned.
@@ -135,7 +135,7 @@ def as_public_dataset(value: Any) -> PublicDataset | None:
 
 def _part(name: str, value: Any, *, public: bool) -> Any:
     try:
-        part: Any = _public(value) if public else _examples(value)
+        part: Any = _public(value) if public else examples_of(value)
         for kind, tensor in (("inputs", part.inputs), ("labels", part.labels)):
             if tensor is not None and not isinstance(tensor, LazyInputs):  # rows are checked when they are read
                 check_finite(tensor, kind, range(len(tensor)))
@@ -151,10 +151,11 @@ def _public(value: Any) -> PublicDataset:
         return value
     if hasattr(value, "__array__") or (isinstance(value, Mapping) and not value.keys() & {*LABELS}):
         return PublicDataset.of(as_tensor(value))
-    return PublicDataset.of(*_examples(value).at(slice(None)))
+    return PublicDataset.of(*examples_of(value).at(slice(None)))
 
 
-def _examples(value: Any) -> Examples:
+def examples_of(value: Any) -> Examples:
+    """Convert a user's examples; raise a `DataError` for unknown forms. That numbers are finite is not checked."""
     if isinstance(value, Examples):
         return value
     if isinstance(value, DataLoader):

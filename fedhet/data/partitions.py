@@ -48,9 +48,12 @@ class Job:
     rng: np.random.Generator
 
     def labels(self) -> list[Indices]:
-        """Return the classes (n,) of training and of test examples; raises a `DataError` for multi-label data."""
-        if self.dataset.train.labels.ndim != 1:
-            raise DataError(f"{self.dataset.name} has several labels per example: set partition to iid or natural")
+        """Return the classes (n,) of training and of test examples; raises a `DataError` unless each has one class."""
+        labels = self.dataset.train.labels
+        if labels.ndim != 1 or (labels < 0).any():
+            raise DataError(
+                f"{self.dataset.name} has examples without exactly one class each: set partition to iid or natural"
+            )
         parts = zip((self.dataset.train, self.dataset.test), self.examples, strict=True)
         return [part.labels.numpy()[indices] for part, indices in parts]
 

@@ -10,7 +10,6 @@ from urllib.parse import unquote
 from fedhet.client.state import GLOBAL, load_model
 from fedhet.config import configuration
 from fedhet.config.toml import load
-from fedhet.data import ClientData, with_drawn_test_set
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import registry
 from fedhet.methods.options import Config, keys_about
@@ -18,9 +17,8 @@ from fedhet.results.history import names_of_model, run_of
 from fedhet.results.report import Section, table, write_page
 from fedhet.results.terminal import format_value
 from fedhet.server.app import scored
-from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo
-from fedhet.setup.user_functions import UserFunctions
+from fedhet.setup.user_functions import UserFunctions, data_of
 from fedhet.tasks import Score, Task, as_task
 from fedhet.utils.files import csv_lines, expanded, file_name, write_text
 from fedhet.utils.machine import device_of
@@ -118,7 +116,7 @@ def evaluate(
     given = {"data": data, "task": task}
     if lacking := [f"{name}=..." for name in noted if name in given and given[name] is None]:
         raise ConfigError(f"the run in {folder} used arguments of your own: pass {', '.join(lacking)}, too")
-    functions = UserFunctions(model, data and _with_training_part(data), task)
+    functions = UserFunctions(model, _with_training_part(data) if callable(data) else data, task)
     models = place / "models" if (place / "models").is_dir() else place
     result = ModelsByClients(expanded(out or folder))
     with standard_settings():
@@ -172,9 +170,9 @@ def _fill(result: ModelsByClients, config: Config, models: Path, functions: User
     own = [unquote(path.stem) for path in models.glob("*.safetensors") if path.stem != GLOBAL]
     shared = (models / f"{GLOBAL}.safetensors").is_file() and registry.traits(config).whole
     for place in range(config.clients):
-        client = str(place)
+        client = functions.clients[place] if functions.clients else str(place)
         info = ClientInfo(client, place, config.clients, config)
-        data = _data_of(info, functions)
+        data = data_of(functions.data_of, info)
         for name in [*in_order(own), *[GLOBAL] * shared]:
             # Clients of the run may have parts of the global model; others have that of a client without its own.
             owner = client if name == GLOBAL and client not in own else name
@@ -188,16 +186,6 @@ def _fill(result: ModelsByClients, config: Config, models: Path, functions: User
                 continue
             if score is not None:
                 result.scores.setdefault(name, {})[client] = score
-
-
-def _data_of(info: ClientInfo, functions: UserFunctions) -> ClientData:
-    config = info.config
-    if functions.data_of is None:
-        return client_setup.data_of(info)
-    data = functions.data_of(info)
-    if config.test_split == "drawn":
-        data = with_drawn_test_set(data, info.split_seed, config.test_share, client=info.name)
-    return data
 
 
 def _write(result: ModelsByClients) -> None:

@@ -29,7 +29,6 @@ from fedhet.results.recorder import check_folder, resuming
 from fedhet.results.terminal import headline
 from fedhet.server.app import serve
 from fedhet.server.run import new_folder
-from fedhet.setup import client_setup
 from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Task
 from fedhet.utils import text
@@ -98,7 +97,9 @@ def run(
             preset of the `method` on the data set digits, or the preset `own` if `model` and `data` are given.
         model: a function that returns the network of a client (see `fedhet.make_client_app`), a network class, or a
             network whose weights all clients start from; by default the configured architectures.
-        data: a function that returns a client's data (see `fedhet.make_client_app`); default: the configured data set.
+        data: a function that returns a client's data (see `fedhet.make_client_app`); or all clients' examples, such as
+            (inputs, labels), a dataset or `fedhet.by_column(...)`, which keys such as `partition` split among clients;
+            by default, the configured data set.
         task: the task of `data`: a `fedhet.Task` or its name; by default inferred from labels and outputs.
         client_settings: a function that returns a dict of settings of a client (see `fedhet.make_client_app`).
         out: the run directory; by default a new one in `runs/`.
@@ -155,7 +156,7 @@ def _checked_here(config: Config, functions: UserFunctions) -> Config:
         if not (start := expanded(config.start_from).resolve()).is_dir():
             raise ConfigError(f"start-from = {start} does not exist: give the folder of a run, or its models/")
         config = config.replace(start_from=str(start))  # workers may have another working directory
-    client_setup.check(config, own_model=functions.model is not None, own_data=functions.data is not None)
+    functions.check(config)
     return config
 
 
@@ -165,7 +166,7 @@ def _configured(
     resume: Path | None,
     functions: UserFunctions,
 ) -> Config:
-    names = functions.words.keys()
+    names = functions.supplied
     new = resume is None
     if isinstance(config, Config):
         complete = config
@@ -242,6 +243,7 @@ def run_locally(
         timeout=config.timeout,
         datasets=(config.dataset,) if functions.data is None else (),
         room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
+        names=functions.clients,
     )
     grid.doing = partial(_tell, observers)
     if config.timeout < Config().timeout:
@@ -297,7 +299,7 @@ def shake_hands(
         for path in sorted(begun.glob("checkpoint/*.safetensors"))[:1] if begun else ():
             strategy.state = strategy.state_class.load(path)
         app = make_client_app(**functions.arguments)
-        strategy.handshake(LocalGrid(app, config.clients, node_config=node_config))
+        strategy.handshake(LocalGrid(app, config.clients, node_config=node_config, names=functions.clients))
         refused = strategy.run.round.failures
         if train and strategy.config.rounds:
             strategy.run_round(1)

@@ -57,8 +57,9 @@ class WorkerGrid(LocalGrid):
         timeout: float,
         datasets: Collection[str] = (),
         room: Callable[[], int] | None = None,
+        names: Sequence[str] = (),
     ) -> None:
-        super().__init__(client_app, clients, batch_size=batch_size, least_batches=least_batches)
+        super().__init__(client_app, clients, batch_size=batch_size, least_batches=least_batches, names=names)
         self._number, self._timeout, self._room, self._datasets = workers, timeout, room, datasets
         self._folder = ExitStack()  # is removed at the end
         self._threads: list[Thread] = []  # one for each worker

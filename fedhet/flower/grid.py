@@ -27,7 +27,8 @@ ANSWER_ALL = "answer_all"
 class LocalGrid(Grid):
     """A Flower Grid that answers messages by calling a ClientApp in this process.
 
-    The config of each of the `clients` nodes has a partition id and the entries of `node_config`. Up to `batch_size`
+    The config of each of the `clients` nodes has a partition id, a name if `names` has one for each client, and the
+    entries of `node_config`. Up to `batch_size`
     messages are handled in one call, which can train networks together, if they are to nodes that reported the same
     kind of network in their handshakes (`Report.alike`); messages to nodes without one are handled one by one. Eight
     or more messages to nodes of one kind make at least `least_batches`, which as many processes can handle at a time.
@@ -41,6 +42,7 @@ class LocalGrid(Grid):
         *,
         batch_size: int = 1,
         least_batches: int = 1,
+        names: Sequence[str] = (),
     ) -> None:
         be_server()
         self._client_app = client_app
@@ -51,7 +53,12 @@ class LocalGrid(Grid):
             FIRST_NODE + index: Context(
                 run_id=RUN_ID,
                 node_id=FIRST_NODE + index,
-                node_config={**(node_config or {}), "partition-id": index, "num-partitions": clients},
+                node_config={
+                    **(node_config or {}),
+                    **({"name": names[index]} if names else {}),
+                    "partition-id": index,
+                    "num-partitions": clients,
+                },
                 state=RecordDict(),
                 run_config={},
             )

@@ -123,6 +123,7 @@ class Report:
         architecture: the architecture's name; empty if it is not disclosed.
         partition_id, partitions: the client's partition, from 0, and their number; -1 and 0 if the node has none.
         own_data: whether the client's data come from a user's function, not from the configured data set.
+        own_split: whether this function, and not the configuration, splits the data among clients.
         common_test: whether the client has the common test set.
         common: digest of the common test set that the user's function returned, if it is used; empty otherwise.
         normalised: whether its network has running statistics, as BatchNorm does.
@@ -135,6 +136,7 @@ class Report:
         groups: if clients train parts of one network, the description of the whole network, as JSON.
         wrapped: whether the user's own functions train (`fedhet.wrap`), whose numbers of examples may change.
         names: names of classes and columns that must agree with other clients' (see `names_in`).
+        classes: in a simulation, its numbers of training examples by class, separated by commas.
         alike: in a simulation, what clients whose networks may be trained as one batch have in common.
     """
 
@@ -148,6 +150,7 @@ class Report:
     partition_id: int = -1
     partitions: int = field(default=0, metadata={"at_most": MOST_PARTITIONS})
     own_data: bool = False
+    own_split: bool = False
     common_test: bool = True
     common: Name = ""
     normalised: bool = True
@@ -161,6 +164,7 @@ class Report:
     groups: Text = field(default="", metadata={"longest": 2**20})  # ResNet-152 has 200,000 characters
     wrapped: bool = False
     names: Text = field(default="", metadata={"longest": MOST_NAMES})
+    classes: Text = field(default="", metadata={"longest": 2**16})
     alike: Name = ""
 
     @property

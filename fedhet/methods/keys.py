@@ -15,8 +15,9 @@ About = Literal["data", "training", "optimiser", "server", "node", "place", "out
 KeyRow = tuple[str, Value, str, str]
 """A configuration key, its default, its accepted values and its description."""
 
-OwnPart = Literal["data", "model", "loader", "augmentation"]
-"""An argument that a user passes in Python and that replaces keys: data, a model, a DataLoader or an augmentation."""
+OwnPart = Literal["data", "split", "model", "loader", "augmentation"]
+"""What a user passes in Python and that replaces keys: data, their split (by a data function), a model, a DataLoader or
+an augmentation."""
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "at_least": (">=", operator.ge, "at least"),

@@ -28,7 +28,7 @@ OWN = "own"
 
 _split = partial(option, about="data", at_node=True)
 _files = partial(_split, replaced_by=("data", "model"))  # without models, these are made for the data set's examples
-_dealt = partial(_split, replaced_by=("data",))
+_dealt = partial(_split, replaced_by=("split",))
 _optimiser = partial(option, about="optimiser")
 _output = partial(option, about="output")
 _server = partial(option, about="server", resumable=True)

@@ -37,6 +37,9 @@ DASHES = ("-", "--", ":", "-.")
 WIDTH = 4.5
 """The width of a page's figures in inches, at which their text is legible on a phone."""
 
+MOST = 50
+"""Largest number of clients and of classes in a figure of examples by class."""
+
 _TESTS: tuple[tuple[TestSet, str, str], ...] = (("own", "-", ""), ("common", "--", ", common test set"))
 _CURVE_LABELS = {
     "trained": {"trained": "personal models", "received": "global model"},
@@ -46,8 +49,9 @@ _CURVE_LABELS = {
 
 
 def run_figures(run: RunFiles) -> dict[str, Figure]:
-    """Return the figures of a run's report (`accuracy`, `clients` and `losses`) by name, without empty figures."""
+    """Return the figures of a run's report by name (`accuracy`, `clients`, ...), without empty figures."""
     drawn = {"accuracy": accuracy_figure(run), "clients": clients_figure(run), "losses": loss_figure(run)}
+    drawn["classes"] = classes_figure(run)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
@@ -104,6 +108,19 @@ def loss_figure(run: RunFiles) -> Figure | None:
     return figure if label_axes(axes, "round", "loss") else None
 
 
+def classes_figure(run: RunFiles) -> Figure | None:
+    """Draw a simulation's training examples by client and class; return None without them, or if there are too many."""
+    summary = run.summary or {}
+    by_client = summary.get("classes", {})
+    most = max(map(len, by_client.values()), default=0)
+    if not by_client or max(len(by_client), most) > MOST:
+        return None
+    values = [[*counts, *[0] * (most - len(counts))] for counts in by_client.values()]
+    named = summary.get("names", {}).get("classes", ())
+    names = [fill(named[k], 12) if k < len(named) else str(k) for k in range(most)]
+    return matrix_figure([*by_client], names, values, "training examples", axes=("class", "client"))
+
+
 def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
     """Draw the accuracy of each run (by name) by round, as in `RunFiles.curve`; return None without data."""
     figure, axes = new_figure(2.9)
@@ -114,16 +131,21 @@ def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
 
 
 def matrix_figure(
-    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float | None]], name: str
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float | None]],
+    name: str,
+    axes: tuple[str, str] = ("client", "model"),
 ) -> Figure:
-    """Draw a matrix of values, such as a metric (`name`) of models (rows) at clients (columns); None is left blank."""
-    figure, axes = new_figure(1.2 + 0.22 * len(rows))
+    """Draw a matrix of values called `name`, in which None is left blank; `axes` says what columns and rows are."""
+    across, down = axes
+    figure, drawing = new_figure(1.2 + 0.22 * len(rows))
     numbers = [[math.nan if value is None else value for value in row] for row in values]
-    image = axes.imshow(numbers, aspect="auto", cmap="viridis")
-    axes.grid(visible=False)
-    axes.set_xticks(range(len(columns)), columns, fontsize=8)
-    axes.set_yticks(range(len(rows)), rows, fontsize=8)
-    axes.set(xlabel="client", ylabel="model")
+    image = drawing.imshow(numbers, aspect="auto", cmap="viridis")
+    drawing.grid(visible=False)
+    drawing.set_xticks(range(len(columns)), columns, fontsize=8)
+    drawing.set_yticks(range(len(rows)), rows, fontsize=8)
+    drawing.set(xlabel=across, ylabel=down)
     bar = figure.colorbar(image)
     bar.ax.tick_params(color=GRID, labelcolor=INK, labelsize=9)
     bar.set_label(name, color=INK)

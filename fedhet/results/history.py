@@ -207,6 +207,8 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         summary["privacy"] = dict(run.privacy)
     if run.state.names:  # outputs of saved networks are in their order
         summary["names"] = names_in(run.state.names)
+    if run.classes:
+        summary["classes"] = dict(run.classes)
     if run.warnings:
         summary["warnings"] = [*run.warnings]
     if absent := never_took_part(rows):

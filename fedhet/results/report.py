@@ -172,6 +172,7 @@ _CAPTIONS = {
     "accuracy": "Accuracy by round, weighted by the clients' examples.",
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
     "losses": "Loss by round: in training, with what the method adds to it, and on test data.",
+    "classes": "Numbers of training examples by client and class.",
     "comparison": "Personal accuracy by round.",
     "evaluation": "Models (rows) by clients (columns), on test examples.",
     "overlay": "Accuracy by round: of each run the one by which its method is scored.",

@@ -128,6 +128,7 @@ class Handshake:
         by_hand = {key: origin for key, origin in config.origins.items() if origin != "run"}
         checked = {key: origin for key, origin in by_hand.items() if not key.startswith("public-")}  # the server has it
         own: set[OwnPart] = {"data"} if all(report.own_data for report in known) else set()
+        own |= {"split"} if all(report.own_split for report in known) else set()
         effective(config.replace(origins=checked), self.run.traits, own | {"model"} if self.run.model else own)
         if "batch-norm" in config.chosen and not any(report.normalised for report in known):
             why = "batch-norm has no effect: no client's network has running statistics, as BatchNorm has; leave it out"
@@ -289,6 +290,8 @@ class Handshake:
         run.metric = report.metric
         run.own_data = run.own_data or report.own_data
         run.noise[report.client] = report.noise
+        if report.classes and self.federation.simulated:
+            run.classes[report.client] = [*map(int, report.classes.split(","))]
         if report.device not in run.devices:
             run.devices.append(report.device)
         if report.note:

@@ -56,7 +56,8 @@ class Reporter:
         """Return the description of the run that observers receive."""
         run = self.run
         about = run.method.name, run.traits, run.state, run.metric, run.own_data, tuple(run.devices), run.config.test_on
-        return RunInfo(*about, run.privacy.spent() if run.privacy else {}, (*run.told,))
+        classes = {client: run.classes[client] for client in in_order(run.classes)}
+        return RunInfo(*about, run.privacy.spent() if run.privacy else {}, (*run.told,), classes)
 
     @contextmanager
     def recording(self, grid: Grid, *, lines: bool) -> Iterator[None]:

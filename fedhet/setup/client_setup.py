@@ -1,7 +1,7 @@
 """Build each client's data and model from the configuration keys, unless the user passes them in Python."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,7 +13,8 @@ from fedhet import data, models
 from fedhet.data import ClientData, DataSet, Examples, Part, PublicDataset
 from fedhet.data.names import CLASSES
 from fedhet.data.own import as_input
-from fedhet.errors import ConfigError, FedhetError, ModelError
+from fedhet.data.pooled import Pooled
+from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.methods import registry
 from fedhet.methods.method import Traits
 from fedhet.methods.options import OWN, Config, keys_about, listed
@@ -137,45 +138,75 @@ def network_of(
 def data_of(client: ClientInfo) -> ClientData:
     """Return a client's training, validation and test examples of the configured data set; the result is cached."""
     number, clients = _place(client)
-    return _client(_data_keys(client.config), clients, number, client.split_seed)
+    return _client(dataset_of(client.config), _data_keys(client.config), clients, number, client.split_seed)
+
+
+def share_of(pool: Pooled, client: ClientInfo) -> ClientData:
+    """Return a client's share of a user's examples, which the configuration splits like those of a data set."""
+    number, clients = _place(client)
+    dataset = pooled_dataset(pool, client.config)
+    keys = _data_keys(client.config)
+    if pool.clients:
+        keys = replace(keys, partition="natural")
+        if clients != len(pool.clients):
+            raise DataError(
+                f"the data have {len(pool.clients)} clients by name, but the run has {clients}: set clients"
+            )
+    split = _split(dataset, keys, clients, client.split_seed)
+    part = split.parts[number]
+    public = split.public
+    if public is not None and public.labels is not None:
+        public = replace(PublicDataset.of(public.inputs, public.labels), names=pool.names)
+    train, test = dataset.train.subset(part.train), dataset.test.subset(part.test)
+    return ClientData(train, test, public, dataset.test, split.validation, names=pool.names)
+
+
+def pooled_dataset(pool: Pooled, config: Config) -> DataSet:
+    """Return a user's examples as a data set, with its test examples as `test-split` and `test-share` say."""
+    return pool.dataset(config.seed if config.test_split == "drawn" else None, config.test_share)
 
 
 def public_dataset(config: Config) -> PublicDataset | None:
     """Return the public dataset, held out of the training examples, or None if the key `public-samples` is 0."""
-    return _split(_data_keys(config), config.clients, config.seed).public if config.public_samples else None
+    return _configured(config).public if config.public_samples else None
 
 
 def common_validation(config: Config) -> Examples | None:
     """Return the server's validation examples for the global model, or None without `validation-on = common`."""
     if not config.validation or (config.test_on, config.validation_on) != ("global", "common"):
         return None
-    return _split(_data_keys(config), config.clients, config.seed).validation
+    return _configured(config).validation
 
 
 def training_union(config: Config) -> PublicDataset:
     """Return the training inputs of all clients, in the clients' order, as a public dataset without labels."""
     keys = _data_keys(config)
-    parts = [_client(keys, config.clients, number, config.seed).train for number in range(config.clients)]
+    dataset = dataset_of(config)
+    parts = [_client(dataset, keys, config.clients, number, config.seed).train for number in range(config.clients)]
     return PublicDataset(torch.cat([part.inputs[:] for part in parts]))
 
 
-def check(config: Config, *, own_model: bool = False, own_data: bool = False) -> None:
+def check(config: Config, *, own_model: bool = False, own_data: bool = False, pool: Pooled | None = None) -> None:
     """Check before a run that the configured data and models fit the method; raise a FedhetError otherwise.
 
-    `own_model` and `own_data` say whether the user passes models or data in Python; clients check these later.
+    `own_model` and `own_data` say whether the user passes models or data in Python; clients check these later. `pool`
+    has the user's examples if the configuration splits them.
     """
     traits = registry.traits(config)
-    if traits.public != "none" and not (config.public_samples or config.options.makes_public_dataset or own_data):
+    brought = own_data and pool is None
+    if traits.public != "none" and not (config.public_samples or config.options.makes_public_dataset or brought):
         raise ConfigError(f"{config.method_name} needs a public dataset: set, for example, public-samples = 500")
     task = Task()
     if not (own_data and own_model):
         dataset = dataset_of(config)  # raises an error if its files are missing
         task = task if own_data else dataset.task
     task.measuring(config.metric, listed(config.metrics))
+    if pool is not None:
+        _split(pooled_dataset(pool, config), _data_keys(config), config.clients, config.seed)
     if own_data:
         return
     try:
-        _split(_data_keys(config), config.clients, config.seed)
+        _configured(config)
         if not own_model:
             _check_models(config, traits)
     except FedhetError as error:
@@ -261,15 +292,17 @@ def _data_keys(config: Config) -> Config:
 
 @dataclass(frozen=True, eq=False)
 class _Split:
-    dataset: DataSet
     parts: list[Part]
     public: PublicDataset | None
     validation: Examples | None
 
 
+def _configured(config: Config) -> _Split:
+    return _split(dataset_of(config), _data_keys(config), config.clients, config.seed)
+
+
 @lru_cache(maxsize=4)
-def _split(keys: Config, clients: int, seed: int) -> _Split:
-    dataset = dataset_of(keys)
+def _split(dataset: DataSet, keys: Config, clients: int, seed: int) -> _Split:
     public = None
     common = None
     held_out, available = data.hold_out(dataset, keys.public_samples, keys.seed)
@@ -286,14 +319,13 @@ def _split(keys: Config, clients: int, seed: int) -> _Split:
     names = ("classes_per_client", "alpha", "samples_per_client", "halved_clients", "test_share")
     options = {name: getattr(keys, name) for name in names}
     parts = data.partition(dataset, keys.partition, clients=clients, seed=seed, available=available, **options)
-    return _Split(dataset, parts, public, common)
+    return _Split(parts, public, common)
 
 
 @lru_cache(maxsize=2048)
-def _client(keys: Config, clients: int, number: int, seed: int) -> ClientData:
-    split = _split(keys, clients, seed)
+def _client(dataset: DataSet, keys: Config, clients: int, number: int, seed: int) -> ClientData:
+    split = _split(dataset, keys, clients, seed)
     part = split.parts[number]
-    dataset = split.dataset
     train, test = dataset.train.subset(part.train), dataset.test.subset(part.test)
     names = {CLASSES: dataset.class_names} if dataset.class_names else {}
     client_data = ClientData(train, test, validation=split.validation, dataset=dataset, names=names)

@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from fedhet.config.toml import toml_value
 from fedhet.config.validation import effective
-from fedhet.data import ClientData, Examples, PublicDataset
+from fedhet.data import ClientData, Examples, PublicDataset, with_drawn_test_set
 from fedhet.data.names import Names
 from fedhet.data.own import as_client_data, open_parameters
+from fedhet.data.pooled import Pooled, as_pooled
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, UserCodeError, shown
 from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart, kebab
 from fedhet.methods.options import Config
 from fedhet.models.copies import held_by, in_use, separated, unusable
 from fedhet.models.representation import by_name
+from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo, ModelFunction, public_dataset
 from fedhet.tasks import Task, as_task
 from fedhet.utils.inputs import Inputs, together
@@ -51,7 +53,7 @@ class UserFunctions:
 
     Attributes:
         model: a network, a class of networks, or a function of a client that returns a network.
-        data: a function of a client that returns its data.
+        data: a function of a client that returns its data, or examples that the configuration splits among clients.
         task: the task of the user's data, or its name; None infers it from labels and outputs.
         client_settings: a function of a simulated client that returns the client's own values of configuration keys.
         _known: results of `_brings` (facts about client 0's data), by number of clients and batch size.
@@ -88,6 +90,16 @@ class UserFunctions:
         return data_function(self.data)
 
     @property
+    def pool(self) -> Pooled | None:
+        """The user's examples that the configuration splits among clients, or None."""
+        return self.data_of.pool if isinstance(self.data_of, Shares) else None
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names, if the user's examples name them."""
+        return self.pool.clients if self.pool else ()
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """The attributes as keyword arguments for `fedhet.run` and `fedhet.make_client_app`."""
         return {name: getattr(self, name) for name in ("model", "data", "task", "client_settings")}
@@ -98,15 +110,25 @@ class UserFunctions:
         said = {name: described(each) for name, each in self.arguments.items() if each is not None}
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
+    @property
+    def supplied(self) -> set[str]:
+        """The names of the arguments that the user passes, and `split` if the configuration does not split the data."""
+        return {*self.words} | ({"split"} if self.data is not None and self.pool is None else set())
+
+    def check(self, config: Config) -> None:
+        """Check a configuration before a run as far as no client is needed; raise a FedhetError otherwise."""
+        own_model, own_data = self.model is not None, self.data is not None
+        client_setup.check(config, own_model=own_model, own_data=own_data, pool=self.pool)
+
     def replacing(self, config: Config) -> frozenset[OwnPart]:
-        """Return what the user passes in Python that leaves configuration keys without effect: `model` and `data`.
+        """Return what the user passes in Python that leaves configuration keys without effect, such as `model`.
 
         It also has `loader` if the user set `batch-size`, but the data are in DataLoaders of another batch size, and
         `augmentation` if the user set `augment`, but the data have their own augmentation function.
         """
         own: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
-            own.add("data")
+            own |= {"data"} if self.pool else {"data", "split"}
             by_hand = {key for key in config.chosen if config.origins[key] != "run"}
             if "batch-size" in by_hand and self._brings(config)[1] not in (None, config.batch_size):
                 own.add("loader")
@@ -123,6 +145,8 @@ class UserFunctions:
         """
         if not self:
             return config
+        if self.clients:
+            config = _by_clients(config, len(self.clients))
         if self.data is not None and config.test_on != "local" and "test-on" not in config.chosen:
             config = config if self._brings(config)[0] else config.on_own_test_parts()
         suited = {} if self.model is None else config.options.suited()
@@ -159,6 +183,18 @@ class UserFunctions:
             except Exception:  # the client reports it
                 self._known[key] = True, None, False
         return self._known[key]
+
+
+def _by_clients(config: Config, clients: int) -> Config:
+    """Return the configuration for data of `clients` named clients; raise a ConfigError if it has another number."""
+    wanted = {"clients": clients, "partition": "natural"}
+    for key, value in wanted.items():
+        if key in config.chosen and config.flat()[key] != value:
+            raise ConfigError(
+                f"{key} = {config.flat()[key]}: the data have {clients} clients by name (by_column), which determine "
+                f"{key}: leave it out"
+            )
+    return config.replace(**wanted)
 
 
 def _first(config: Config) -> ClientInfo:
@@ -213,6 +249,17 @@ class Function:
             raise UserCodeError.of(error, doing, origin(self)) from error
 
 
+class Shares:
+    """A function of a client that returns its share of a user's examples, which the configuration splits."""
+
+    def __init__(self, pool: Pooled) -> None:
+        self.pool = pool
+
+    def __call__(self, client: ClientInfo) -> ClientData:
+        """Return the client's data; raise a `DataError` that names the client if they cannot be used."""
+        return as_client_data(client.name, client_setup.share_of(self.pool, client))
+
+
 def model_function(model: Any) -> ModelFunction | None:
     """Convert the argument `model` of `fedhet.run` to a function that returns a client's network; None stays None."""
     return None if model is None else Function("model", model, _as_network)
@@ -220,7 +267,22 @@ def model_function(model: Any) -> ModelFunction | None:
 
 def data_function(data: Any) -> DataFunction | None:
     """Convert the argument `data` of `fedhet.run` to a function that returns a client's data; None stays None."""
-    return None if data is None else Function("data", data, as_client_data)
+    if data is None or callable(data):
+        return None if data is None else Function("data", data, as_client_data)
+    try:
+        return Shares(as_pooled(data))
+    except DataError as error:
+        raise DataError(f"data must be a function of a client, or examples to split among clients: {error}") from error
+
+
+def data_of(function: DataFunction | None, client: ClientInfo) -> ClientData:
+    """Return a client's data by a user's function (None: those configured), with a test set drawn if it is to be."""
+    if function is None:
+        return client_setup.data_of(client)
+    data = function(client)
+    if client.config.test_split == "drawn" and not isinstance(function, Shares):
+        return with_drawn_test_set(data, client.split_seed, client.config.test_share, client=client.name)
+    return data
 
 
 def _as_settings(client: str, value: Any) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def test_impossible_partitions(name: str, options: dict[str, float], message: st
 def test_several_labels_cannot_be_partitioned_by_class() -> None:
     examples = Examples(torch.zeros(40, 1), torch.randint(2, (40, 3)))
     dataset = DataSet("many", examples, examples, 3, Task("multi-label"), (1,), torch.Tensor.float)
-    with pytest.raises(DataError, match="many has several labels per example"):
+    with pytest.raises(DataError, match="many has examples without exactly one class each"):
         data.partition(dataset, "dirichlet", clients=2, seed=0)
     parts = data.partition(dataset, "iid", clients=2, seed=0, samples_per_client=5)
     assert [len(part.train) for part in parts] == [5, 5]

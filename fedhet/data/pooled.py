@@ -1,0 +1,164 @@
+"""A user's examples of all clients together, which the configuration splits among clients like those of a data set."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from fedhet.data.examples import DataSet, Examples, Indices, Owners
+from fedhet.data.names import CLASSES, COLUMNS, Names, names_of, numbered
+from fedhet.data.own import aligned, examples_of
+from fedhet.data.partitions import proportional_sample, with_drawn_test_set
+from fedhet.data.reading import LABELS
+from fedhet.errors import DataError
+from fedhet.tasks import Task
+from fedhet.utils.files import plain_name
+from fedhet.utils.randomness import numpy_generator
+
+TEST_SHARE = 0.2
+"""Fraction of test examples if the user gives none and `test-share` is not set."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pooled:
+    """Examples of all clients together.
+
+    Attributes:
+        train: the examples, without those in `test`.
+        test: the test examples; None to draw them from `train`.
+        names: the names of classes and columns, if known.
+        clients: the names of the clients, if each example belongs to one of them.
+        owners: (n,) the number of the client, in `clients`, to which each of the n examples belongs.
+    """
+
+    train: Examples
+    test: Examples | None = None
+    names: Names = field(default_factory=dict)
+    clients: tuple[str, ...] = ()
+    owners: Indices | None = None
+
+    def dataset(self, seed: int | None, share: float) -> DataSet:
+        """Return the examples as a data set, whose test examples are drawn by `seed`; None draws none that are given.
+
+        `share` is the fraction of test examples among those of each client (without owners, among all); 0 stands for
+        the number of those given, or for `TEST_SHARE`.
+        """
+        return _dataset(self, seed, share)
+
+
+@lru_cache(maxsize=4)
+def _dataset(pool: Pooled, seed: int | None, share: float) -> DataSet:
+    labels = pool.train.labels
+    classes = len(pool.names.get(CLASSES, ()))
+    if labels.ndim == 1:
+        classes = max(classes, int(labels.max()) + 1)
+
+    def dataset(train: Examples, test: Examples, groups: Owners | None = None) -> DataSet:
+        # Each client infers the task, and its network has the inputs as they are.
+        return DataSet("the data", train, test, classes, Task(), (), lambda inputs: inputs, groups=groups)
+
+    if pool.test is not None:
+        given = dataset(pool.train, pool.test)
+        return given if seed is None else with_drawn_test_set(given, seed, share)
+    owners = np.zeros(len(labels), np.int64) if pool.owners is None else pool.owners
+    rng = numpy_generator(seed or 0, "test part")
+    tested = np.zeros(len(labels), dtype=bool)
+    for owner in range(int(owners.max()) + 1):
+        rows = np.flatnonzero(owners == owner)
+        size = min(max(1, round((share or TEST_SHARE) * len(rows))), len(rows) - 1)
+        tested[rows[proportional_sample(labels[rows], size, rng)]] = True
+    groups = None if pool.owners is None else Owners(owners[~tested], owners[tested])
+    train, test = (pool.train.subset(np.flatnonzero(part)) for part in (~tested, tested))
+    return dataset(train, test, groups)
+
+
+def as_pooled(value: Any) -> Pooled:
+    """Convert examples that a user passes in place of a data function; raise a `DataError` if their form is unknown.
+
+    They have a form that a data function may return for a part (see `fedhet.data.own`), except for a `DataLoader`, or
+    are a mapping with `train` and `test` of such forms.
+    """
+    if isinstance(value, Pooled):
+        return value
+    parts = {"train": value}
+    if isinstance(value, Mapping) and value.keys() == {"train", "test"}:
+        parts = dict(value)
+    examples: dict[str, Any] = {}
+    for name, part in parts.items():
+        if isinstance(part, DataLoader):
+            raise DataError("data is a DataLoader, whose batches cannot be split among clients: pass its dataset")
+        examples[name] = examples_of(part)
+        if len(examples[name]) < 2:
+            raise DataError(f"data has {len(examples[name])} examples, which cannot be split among clients: give more")
+    names, _ = aligned(examples, {name: names_of(part) for name, part in parts.items()})
+    return Pooled(**examples, names=names)
+
+
+def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Pooled:
+    """Return the rows of a table for the argument `data` of `fedhet.run`: each value of a column is a client.
+
+    Args:
+        frame: a pandas data frame, whose other columns are inputs and must be numbers.
+        column: the name of the column with the client of each row; its values are the names of the clients.
+        label: the name of the column with labels, whose texts are names of classes, or of several columns of numbers;
+            by default the one column named `label`, `labels`, `target`, `targets` or `y`.
+
+    Raises:
+        DataError: a column is missing or cannot be read, or a client has fewer than two rows.
+    """
+    columns = [*getattr(frame, "columns", ())]
+    if not hasattr(frame, "to_numpy"):
+        raise DataError(f"by_column needs a data frame, as of pandas, not a {type(frame).__name__}")
+    likely = [name for name in columns if name in LABELS]
+    labels = ([label] if isinstance(label, str) else [*label]) if label else likely
+    if not label and len(likely) != 1:
+        raise DataError(f"by_column: it is unclear which column of {_shown(columns)} is the label: pass label=...")
+    if missing := [name for name in (column, *labels) if name not in columns]:
+        raise DataError(f"by_column: the table has no column {missing[0]!r}: its columns are {_shown(columns)}")
+    inputs = [name for name in columns if name not in (column, *labels)]
+    for name in (*inputs, *(labels if len(labels) > 1 else ())):
+        if frame[name].to_numpy().dtype.kind not in "biuf":
+            raise DataError(f"by_column: column {name!r} has no numbers: encode it, as pandas.get_dummies does")
+    owners, clients = _owners_of(frame[column].to_numpy(), column)
+    target, classes = (frame[labels], ()) if len(labels) > 1 else _classes_of(frame[labels[0]])
+    pair = frame[inputs].to_numpy(dtype=np.float64), target
+    names = {**names_of(pair), COLUMNS: tuple(map(str, inputs))}
+    if classes:
+        names[CLASSES] = classes
+    return Pooled(examples_of(pair), names=names, clients=clients, owners=owners)
+
+
+def _owners_of(values: Any, column: str) -> tuple[Indices, tuple[str, ...]]:
+    if any(value is None or value != value for value in values):
+        raise DataError(f"by_column: column {column!r} has missing values: remove these rows, or name their client")
+    names, owners, sizes = np.unique(values.astype(str), return_inverse=True, return_counts=True)
+    for name, size in zip(names.tolist(), sizes, strict=True):
+        if not plain_name(name):
+            raise DataError(f"by_column: {name!r} in column {column!r} cannot name a client's file: rename it")
+        if size < 2:
+            raise DataError(
+                f"by_column: client {name!r} has one row, but needs one to train and one to test: remove it"
+            )
+    return owners.astype(np.int64), tuple(names.tolist())
+
+
+def _classes_of(labels: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return a column of labels, with texts as numbers of classes, and the classes' names (if it has texts)."""
+    categories = names_of((None, labels)).get(CLASSES, ())
+    if categories:
+        return numbered(labels), categories
+    values = labels.to_numpy()
+    if values.dtype.kind in "biuf":
+        return torch.as_tensor(np.ascontiguousarray(values)), ()
+    if any(value is None or value != value for value in values):
+        raise DataError(f"by_column: the label column {labels.name!r} has missing values: remove these rows")
+    names, numbers = np.unique(values.astype(str), return_inverse=True)
+    return torch.from_numpy(numbers), tuple(names.tolist())
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(map(str, names))

@@ -1,0 +1,188 @@
+"""A user's examples of all clients together, which the configuration splits."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fedhet
+from fedhet import data
+from fedhet.data.pooled import as_pooled
+from fedhet.errors import ConfigError, DataError
+from fedhet.results.report import write_report
+from fedhet.setup.client_setup import ClientInfo
+from fedhet.setup.user_functions import UserFunctions
+from fedhet.utils.files import read_tensors
+
+RNG = np.random.default_rng(0)
+INPUTS = RNG.normal(size=(240, 4)).astype(np.float32)
+LABELS = INPUTS[:, :3].argmax(1)
+SETTINGS = {"clients": 3, "rounds": 2, "report": False, "workers": 1, "optimizer": "sgd", "learning-rate": 0.1}
+FRAME = pd.DataFrame(INPUTS, columns=["age", "bmi", "pulse", "sugar"])
+FRAME["hospital"] = np.array(["north", "south", "12"])[RNG.integers(0, 3, 240)]
+FRAME["label"] = np.array(["ant", "bee", "cat"])[LABELS]
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def model(client):
+    return nn.Sequential(nn.Linear(4, 5 + client.partition_id), nn.ReLU(), nn.Linear(5 + client.partition_id, 3))
+
+
+def split_of(given, **settings):
+    """Return each client's data, as its data function returns them."""
+    functions = UserFunctions(model, given)
+    config = functions.adapted(
+        fedhet.config.configuration.configure({**SETTINGS, **settings}, supplied={"model", "data"})
+    )
+    names = functions.clients or [str(number) for number in range(config.clients)]
+    infos = [ClientInfo(name, place, len(names), config) for place, name in enumerate(names)]
+    return {info.name: functions.data_of(info) for info in infos}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"partition": "dirichlet", "alpha": 0.5}, {"partition": "classes", "classes-per-client": 2}, {"validation": 0.2}],
+)
+def test_equal_to_a_data_function_that_returns_the_same_rows(tmp_path, settings):
+    settings |= {"samples-per-client": 50}
+    held = {"method": "fedmd", "fedmd.public-epochs": 0, "public-samples": 30}
+    shares = split_of((INPUTS, LABELS), **settings, **held)
+
+    def function(client):
+        mine = shares[client.name]
+        return {
+            "train": (mine.train.inputs, mine.train.labels),
+            "test": (mine.test.inputs, mine.test.labels),
+            "public": (mine.public.inputs, mine.public.labels),
+        }
+
+    pooled = fedhet.run({**SETTINGS, **settings, **held}, model=model, data=(INPUTS, LABELS), out=tmp_path / "pooled")
+    own = {**SETTINGS, "method": "fedmd", "fedmd.public-epochs": 0, "validation": settings.get("validation", 0.0)}
+    other = fedhet.run(own, model=model, data=function, out=tmp_path / "function")
+    assert pooled.summary["personal_accuracy"] == other.summary["personal_accuracy"]
+    for path in sorted((tmp_path / "pooled" / "models").glob("*")):
+        ours, theirs = read_tensors(path), read_tensors(tmp_path / "function" / "models" / path.name)
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    counts = {name: np.bincount(share.train.labels, minlength=3).tolist() for name, share in shares.items()}
+    if "validation" not in settings:
+        assert pooled.summary["classes"] == counts
+        write_report(pooled.folder)
+        assert (pooled.folder / "figures" / "classes.png").is_file()
+
+
+def test_split_as_a_data_set_is():
+    """Every example is at one place, and the parts are those that the partition of a data set makes."""
+    test = (INPUTS[200:], LABELS[200:])
+    shares = split_of({"train": TensorDataset(*map(torch.tensor, (INPUTS[:200], LABELS[:200]))), "test": test})
+    train, tested = (data.Examples(torch.tensor(i), torch.tensor(k)) for i, k in ((INPUTS[:200], LABELS[:200]), test))
+    dataset = data.DataSet("mine", train, tested, 3, fedhet.Task(), (4,), lambda inputs: inputs)
+    for share, part in zip(shares.values(), data.partition(dataset, "iid", clients=3, seed=0), strict=True):
+        assert torch.equal(share.train.inputs, train.inputs[part.train])
+        assert torch.equal(share.test.inputs, tested.inputs[part.test])
+
+
+def test_test_examples_drawn_for_each_seed():
+    def tests_of(**settings):
+        shares = split_of((INPUTS, LABELS), **settings)
+        rows = [tuple(row) for share in shares.values() for row in share.test.inputs.tolist()]
+        both = rows + [tuple(row) for share in shares.values() for row in share.train.inputs.tolist()]
+        assert sorted(both) == sorted(map(tuple, INPUTS.tolist()))
+        return sorted(rows)
+
+    given, again, drawn, other = (
+        tests_of(**settings)
+        for settings in (
+            {},
+            {"seed": 1},
+            {"seed": 1, "test-split": "drawn"},
+            {"seed": 2, "test-split": "drawn", "test-share": 0.5},
+        )
+    )
+    assert given == again
+    assert drawn not in (given, other)
+    assert [len(given), len(drawn), len(other)] == [48, 48, 120]
+
+
+def test_by_column(tmp_path):
+    pool = fedhet.by_column(FRAME, "hospital")
+    shares = split_of(pool)
+    assert list(shares) == ["12", "north", "south"]
+    for name, share in shares.items():
+        rows = FRAME[FRAME["hospital"] == name]
+        inputs = torch.cat([share.train.inputs, share.test.inputs])
+        assert sorted(inputs.float().tolist()) == sorted(rows.iloc[:, :4].to_numpy().tolist())
+        assert len(share.test) == round(len(rows) / 5)
+        assert share.names == {"columns": ("age", "bmi", "pulse", "sugar"), "classes": ("ant", "bee", "cat")}
+        labels = dict(zip(map(tuple, rows.iloc[:, :4].to_numpy().tolist()), rows["label"], strict=True))
+        found = [labels[tuple(row)] for row in share.test.inputs.float().tolist()]
+        assert [share.names["classes"][label] for label in share.test.labels] == found
+    done = fedhet.run(
+        {"method": "fedavg", "rounds": 1, "report": False},
+        model=lambda: nn.Linear(4, 3),
+        data=pool,
+        out=tmp_path / "run",
+    )
+    assert list(done.summary["classes"]) == ["12", "north", "south"]
+    networks = fedhet.run(
+        {"method": "local", "rounds": 1, "report": False}, model=model, data=pool, out=tmp_path / "local"
+    )
+    assert fedhet.load_model(networks, "12", model=model)[0].out_features == 5
+    assert fedhet.load_model(networks, "south", model=model)[0].out_features == 7
+    assert {*fedhet.evaluate(networks, model=model, data=pool).scores} == {"12", "north", "south"}
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "message"),
+    [
+        ((INPUTS, LABELS[:-1]), {}, "240 inputs but 239 labels: give one label per input"),
+        ((INPUTS, LABELS), {"clients": 300}, "leaves client 192 of 300 without any of the data's 192 training"),
+        ((INPUTS, LABELS), {"partition": "natural"}, "the data has no natural clients"),
+        ((INPUTS, INPUTS[:, :1]), {"partition": "dirichlet"}, "the data has examples without exactly one class each"),
+        (DataLoader(TensorDataset(torch.tensor(INPUTS))), {}, "a DataLoader, whose batches cannot be split"),
+        ("all of them", {}, "data must be a function of a client, or examples to split among clients: rows of a str"),
+        ((INPUTS, LABELS), {"method": "fedmd"}, "fedmd needs a public dataset: set, for example, public-samples"),
+    ],
+)
+def test_what_cannot_be_split(tmp_path, given, settings, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        fedhet.run({**SETTINGS, "method": "local", **settings}, model=model, data=given, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("frame", "arguments", "message"),
+    [
+        (FRAME, {"column": "clinic"}, "the table has no column 'clinic': its columns are age, bmi"),
+        (FRAME, {"column": "hospital", "label": "outcome"}, "no column 'outcome'"),
+        (FRAME.rename(columns={"label": "outcome"}), {"column": "hospital"}, "unclear which column .* pass label="),
+        (FRAME, {"column": "label", "label": "age"}, "column 'hospital' has no numbers"),
+        (FRAME.assign(hospital=FRAME.index.astype(str)), {"column": "hospital"}, "client '0' has one row"),
+        (
+            FRAME.assign(hospital="a/b"),
+            {"column": "hospital"},
+            "'a/b' in column 'hospital' cannot name",
+        ),
+        (FRAME.assign(hospital=None), {"column": "hospital"}, "column 'hospital' has missing values"),
+        (INPUTS, {"column": "hospital"}, "needs a data frame, as of pandas, not a ndarray"),
+    ],
+)
+def test_tables_that_cannot_be_split(frame, arguments, message):
+    with pytest.raises(DataError, match=message):
+        fedhet.by_column(frame, **arguments)
+
+
+@pytest.mark.parametrize(("key", "value"), [("clients", 5), ("partition", "dirichlet")])
+def test_keys_that_a_column_determines(tmp_path, key, value):
+    pool = fedhet.by_column(FRAME, "hospital")
+    with pytest.raises(ConfigError, match=f"{key} = {value}: the data have 3 clients by name"):
+        fedhet.run({"method": "local", key: value}, model=model, data=pool, out=tmp_path / "run")
+
+
+def test_forms():
+    pairs = [as_pooled((INPUTS, LABELS)), as_pooled(TensorDataset(torch.tensor(INPUTS), torch.tensor(LABELS)))]
+    rows = as_pooled([(torch.tensor(row), int(label)) for row, label in zip(INPUTS, LABELS, strict=True)])
+    for pool in (*pairs, rows):
+        assert torch.equal(pool.train.inputs[:], torch.tensor(INPUTS))
+        assert torch.equal(pool.train.labels, torch.tensor(LABELS))
