@@ -84,7 +84,10 @@ def test_own_model_and_data_are_noted_and_required_again(run, tmp_path, tiny):
 
 
 def test_the_reason_for_a_key_without_effect_is_the_users_data(run):
-    with pytest.raises(ConfigError, match=r"^alpha has no effect with data of your own: leave it out$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^alpha has no effect with a data function of your own, which splits the data: leave it out$",
+    ):
         run({"alpha": 0.5})
 
 

@@ -158,7 +158,7 @@ def loaders(client):
 
 REPLACED = [
     ("dataset", "mnist", "data of your own and models of your own", {}),
-    ("samples-per-client", 10, "data of your own", {}),
+    ("samples-per-client", 10, "a data function of your own, which splits the data", {}),
     ("architectures", "mlp", "models of your own", {"data": None}),
     ("batch-size", 4, "a DataLoader, which has its own batch_size", {"data": loaders}),
 ]
