@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fedhet
 from fedhet.config import configuration, toml
 from fedhet.engines.running import _configured
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.results.observers import Observer
 from fedhet.setup.user_functions import data_function, model_function
 from fedhet.tasks import Task
@@ -239,7 +239,7 @@ def test_parameters_of_a_users_functions():
         ({"model": lambda cid=0, width=16: Net()}, ConfigError, r"model .* its arguments \(cid\) is the client"),
         ({"model": lambda context: Net()}, ConfigError, r"its arguments \(context\) is the client"),
         ({"model": 3}, ConfigError, "must be a network, a class of networks or a function of a client, not a int"),
-        ({"data": [1, 2]}, ConfigError, "data must be a function of a client, not a list"),
+        ({"data": [1, 2]}, DataError, "function of a client, or examples to split .*: a list is no pair"),
         ({"model": Net, "engine": "ray"}, ConfigError, "engine = 'ray' cannot use a model or data passed in Python"),
     ],
 )

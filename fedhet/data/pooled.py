@@ -91,7 +91,10 @@ def as_pooled(value: Any) -> Pooled:
     for name, part in parts.items():
         if isinstance(part, DataLoader):
             raise DataError("data is a DataLoader, whose batches cannot be split among clients: pass its dataset")
-        examples[name] = examples_of(part)
+        try:
+            examples[name] = examples_of(part)
+        except TypeError as error:  # numbers, which have no rows
+            raise DataError(f"a {type(part).__name__} is no pair (inputs, labels) and no dataset") from error
         if len(examples[name]) < 2:
             raise DataError(f"data has {len(examples[name])} examples, which cannot be split among clients: give more")
     names, _ = aligned(examples, {name: names_of(part) for name, part in parts.items()})

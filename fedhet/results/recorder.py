@@ -48,8 +48,9 @@ class RunDirectory(Observer):
     """Observer that writes the files of a run into `folder`, which must be usable (see `check_folder`).
 
     `config` is the run's configuration, and `engine` says how clients run, such as `local`. With `resume`, the run in
-    the folder is continued. `supplied` has descriptions of the user's model and data by argument, such as `model`, and
-    `simulated` says whether clients run on this machine.
+    the folder is continued. `supplied` has descriptions of the user's model and data by argument, such as `model`,
+    `replacing` has what replaces keys (see `UserFunctions.supplied`), and `simulated` says whether
+    clients run on this machine.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class RunDirectory(Observer):
         *,
         resume: bool = False,
         supplied: Mapping[str, str] = {},
+        replacing: Collection[str] = (),
         simulated: bool = True,
     ) -> None:
         self.folder, self.config, self.engine, self.simulated = folder, config, engine, simulated
         self.started_at = time.perf_counter()
         self.earlier_seconds = 0.0
         self._supplied, self._resume, self._unchanged = supplied, resume, True
+        self._replacing = replacing
         self._texts = {"history.jsonl": b"", "clients.csv": files.csv_lines([COLUMNS]).encode()}
         self._digests = dict[str, "hashlib.blake2b"]()
         with showing(folder):
@@ -95,7 +98,7 @@ class RunDirectory(Observer):
 
     def _write_config(self) -> None:
         config = self.config
-        own = {part for part in SUPPLIED if part in self._supplied}
+        own = {part for part in SUPPLIED if part in self._replacing}
         reasons = ineffective(config, registry.traits(config), own)
         unused = {key for key, reason in reasons.items() if reason.of in own and key != "dataset"}
         flat = {key: value for key, value in config.flat().items() if key not in ("out", "resume", *unused)}

@@ -66,7 +66,8 @@ def serve(
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)
-    with recorded(folder, config, engine, resume=resume, supplied=functions.words, simulated=here) as recording:
+    own: dict[str, Any] = {"supplied": functions.words, "replacing": functions.supplied}
+    with recorded(folder, config, engine, resume=resume, simulated=here, **own) as recording:
         strategy = make(config, public=public, model=model or functions.model, observers=[*recording, *observers])
         strategy.state = recording[0].resumed(strategy.state)
         if config.test_on != "local":
