@@ -32,7 +32,7 @@ from fedhet.tasks import Task
 
 pytestmark = pytest.mark.usefixtures("home")
 
-SECRET = "patient 4711"
+SECRET = "patient 4711"  # pragma: allowlist secret
 
 
 @pytest.fixture
