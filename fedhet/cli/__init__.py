@@ -60,6 +60,7 @@ def run(
     data: arguments.Data = None,
     engine: Annotated[str | None, typer.Option(metavar="ENGINE", help="local, ray, or a SuperLink connection.")] = None,
     resume: Annotated[Path | None, arguments.place("Resume the run in this directory.")] = None,
+    again: Annotated[Path | None, arguments.place("Repeat the run in this directory, and compare all bytes.")] = None,
     method: arguments.Named = None,
 ) -> None:
     """Run a federation from beginning to end, with the settings in CONFIG and --set."""
@@ -67,6 +68,11 @@ def run(
         if resume is not None and (config is not None or out is not None):
             raise ConfigError("--resume uses the run's own configuration and directory: leave out CONFIG and --out")
         by_hand = _settings_of(settings, data=data, seed=seed, engine=engine, out=out, method=method)
+        if again is not None:
+            if config is not None or resume is not None or by_hand.keys() - {"data", "engine", "out", "method"}:
+                raise ConfigError("--again repeats a run as it was: leave out CONFIG, --resume, --set and --seed")
+            _again(again, by_hand)
+            return
         if "resume" in by_hand:
             raise ConfigError("--set resume is not possible: use --resume DIR")
         if resume is not None:
@@ -368,6 +374,16 @@ def _settings_of(settings: Sequence[str] | None, **options: str | int | Path | N
             raise ConfigError(f"--{key} {value} and --set {key} set the same key: give only one of them")
         chosen[key] = str(value) if isinstance(value, Path) else value
     return chosen
+
+
+def _again(folder: Path, changes: dict[str, Any]) -> None:
+    repeating = _quietly("fedhet.engines.again")
+    place = expanded(changes.pop("out", folder.with_name(f"{folder.resolve().name}-again")))
+    new = import_module("fedhet.server.run").numbered(place, Path.exists)
+    _run(repeating.config_of(folder, changes), folder=new)
+    if found := repeating.difference(folder, new):
+        _stop(f"{new} differs from {folder}: {found}", FAILED)
+    typer.echo(printable(f"{new} and {folder} have the same bytes: history without times, models and checkpoints"))
 
 
 def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from fedhet.results.observers import Observer, RoundReport, RunInfo, loggers
 from fedhet.results.report import write_report
 from fedhet.results.state import State
 from fedhet.utils import files
-from fedhet.utils.machine import cores
+from fedhet.utils.machine import cores, revision, spent
 from fedhet.utils.statistics import ClientRow
 from fedhet.utils.text import __version__, log
 
@@ -66,6 +66,8 @@ class RunDirectory(Observer):
     ) -> None:
         self.folder, self.config, self.engine, self.simulated = folder, config, engine, simulated
         self.started_at = time.perf_counter()
+        self._before, _ = spent()
+        self._ran = _ran()
         self.earlier_seconds = 0.0
         self._supplied, self._resume, self._unchanged = supplied, resume, True
         self._replacing = replacing
@@ -109,9 +111,7 @@ class RunDirectory(Observer):
         versions = {"versions.flwr": FLOWER} | {f"versions.{package}": version(package) for package in PACKAGES}
         versions |= {"versions.fedhet": __version__, "versions.python": platform.python_version()}
         noted = {f"own.{name}": words for name, words in self._supplied.items()}
-        noted["ran.host"] = f"{platform.system()} {platform.machine()}, {cores()} cores"
-        command = shlex.join(sys.argv) if sys.argv[0] else "Python"
-        noted |= {"ran.command": SECRET.sub(r"\1...", command)}
+        noted |= {f"ran.{name}": words for name, words in self._ran.items()}
         files.write_text(self.folder / "config.toml", to_toml({**flat, **noted, **versions}))
 
     def reconfigure(self, config: Config) -> None:
@@ -185,7 +185,9 @@ class RunDirectory(Observer):
     def _write_summary(self, run: RunInfo, status: str, **further: str) -> None:
         summary = summarised(read_history(self.folder), run, self.config)
         seconds = round(self.earlier_seconds + time.perf_counter() - self.started_at, 3)
-        summary |= {"engine": self.engine, "seconds": seconds, "status": status, **further}
+        cpu, peak = spent()
+        summary |= {"engine": self.engine, "seconds": seconds, "cpu_seconds": round(cpu - self._before, 3)}
+        summary |= {"peak_memory": peak, "ran": self._ran, "status": status, **further}
         files.write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _show(self) -> None:
@@ -339,6 +341,21 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
     begun = bool(history.read_bytes()) if history.is_file() else (folder / "config.toml").exists()
     if not resume and begun:  # a run that failed before its first round has nothing to lose
         raise ConfigError(f"{folder} already contains a run: choose another folder (out), or resume that run")
+
+
+def _ran() -> dict[str, str]:
+    """Return this machine and the command, and the commits of fedhet and of the user's program, if git has them."""
+    command = shlex.join(sys.argv) if sys.argv[0] else "Python"
+    ran = {"host": f"{platform.system()} {platform.machine()}, {cores()} cores"}
+    ran["command"] = SECRET.sub(r"\1...", command)
+    package = Path(__file__).resolve().parents[2]
+    program = Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve()
+    user = Path.cwd() if program.is_relative_to(sys.prefix) else program.parent
+    commits = {"fedhet": _loaded(package) if (package / "pyproject.toml").is_file() else "", "program": revision(user)}
+    return ran | {f"commit of {name}": commit for name, commit in commits.items() if commit}
+
+
+_loaded = cache(revision)  # this code was read when it was imported
 
 
 def _digest(text: bytes) -> "hashlib.blake2b":

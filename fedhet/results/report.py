@@ -235,10 +235,22 @@ def _sections(run: RunFiles) -> Iterator[Section]:
     yield Section("Failures", tables, [] if failures else ["None."])
     if warnings := (run.summary or {}).get("warnings"):
         yield Section("Warnings", notes=warnings)
-    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
-    ran = [f"{name}: {what}" for name, what in run.ran.items()]
-    notes = ["Other keys have their defaults; config.toml has them all.", f"versions: {versions}", *ran]
+    notes = ["Other keys have their defaults; config.toml has them all."]
     yield Section("Settings", [[["key", "value"], *_settings(run)]], notes)
+    yield Section("Made by", [[["", ""], *_made_by(run)]])
+
+
+def _made_by(run: RunFiles) -> list[tuple[str, str]]:
+    summary = run.summary or {}
+    rows = [(name, str(value)) for name, value in run.ran.items()]
+    rows.append(("versions", ", ".join(f"{name} {number}" for name, number in run.versions.items())))
+    if devices := summary.get("devices"):
+        rows.append(("devices of clients", ", ".join(devices)))
+    rows.append(("time", format_seconds(summary.get("seconds"))))
+    if "peak_memory" in summary:
+        rows.append(("CPU time, since the last start", format_seconds(summary["cpu_seconds"])))
+        rows.append(("peak memory, summed over processes", format_bytes(summary["peak_memory"])))
+    return rows
 
 
 def _pictures(figures: "Mapping[str, Figure]") -> list[dict[str, str]]:

@@ -9,12 +9,14 @@ import platform
 import re
 import secrets
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -73,6 +75,43 @@ def cores() -> int:
 def memory() -> int:
     """Return the size of this machine's memory in bytes."""
     return psutil.virtual_memory().total
+
+
+def spent() -> tuple[float, int]:
+    """Return CPU seconds and peak memory in bytes of this process and its children, each summed over the processes.
+
+    Children that ended before are not counted, and memory that processes share counts for each of them.
+    """
+    seconds, peak = 0.0, 0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with contextlib.suppress(psutil.Error, OSError):
+            times = process.cpu_times()
+            seconds += times.user + times.system
+            status = Path(f"/proc/{process.pid}/status")
+            if status.exists():
+                kilobytes = re.search(r"VmHWM:\s*(\d+)", status.read_text())  # none of a process that has ended
+                peak += 1024 * int(kilobytes[1]) if kilobytes else 0
+            else:  # macOS has no peak of another process
+                memory = process.memory_info()
+                peak += getattr(memory, "peak_wset", memory.rss)
+    return seconds, peak
+
+
+def revision(folder: Path) -> str:
+    """Return the commit of the git checkout that contains `folder`, and its changed files; empty without a checkout."""
+    if not any((place / ".git").exists() for place in (folder, *folder.parents)):
+        return ""
+    # A repository can configure a program as its file system monitor, which git would start.
+    command = ["git", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, ValueError, subprocess.SubprocessError):  # no git, or another user's repository
+        return ""
+    first, *lines = done.stdout.splitlines()
+    fields = {"1": 8, "2": 9, "u": 10}  # in front of the name of a changed, renamed and unmerged file
+    names = [line.split(" ", fields[line[0]])[-1].partition("\t")[0] for line in lines if line[0] in fields]
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return first.split()[-1] + (f", changed: {', '.join(names[:10])}{more}" if names else "")
 
 
 NO_MEMORY = (

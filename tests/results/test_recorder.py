@@ -62,6 +62,9 @@ def test_files_of_a_run(tmp_path):
     assert read_tensors(folder / "models" / "global.safetensors")["w"].tolist() == [3, 3]
     assert read_tensors(folder / "models" / "1.safetensors")["w"].tolist() == [1, 1]
     summary = json.loads((folder / "summary.json").read_text())
+    assert summary.pop("ran").keys() >= {"host", "command"}
+    assert summary.pop("cpu_seconds") >= 0
+    assert summary.pop("peak_memory") > 0
     assert summary | {"seconds": 0} == {
         "method": "fedavg",
         "dataset": "digits",
