@@ -41,6 +41,8 @@ __all__ = ["Comparison", "Tuning", "compare"]
 SAVED = "comparison.json"
 """File from which the other files of a comparison are written again."""
 
+TEXTS = "failed", "title", "verdict", "notes"  # fields of a `Comparison` in this file
+
 FILES = "comparison.html, .md, .csv, .tex, .png, .pdf and .svg"
 
 
@@ -107,9 +109,8 @@ class Comparison:
         failure = [" ".join(self.failure.split())] if self.failed else []
         path = self.folder / "comparison.html"
         write_text(path.with_suffix(".csv"), csv_lines(tables.number_rows(results, self.baseline)))
-        write_text(
-            path.with_suffix(".md"), tables.markdown(results, self.baseline, [*self.notes, *failure], self.verdict)
-        )
+        notes = [*self.notes, *failure]
+        write_text(path.with_suffix(".md"), tables.markdown(results, self.baseline, notes, self.verdict))
         write_text(path.with_suffix(".tex"), tables.latex(separate, self.title, "".join(self.notes[:1])))
         runs = {each.run.name: each.files for result in results for each in result.outcomes}
         if runs:
@@ -232,11 +233,10 @@ def publish(done: Comparison, runs: Sequence[ComparedRun], execute: Execution) -
     """Print the tables of a comparison of these runs to the console of `execute`, and write its files."""
     for lines in tables.separate_tables(done.results, done.baseline):
         execute.show(TerminalTable(lines))
-    saved = {name: getattr(done, name) for name in ("title", "verdict", "notes", "failed")}
+    saved = {name: getattr(done, name) for name in TEXTS}
     saved |= {"baseline": done.baseline.variant, "sections": [asdict(section) for section in done.sections]}
-    saved["runs"] = [
-        [run.variant, run.seed, run.folder.relative_to(done.folder).as_posix(), run.equalised] for run in runs
-    ]
+    places = [run.folder.relative_to(done.folder).as_posix() for run in runs]
+    saved["runs"] = [[run.variant, run.seed, place, run.equalised] for run, place in zip(runs, places, strict=True)]
     write_text(done.folder / SAVED, json.dumps(saved, indent=2) + "\n")
     done.write()
 
@@ -252,6 +252,4 @@ def read_comparison(folder: Path) -> Comparison:
         results = measure(runs, saved["failed"])
         first = next(each for each in results if each.variant == saved["baseline"])
         sections = [Section(**each) for each in saved["sections"]]
-        return Comparison(
-            folder, results, first, saved["failed"], saved["title"], saved["verdict"], saved["notes"], sections
-        )
+        return Comparison(folder, results, first, sections=sections, **{name: saved[name] for name in TEXTS})

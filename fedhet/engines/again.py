@@ -1,5 +1,6 @@
 """Repeat a run with its saved configuration (`fedhet run --again`), and compare what both wrote, byte by byte."""
 
+import json
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
@@ -55,7 +56,8 @@ def _history(one: RunFiles, other: RunFiles) -> str:
     for theirs, now in zip_longest(one.rows, other.rows, fillvalue=nothing):
         row = theirs or now
         for name in dict.fromkeys([*theirs, *now]):
-            if name != "timing" and theirs.get(name) != now.get(name):
+            # As texts, since NaN differs from itself.
+            if name != "timing" and json.dumps(theirs.get(name)) != json.dumps(now.get(name)):
                 words = "the evaluation after the last round" if row.get("final") else f"round {row['round']}"
                 return f"the histories differ first in {words}, in {name}"
     return ""
@@ -65,8 +67,8 @@ def _arrays(one: Path, other: Path) -> Iterator[str]:
     names = {
         path.relative_to(run)
         for run in (one, other)
-        for folder in ("models", "checkpoint")
-        for path in (run / folder).rglob("*.safetensors")
+        for path in run.rglob("*.safetensors")
+        if path.relative_to(run).parts[0] in ("models", "checkpoint")
     }
     for name in sorted(names):
         if not all((run / name).is_file() for run in (one, other)):

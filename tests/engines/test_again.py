@@ -1,6 +1,7 @@
 """`fedhet run --again`: a run is repeated, and the first difference is named; what a run says about its making."""
 
 import json
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -69,11 +70,17 @@ def test_the_first_array_that_differs(original: Path, copy: Path, name: str) -> 
     assert difference(original, copy) == f"only one has {name}."
 
 
-def test_the_first_round_that_differs(original: Path, copy: Path) -> None:
+def test_the_first_round_that_differs(copy: Path) -> None:
+    original = shutil.copytree(copy, copy.with_name("original"))
     lines = (copy / "history.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     for row in rows:
         row["timing"] = {"seconds": 1.0}
+        row["metrics"]["diverged"] = math.nan
+    for folder in (original, copy):
+        (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for row in rows:
+        row["timing"] = {"seconds": 2.0}
     assert [row["round"] for row in rows] == [0, 1, 2, 3]
     (copy / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert difference(original, copy) == ""
