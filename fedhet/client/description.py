@@ -6,7 +6,6 @@ import torch
 
 from fedhet.client.job import Job
 from fedhet.messages import Arrays, to_arrays
-from fedhet.tasks.metrics import IGNORED
 from fedhet.utils.inputs import parts_of
 from fedhet.utils.statistics import Metric
 
@@ -69,7 +68,7 @@ def by_class(job: Job) -> torch.Tensor | None:
     if outputs.meaning == "labels":
         having = labels.long().sum(0)
     else:
-        having = labels[labels != IGNORED].long().flatten().bincount(minlength=client.outputs)
+        having = labels[labels >= 0].long().flatten().bincount(minlength=client.outputs)  # not IGNORED, UNLABELLED
     counts = tuple(map(float, having.tolist()))
     behind = tuple(map(int, counts))
     metric = Metric(counts, counts, behind)

@@ -287,8 +287,8 @@ D = TypeVar("D", DataSet, ClientData)
 def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str = "") -> D:
     """Return a data set, or the data of the client `client`, divided anew into training and test examples by `seed`.
 
-    The number of test examples is unchanged or, if `share` is not 0, this fraction of all examples. They are stratified
-    by class or, if the data set has owners such as patients, all examples of random owners. Raises a `DataError` if the
+    The number of test examples is unchanged or, if `share` is not 0, this fraction of all examples. They have labels,
+    and are stratified by class or, if the data set has owners such as patients, all examples of random owners. Raises a `DataError` if the
     data set fixes each owner's test examples, or if inputs are not in memory or differ in shape or dtype.
     """
     if not len(data.test):
@@ -306,25 +306,33 @@ def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str =
     both = Examples(torch.cat(inputs), torch.cat([data.train.labels, data.test.labels]))
     rng = numpy_generator(seed, "test part", client) if client else numpy_generator(seed, "test set")
     of_both = {name: np.concatenate(owners) for name, owners in owned.items()}
-    train, test = _drawn(both.labels, _size(both.labels, share) or len(data.test), rng, of_both.get("together"))
+    rows = both.labelled.numpy()
+    train, test = _drawn(both.labels, rows, _size(rows, share) or len(data.test), rng, of_both.get("together"))
     drawn: dict[str, Any] = {name: Owners(owners[train], owners[test]) for name, owners in of_both.items()}
     return replace(data, train=both.subset(train), test=both.subset(test), **drawn)
 
 
-def _size(labels: Tensor, share: float) -> int:
-    return min(max(1, round(share * len(labels))), len(labels) - 1) if share else 0
+def _size(rows: Indices, share: float) -> int:
+    return min(max(1, round(share * len(rows))), len(rows) - 1) if share else 0
 
 
-def _drawn(labels: Tensor, size: int, rng: np.random.Generator, owners: Indices | None) -> tuple[Indices, Indices]:
-    """Draw `size` examples, stratified by label; return the sorted indices of the others and of the drawn ones.
+def _drawn(
+    labels: Tensor, rows: Indices, size: int, rng: np.random.Generator, owners: Indices | None
+) -> tuple[Indices, Indices]:
+    """Draw `size` of the examples `rows`, stratified by label; return the sorted indices of the others and of these.
 
-    If `owners` has the owner of each example, all examples of random owners are drawn, until there are at least `size`.
+    If `owners` has the owner of each example, all of `rows` of random owners are drawn, until there are at least
+    `size`, and the others have no example of these owners.
     """
     if owners is None:
-        drawn = np.isin(np.arange(len(labels)), proportional_sample(labels, size, rng))
+        drawn = rows[proportional_sample(labels[torch.from_numpy(rows)], size, rng)]
+        others = np.setdiff1d(np.arange(len(labels)), drawn)
     else:
-        drawn = np.isin(owners, owners[_owner_by_owner(owners, rng)[:size]])
-    return np.flatnonzero(~drawn), np.flatnonzero(drawn)
+        known = owners[rows]
+        chosen = known[_owner_by_owner(known, rng)[:size]]
+        drawn = rows[np.isin(known, chosen)]
+        others = np.flatnonzero(~np.isin(owners, chosen))
+    return others, np.sort(drawn)
 
 
 def with_validation(
@@ -332,17 +340,19 @@ def with_validation(
 ) -> ClientData:
     """Return a client's data with a fraction `share` of its training examples, at least one, held out for validation.
 
-    The draw depends on `seed` and the name `client`. With `owners` (n,), the owner of each example, it consists of all
-    examples of some owners. Data with validation examples, or with a single example or owner, are returned unchanged.
+    The fraction is of the examples with a label, of which they are drawn by `seed` and the name `client`. With `owners`
+    (n,), the owner of each example, they are all examples of some owners. Data with validation examples, or with a
+    single labelled example or owner, are returned unchanged.
     """
-    if not share or len(data.train) < 2 or data.validation is not None:
+    rows = data.train.labelled.numpy()
+    if not share or len(rows) < 2 or data.validation is not None:
         return data
     rng, classes = numpy_generator(seed, "validation", client), data.train.labels
     if classes.ndim == 1:
         # If there are fewer examples than classes, chance decides which classes get one, not their numbers.
         known, numbers = np.unique(classes.cpu().numpy(), return_inverse=True)
         classes = torch.from_numpy(rng.permutation(len(known))[numbers])
-    rest, chosen = _drawn(classes, _size(classes, share), rng, owners)
+    rest, chosen = _drawn(classes, rows, _size(rows, share), rng, owners)
     if not len(rest):
         return data
     return replace(data, train=data.train.subset(rest), validation=data.train.subset(chosen))

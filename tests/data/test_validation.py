@@ -1,9 +1,10 @@
 """The validation part of a client's training data."""
 
+import numpy as np
 import torch
 
 from fedhet.config import configuration
-from fedhet.data import ClientData, Examples, PublicDataset, with_validation
+from fedhet.data import ClientData, Examples, PublicDataset, with_drawn_test_set, with_validation
 from fedhet.methods.options import Config
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo
@@ -41,6 +42,24 @@ def test_at_least_one_example_is_in_each_part():
     with_one = own([0, 1, 2], validation=Examples(torch.ones(1), torch.ones(1).long()))
     for data, share in ((own([1]), 0.5), (own([0, 1]), 0.0), (with_one, 0.5)):
         assert with_validation(data, share, 0, "0") is data
+
+
+def test_validation_and_test_examples_have_labels():
+    labels = [-1, 0, 1, -1, 1, 0, -1, -1, 0, 1, -1]
+    apart = with_validation(own(labels), 0.34, 3, "7")
+    assert (len(apart.train), len(apart.validation)) == (9, 2)
+    assert sorted(torch.cat([apart.train.inputs, apart.validation.inputs]).tolist()) == list(range(11))
+    assert sorted(apart.validation.labels.tolist()) == [0, 1]
+    drawn = with_drawn_test_set(own(labels), 0, 0.34, client="0")
+    assert len(drawn.test) == 3 and drawn.test.labels.min() >= 0
+    assert with_validation(own([-1, -1, 1]), 0.5, 0, "0").validation is None
+
+
+def test_owners_of_validation_examples_have_no_others():
+    owners = np.array([0, 0, 1, 1, 2, 2])
+    apart = with_validation(own([0, -1, 1, -1, 0, -1]), 0.3, 0, "0", owners=owners)
+    (row,) = apart.validation.inputs.tolist()
+    assert owners[row] not in owners[apart.train.inputs] and len(apart.train) == 4
 
 
 def test_seed_and_name_decide():
