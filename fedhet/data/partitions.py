@@ -287,9 +287,10 @@ D = TypeVar("D", DataSet, ClientData)
 def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str = "") -> D:
     """Return a data set, or the data of the client `client`, divided anew into training and test examples by `seed`.
 
-    The number of test examples is unchanged or, if `share` is not 0, this fraction of all examples. They have labels,
-    and are stratified by class or, if the data set has owners such as patients, all examples of random owners. Raises a `DataError` if the
-    data set fixes each owner's test examples, or if inputs are not in memory or differ in shape or dtype.
+    The number of test examples is unchanged or, if `share` is not 0, this fraction of the examples with a label, of
+    which they are drawn. They are stratified by class or, if the data set has owners such as patients, all examples of
+    random owners. Raises a `DataError` if the data set fixes each owner's test examples, or if inputs are not in memory
+    or differ in shape or dtype.
     """
     if not len(data.test):
         return data

@@ -51,7 +51,8 @@ def test_validation_and_test_examples_have_labels():
     assert sorted(torch.cat([apart.train.inputs, apart.validation.inputs]).tolist()) == list(range(11))
     assert sorted(apart.validation.labels.tolist()) == [0, 1]
     drawn = with_drawn_test_set(own(labels), 0, 0.34, client="0")
-    assert len(drawn.test) == 3 and drawn.test.labels.min() >= 0
+    assert len(drawn.test) == 3
+    assert drawn.test.labels.min() >= 0
     assert with_validation(own([-1, -1, 1]), 0.5, 0, "0").validation is None
 
 
@@ -59,7 +60,8 @@ def test_owners_of_validation_examples_have_no_others():
     owners = np.array([0, 0, 1, 1, 2, 2])
     apart = with_validation(own([0, -1, 1, -1, 0, -1]), 0.3, 0, "0", owners=owners)
     (row,) = apart.validation.inputs.tolist()
-    assert owners[row] not in owners[apart.train.inputs] and len(apart.train) == 4
+    assert owners[row] not in owners[apart.train.inputs]
+    assert len(apart.train) == 4
 
 
 def test_seed_and_name_decide():
