@@ -194,7 +194,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "data alone, own": (lambda: run(None, dataset="own"), "needs your own data and your own model"),
     "no labels": (
         lambda: run(data=lambda client: ((torch.ones(8, 4), None),) * 2),
-        "client 0: its training examples have no labels, from which fedavg learns",
+        "client 0: its training examples have no labels (or -1), from which fedavg learns",
     ),
     "no rows": (lambda: run(data=lambda client: (None, None)), "client 0: train: rows of None cannot be read"),
     "a sparse tensor": (

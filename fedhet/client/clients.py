@@ -188,7 +188,8 @@ class Clients:
         if key not in self._data_kept:
             data = user_functions.data_of(self._data, info)
             if self._data:
-                data = with_validation(data, config.validation, seed, info.name)
+                labelled = registry.client_side(config.method_name).needs_labels
+                data = with_validation(data, config.validation, seed, info.name, all_labelled=labelled)
             self._data_kept[key] = data.to(device)
         return self._data_kept[key]
 
@@ -208,10 +209,12 @@ class Clients:
         guessed = not side.head_of(config)
         train = data.train
         unlabelled = len(train) - len(train.labelled)
-        if unlabelled == len(train) and side.needs_labels:
+        if unlabelled and side.needs_labels and task.name != "regression":
+            count = "its" if unlabelled == len(train) else f"{unlabelled} of its {len(train)}"
             raise DataError(
-                f"client {info.name}: its training examples have no labels, from which {config.method_name} learns: "
-                "give them labels, or choose a method that learns without labels, such as fedsimclr"
+                f"client {info.name}: {count} training examples have no labels (or -1), from which "
+                f"{config.method_name} learns: give them labels from 0 or leave them out, or choose a method that "
+                "learns without labels, such as fedsimclr"
             )
         if unlabelled and not side.needs_labels:
             data = replace(data, train=Examples(train.inputs, train.labels.clamp(min=0)))

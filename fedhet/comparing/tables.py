@@ -158,9 +158,9 @@ def notes_below(
     where = "the common test set" if common else "the clients' own data"
     notes = [
         f"Values of {' and '.join(metrics)} after the last round, weighted by examples, on {where}: mean ± sample "
-        "standard deviation over seeds. Examples (labelled, and unlabelled public ones), gradient steps (on clients' "
-        "own examples, and all), examples seen in training, bytes (up and down) and time: mean of a run, all clients "
-        "together."
+        "standard deviation over seeds. Examples (with labels, and without or used without), gradient steps (on "
+        "clients' own examples, and all), examples seen in training, bytes (up and down) and time: mean of a run, all "
+        "clients together."
     ]
     if "trained_accuracy" in _shown(results):
         notes.append("After training: after the last local training, before the last aggregation.")

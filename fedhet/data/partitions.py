@@ -284,13 +284,13 @@ def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
 D = TypeVar("D", DataSet, ClientData)
 
 
-def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str = "") -> D:
+def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str = "", all_labelled: bool = True) -> D:
     """Return a data set, or the data of the client `client`, divided anew into training and test examples by `seed`.
 
     The number of test examples is unchanged or, if `share` is not 0, this fraction of the examples with a label, of
     which they are drawn. They are stratified by class or, if the data set has owners such as patients, all examples of
     random owners. Raises a `DataError` if the data set fixes each owner's test examples, or if inputs are not in memory
-    or differ in shape or dtype.
+    or differ in shape or dtype. Unless `all_labelled`, examples of class `UNLABELLED` have no label.
     """
     if not len(data.test):
         return data
@@ -307,10 +307,14 @@ def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str =
     both = Examples(torch.cat(inputs), torch.cat([data.train.labels, data.test.labels]))
     rng = numpy_generator(seed, "test part", client) if client else numpy_generator(seed, "test set")
     of_both = {name: np.concatenate(owners) for name, owners in owned.items()}
-    rows = both.labelled.numpy()
+    rows = _candidates(both, all_labelled)
     train, test = _drawn(both.labels, rows, _size(rows, share) or len(data.test), rng, of_both.get("together"))
     drawn: dict[str, Any] = {name: Owners(owners[train], owners[test]) for name, owners in of_both.items()}
     return replace(data, train=both.subset(train), test=both.subset(test), **drawn)
+
+
+def _candidates(examples: Examples, all_labelled: bool) -> Indices:
+    return np.arange(len(examples)) if all_labelled else examples.labelled.numpy()
 
 
 def _size(rows: Indices, share: float) -> int:
@@ -337,15 +341,22 @@ def _drawn(
 
 
 def with_validation(
-    data: ClientData, share: float, seed: int, client: str, *, owners: Indices | None = None
+    data: ClientData,
+    share: float,
+    seed: int,
+    client: str,
+    *,
+    owners: Indices | None = None,
+    all_labelled: bool = True,
 ) -> ClientData:
     """Return a client's data with a fraction `share` of its training examples, at least one, held out for validation.
 
     The fraction is of the examples with a label, of which they are drawn by `seed` and the name `client`. With `owners`
     (n,), the owner of each example, they are all examples of some owners. Data with validation examples, or with a
-    single labelled example or owner, are returned unchanged.
+    single labelled example or owner, are returned unchanged. Unless `all_labelled`, examples of class `UNLABELLED` have
+    no label.
     """
-    rows = data.train.labelled.numpy()
+    rows = _candidates(data.train, all_labelled)
     if not share or len(rows) < 2 or data.validation is not None:
         return data
     rng, classes = numpy_generator(seed, "validation", client), data.train.labels

@@ -19,6 +19,7 @@ from fedhet.errors import FedhetError, damage
 from fedhet.messages.protocol import names_in
 from fedhet.methods.method import ABSENT
 from fedhet.methods.options import OWN, Config, listed
+from fedhet.methods.registry import client_side
 from fedhet.results.description import pooled
 from fedhet.results.observers import RunInfo
 from fedhet.tasks import direction
@@ -178,7 +179,9 @@ def unscored(rows: Sequence[Row], scored: Which) -> dict[str, str]:
 def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:
     """Return the content of `summary.json`, except for engine, time and status, given a run's history (`rows`)."""
     scored = run.traits.scored
-    labelled, public = sum(record.examples for record in run.state.clients.values()), run.state.public_size
+    private = sum(record.examples for record in run.state.clients.values())
+    public = run.state.public_size
+    learns_from_labels = client_side(config.method_name).needs_labels
     on: TestSet = "common" if config.test_on == "global" else "own"
     summary: dict[str, Any] = {
         "method": config.method_name,
@@ -198,8 +201,8 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         "bytes_down": sum(row["bytes_down"] for row in rows),
         "failures": sum(len(row["failures"]) for row in rows),
         "examples": {
-            "labelled": labelled + (public if run.traits.public == "labelled" else 0),
-            "unlabelled": public if run.traits.public == "inputs" else 0,
+            "labelled": private * learns_from_labels + public * (run.traits.public == "labelled"),
+            "unlabelled": private * (not learns_from_labels) + public * (run.traits.public == "inputs"),
         },
         "work": vars(sum((Work(**row["work"]) for row in rows if "work" in row), Work())),
     }

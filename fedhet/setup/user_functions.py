@@ -281,7 +281,11 @@ def data_of(function: DataFunction | None, client: ClientInfo) -> ClientData:
         return client_setup.data_of(client)
     data = function(client)
     if client.config.test_split == "drawn" and not isinstance(function, Shares):
-        return with_drawn_test_set(data, client.split_seed, client.config.test_share, client=client.name)
+        config = client.config
+        labelled = registry.client_side(config.method_name).needs_labels
+        return with_drawn_test_set(
+            data, client.split_seed, config.test_share, client=client.name, all_labelled=labelled
+        )
     return data
 
 

@@ -46,19 +46,19 @@ def test_at_least_one_example_is_in_each_part():
 
 def test_validation_and_test_examples_have_labels():
     labels = [-1, 0, 1, -1, 1, 0, -1, -1, 0, 1, -1]
-    apart = with_validation(own(labels), 0.34, 3, "7")
+    apart = with_validation(own(labels), 0.34, 3, "7", all_labelled=False)
     assert (len(apart.train), len(apart.validation)) == (9, 2)
     assert sorted(torch.cat([apart.train.inputs, apart.validation.inputs]).tolist()) == list(range(11))
     assert sorted(apart.validation.labels.tolist()) == [0, 1]
-    drawn = with_drawn_test_set(own(labels), 0, 0.34, client="0")
+    drawn = with_drawn_test_set(own(labels), 0, 0.34, client="0", all_labelled=False)
     assert len(drawn.test) == 3
     assert drawn.test.labels.min() >= 0
-    assert with_validation(own([-1, -1, 1]), 0.5, 0, "0").validation is None
+    assert with_validation(own([-1, -1, 1]), 0.5, 0, "0", all_labelled=False).validation is None
 
 
 def test_owners_of_validation_examples_have_no_others():
     owners = np.array([0, 0, 1, 1, 2, 2])
-    apart = with_validation(own([0, -1, 1, -1, 0, -1]), 0.3, 0, "0", owners=owners)
+    apart = with_validation(own([0, -1, 1, -1, 0, -1]), 0.3, 0, "0", owners=owners, all_labelled=False)
     (row,) = apart.validation.inputs.tolist()
     assert owners[row] not in owners[apart.train.inputs]
     assert len(apart.train) == 4

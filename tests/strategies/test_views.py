@@ -168,7 +168,7 @@ def test_clients_without_labels(federate):
     assert done.clients[-1].accuracy > 0.5
     for method, message in (
         ("fedsimclr", "set fedsimclr.probe = public"),
-        ("fedavg", "no labels, from which fedavg learns: give them labels"),
+        ("fedavg", "no labels (or -1), from which fedavg learns: give them labels"),
     ):
         with pytest.raises(FedhetError, match=re.escape(message)):
             federate(method, method, model=network, data=data, **(SMALL if method == "fedsimclr" else {}))
@@ -187,5 +187,11 @@ def test_some_labels_and_an_own_augmentation(federate, phases):
     data, _ = own_data(some, augment=augment)
     done = federate("fedsimclr", model=network, data=data, **SMALL)
     assert done.failures == []
+    assert done.summary["examples"] == {"labelled": 0, "unlabelled": 40 * done.config.clients}
     assert seen
     assert {len(phase.examples) for phase, *_ in phases if phase.examples is not None} == {10}
+    apart = federate("fedsimclr", "validation", model=network, data=data, validation=0.2, **SMALL)
+    assert apart.failures == []
+    assert len(apart.summary["validation_accuracy"]) > 0
+    with pytest.raises(FedhetError, match="30 of its 40 training examples have no labels"):
+        federate("local", "alone", model=network, data=data, public=None, rounds=1)
