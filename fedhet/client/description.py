@@ -69,6 +69,8 @@ def by_class(job: Job) -> torch.Tensor | None:
         having = labels.long().sum(0)
     else:
         having = labels[labels >= 0].long().flatten().bincount(minlength=client.outputs)  # not IGNORED, UNLABELLED
+    if not having.any():
+        return None
     counts = tuple(map(float, having.tolist()))
     behind = tuple(map(int, counts))
     metric = Metric(counts, counts, behind)
