@@ -12,6 +12,8 @@ from .families.scores import Scores
 
 
 class FedDF(Scores[Keys]):
+    takes_estimators = True
+
     @staticmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:
         return step.divergence(outputs, step.labels.to(outputs.dtype))

@@ -14,6 +14,7 @@ from .families.scores import Scores
 
 
 class FedMD(Scores[Keys]):
+    takes_estimators = True
     remembers = True  # It remembers whether it has been trained.
 
     @staticmethod

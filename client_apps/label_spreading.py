@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .families.classifiers import Classifier, flat
+from fedhet.models.estimators import flat
+
+from .families.classifiers import Classifier
 
 
 class LabelSpreading(Classifier):

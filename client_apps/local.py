@@ -13,6 +13,8 @@ from fedhet.training import Phase
 
 
 class Local(ClientSide[Keys]):
+    takes_estimators = True
+
     def phases(self, payload: Payload) -> Sequence[Phase]:
         phases = super().phases(payload)
         if self.options.public == "unused":

@@ -5,14 +5,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedhet.models.estimators import fitted
+
 from .families.classifiers import Classifier
 
 
 class LogisticRegression(Classifier):
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
-        from sklearn.dummy import DummyClassifier
         from sklearn.linear_model import LogisticRegression
 
-        if len(np.unique(labels)) == 1:
-            return DummyClassifier().fit(features, labels)
-        return LogisticRegression(max_iter=1000).fit(features, labels)
+        return fitted(LogisticRegression(max_iter=1000), features, labels)

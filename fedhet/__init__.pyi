@@ -710,6 +710,17 @@ class FjORD(FederatedStrategy[Any, Any]):
         **settings: Unpack[FjORDKeys],
     ) -> None: ...
 
+class GradientBoosting(FederatedStrategy[Any, Any]):
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        public: PublicDataset | Tensor | None = None,
+        model: Any = None,
+        observers: Sequence[Observer] = (),
+        **settings: Unpack[Keys],
+    ) -> None: ...
+
 class HeteroFLKeys(Keys, total=False):
     widths: str
     """fractions of each hidden layer's units per client, assigned as `assign` says; a node may set its own as width"""

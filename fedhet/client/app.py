@@ -406,7 +406,7 @@ def _alike(client: Client) -> str:
     On a CPU, batches of networks are slower if a training step needs more than `SMALL` multiply-adds.
     """
     chosen = client.config.client_batching
-    if chosen == "off" or type(client.data.train.inputs) is not Tensor:
+    if chosen == "off" or client.estimator or type(client.data.train.inputs) is not Tensor:
         return ""
     if chosen == "auto" and client.device.type == "cpu":
         most = SMALL / min(client.optimisation().batch_size, len(client.data.train))

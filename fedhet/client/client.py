@@ -21,6 +21,7 @@ from fedhet.methods.method import Traits
 from fedhet.methods.options import Config, Options
 from fedhet.methods.sharing import NetworkDescription
 from fedhet.models.copies import Kind, Start, kinds_of, storage_place
+from fedhet.models.estimators import Estimator
 from fedhet.models.representation import ROWS_AT_ONCE, Representation, in_precision
 from fedhet.tasks import Task
 from fedhet.training import BATCH, Loss, Optimisation, Phase, Privacy, Trained, learning_rate, read, reestimate
@@ -88,6 +89,11 @@ class Client:
     def model(self) -> nn.Module:
         """The client's network."""
         return self.representation.model
+
+    @property
+    def estimator(self) -> Estimator | None:
+        """The client's model, if it is an estimator in place of a network; else None."""
+        return self.model if isinstance(self.model, Estimator) else None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -254,6 +260,7 @@ class ClientSide(Generic[P]):
         remembers: whether `client.memory` is kept between rounds.
         takes_any_loop: whether a user's own train function may replace fedhet's (`fedhet.wrap`); not inherited.
         needs_labels: whether clients train on labels; otherwise, training examples may be `fedhet.data.UNLABELLED`.
+        takes_estimators: whether clients may have estimators, such as scikit-learn's, in place of networks.
         trains_network: whether clients have a trained network to save; False if they fit another classifier.
         noisy_sums: whether means over training examples that clients send (prototypes) get noise under `dp-noise`, by
             `Privacy.class_sums`; otherwise nodes with this key refuse the method.
@@ -264,6 +271,7 @@ class ClientSide(Generic[P]):
     remembers: ClassVar[bool] = False
     takes_any_loop: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = True
+    takes_estimators: ClassVar[bool] = False
     trains_network: ClassVar[bool] = True
     noisy_sums: ClassVar[bool] = False
     parts: ClassVar[type[Submodel] | None] = None

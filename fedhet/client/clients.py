@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedhet.algorithms.graphs import PermutationGroups, Submodel
 from fedhet.client.client import Client
+from fedhet.client.estimators import check_client, check_estimator, fit_to_data
 from fedhet.client.job import Job
 from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
 from fedhet.client.policy import Policy
@@ -25,6 +26,7 @@ from fedhet.messages.protocol import HANDSHAKE, names_in
 from fedhet.methods import registry
 from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that, listed
 from fedhet.models.copies import Start, load_state
+from fedhet.models.estimators import Estimator
 from fedhet.models.representation import Representation, precision
 from fedhet.setup import client_setup, user_functions
 from fedhet.setup.client_setup import ClientInfo, ModelFunction
@@ -32,6 +34,7 @@ from fedhet.tasks import Task
 from fedhet.training import Privacy
 from fedhet.utils.files import state_folder
 from fedhet.utils.machine import cores, device_of, keep_freed_memory
+from fedhet.utils.randomness import derive_seed
 from fedhet.utils.text import log
 
 
@@ -142,6 +145,9 @@ class Clients:
             )
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
+            if client.estimator:
+                client.estimator.seed(derive_seed(client.root, "estimator", info.name))
+                check_client(client, placeholders=placeholders)
             build, redraw = partial(self._build, info, part=network.part), partial(self._redraw, info, client)
             job = Job(info, side, payload, policy, build, redraw, account=secret if policy.noise else None)
             for note in (checked.note, data.note) if request.question == HANDSHAKE else ():
@@ -241,6 +247,9 @@ class Clients:
         config, side, part = info.config, registry.client_side(info.config.method_name), None
         model = self._build(info, client_setup.owner_of_weights(config, info.name)).to(device)
         transform = client_setup.transform_of(data.dataset, precision(model))
+        if isinstance(model, Estimator):
+            fit_to_data(model, data, self._task)
+            return _Network(kind, Representation(model), None, {})
         if side.parts:
             if kind[:-1] not in self._groups:
                 self._groups[kind[:-1]] = side.parts.groups_of(model, transform(data.train.inputs[:2]))
@@ -267,12 +276,18 @@ class Clients:
             parameters = sum(parameter.numel() for parameter in model.parameters())
             # The name has the number of parameters, because unlike networks may be of one class.
             self._named[info.name] = f"{type(model).__name__}-{parameters}"
+            if isinstance(model, Estimator):
+                self._named[info.name] = model.title
+                check_estimator(model, info.name, info.config)
+                return model
             model = start(model, info, owner) if info.config.start_from else side.adapt(model, info.config)
             return replace(part, width=1.0).cut(model) if part else model
 
         return client_setup.network_of(info, self._model, owner=owner, adapt=adapt)
 
     def _redraw(self, info: ClientInfo, client: Client, owner: str) -> None:
+        if client.estimator:
+            client.estimator.forget()
         built, model, part = self._build(info, owner, client.part), client.model, client.part
         try:
             load_state(model, part.state(built) if part else built.state_dict())

@@ -28,6 +28,7 @@ from fedhet.errors import ConfigError, FedhetError, ModelError, check_kinds
 from fedhet.messages import LostState, difference, spec_of
 from fedhet.methods import registry
 from fedhet.models.copies import copied, load_state
+from fedhet.models.estimators import Estimator
 from fedhet.models.representation import precision
 from fedhet.results.history import names_of_model, read_clients, run_of
 from fedhet.setup import client_setup, user_functions
@@ -213,7 +214,15 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
             f"the run in {folder} has no networks: {config.method_name} predicts by {traits.predicts}; load a "
             "model of another method's run, or fit such a classifier with scikit-learn"
         )
-    tensors, path, beside = _saved(models, name, name)
+    try:
+        tensors, path, beside = _saved(models, name, name)
+    except ConfigError:
+        if function and isinstance(network := client_setup.network_of(info, function), Estimator):
+            raise ConfigError(
+                f"client {name} has an estimator, {network.title}, of which runs save no file: fit it again to the "
+                "client's examples"
+            ) from None
+        raise
     simulated = name.isdecimal() and int(name) < config.clients
     known = simulated or name in {row.client for row in read_clients(folder)}
     if path.stem == GLOBAL and not (known and traits.whole):

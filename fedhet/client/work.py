@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedhet.client.client import AnySide
+from fedhet.client.estimators import fit, fit_again
 from fedhet.client.job import Group, Job, Streams
 from fedhet.client.state import EXAMPLE, PREDICTOR, ROUND, WIDTH
 from fedhet.data import Examples, resident
@@ -101,7 +102,7 @@ def restore(job: Job) -> None:
     side = job.side
     expected = client.request.expected
     saved: dict[str, Tensor] = {}
-    if expected >= 0 and (side.remembers or _lasting(side)):
+    if expected >= 0 and (side.remembers or client.estimator or _lasting(side)):
         saved = client.store.load(expected) or {}
         if not saved:
             job.reply.report.lost_state = expected
@@ -119,6 +120,8 @@ def restore(job: Job) -> None:
                 tensors[key].copy_(tensor)
             else:
                 client.memory[key] = tensor.to(client.device)
+    if client.estimator:
+        fit_again(client)
 
 
 def begin(job: Job) -> None:
@@ -215,7 +218,7 @@ def _write_model(job: Job, when: str = "") -> None:
         return
     estimated = client.config.batch_norm != "aggregate" and "statistic" in side.kinds.values()
     differs = side.traits.keeps == "model" or not _shares_all(side) or client.part is not None
-    if side.trains_network and (differs or estimated):
+    if side.trains_network and not client.estimator and (differs or estimated):
         _save_model(job, round_folder(round))
 
 
@@ -228,7 +231,7 @@ def _write_best(job: Job, when: str) -> None:
     client = job.client
     config = client.config
     request = client.request
-    if not config.keep_best or when != side.traits.scored or not side.trains_network:
+    if not config.keep_best or when != side.traits.scored or not side.trains_network or client.estimator:
         return
     measured = job.reply.measured.get(f"validation-{when}")
     if measured is None or not side.traits.models_of_clients(config.batch_norm):
@@ -265,7 +268,11 @@ def run_phases(group: Group, phases_of: Callable[[Job], Sequence[Phase]], jobs: 
     """Train the networks of `jobs` (default: all) in the phases that `phases_of` returns, in order."""
 
     def phases_to_run(job: Job) -> list[Phase]:
-        return [phase for phase in phases_of(job) if phase.epochs or phase.steps]
+        phases = [phase for phase in phases_of(job) if phase.epochs or phase.steps]
+        if phases and job.client.estimator:
+            fit(job.client, phases)
+            return []
+        return phases
 
     def keep_result(job: Job, training: Training, trained: Trained) -> None:
         job.client.trained = trained

@@ -48,7 +48,7 @@ from fedhet.utils.process import alone
 from fedhet.utils.statistics import grouped
 from fedhet.utils.text import counted
 
-CONTROLS = ("local", "label-spreading", "logistic-regression", "nearest-neighbour")
+CONTROLS = ("local", "gradient-boosting", "label-spreading", "logistic-regression", "nearest-neighbour")
 """Names of the methods in which clients exchange nothing. `recommend` compares federated methods with them."""
 FIRST = ("fedavg", "fedhenn", "fml", "fedproto")  # asked and tried first, if there is no time for all
 SEED = 1000  # of handshakes and trials

@@ -21,6 +21,7 @@ from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart, kebab
 from fedhet.methods.options import Config
 from fedhet.models.copies import held_by, in_use, separated, unusable
+from fedhet.models.estimators import Estimator, is_estimator
 from fedhet.models.representation import by_name
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo, ModelFunction, public_dataset
@@ -218,15 +219,17 @@ class Function:
         self.given = given
         self._accept = accept
         networks = argument == "model"
-        if not callable(given) or (isinstance(given, type) and not networks):
+        estimator = networks and is_estimator(given)
+        if not (callable(given) or estimator) or (isinstance(given, type) and not networks):
             kind = given.__name__ if isinstance(given, type) else f"a {type(given).__name__}"
-            wanted = "a network, a class of networks or a function" if networks else "a function"
+            wanted = "a network, an estimator, a class of networks or a function" if networks else "a function"
             raise ConfigError(
                 f"{argument} must be {wanted} of a client, not {kind}; for example: def {argument}(client): "
                 f"return {_RETURNED[argument]}"
             )
-        if networks and isinstance(given, nn.Module):
-            in_use(given)  # by the user; clients get copies
+        if estimator or (networks and isinstance(given, nn.Module)):
+            if not estimator:
+                in_use(given)  # by the user; clients get copies
             self.call: Callable[[ClientInfo], Any] = lambda client: given
         else:
             self.call = _taking_client(given, argument)
@@ -340,7 +343,12 @@ def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[Cli
 
 
 def _as_network(client: str, model: Any) -> nn.Module:
-    """Return a copy of the client's `model` with hooks that copy its inputs and return the `logits` of its outputs."""
+    """Return a copy of the client's `model` with hooks that copy its inputs and return the `logits` of its outputs.
+
+    An estimator, such as scikit-learn's, is returned as an `Estimator`.
+    """
+    if is_estimator(model):
+        return Estimator(model)
     name = "None" if model is None else f"a {type(model).__name__}"
     if problem := unusable(model):
         raise ModelError(f"client {client}: the model function returned {name}{problem}")

@@ -350,7 +350,7 @@ NETWORKS: dict[str, Callable[[int, Program], nn.Module]] = {
 
 # ---- methods
 
-CONTROLS = ("nearest-neighbour", "logistic-regression", "label-spreading")
+CONTROLS = ("nearest-neighbour", "logistic-regression", "label-spreading", "gradient-boosting")
 SETTINGS_OF: dict[str, dict[str, Any]] = {
     "depthfl": {"depthfl.depths": "2,1", "depthfl.blocks": "0,2,4"},
     "ensemble": {"rounds": ""},

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.semi_supervised import LabelSpreading
@@ -30,11 +31,13 @@ def by_hand(method: str, train: np.ndarray, labels: np.ndarray, public: np.ndarr
         return KNeighborsClassifier(1).fit(train, labels)
     if method == "logistic-regression":
         return LogisticRegression(max_iter=1000).fit(train, labels)
+    if method == "gradient-boosting":
+        return HistGradientBoostingClassifier(random_state=0).fit(train, labels)
     known = np.concatenate([labels, np.full(len(public), -1)])
     return LabelSpreading(kernel="knn", n_neighbors=7, max_iter=200).fit(np.concatenate([train, public]), known)
 
 
-@pytest.mark.parametrize("method", ["nearest-neighbour", "logistic-regression", "label-spreading"])
+@pytest.mark.parametrize("method", ["nearest-neighbour", "logistic-regression", "label-spreading", "gradient-boosting"])
 def test_accuracy_of_scikit_learn(method: str, tmp_path: Path) -> None:
     done = fedhet.run(SETTINGS | {"method": method}, out=tmp_path / "run")
     config = configuration.resolve(SETTINGS | {"method": method})

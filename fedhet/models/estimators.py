@@ -1,0 +1,173 @@
+"""Models with the interface of scikit-learn's estimators (`fit`, `predict_proba` or `predict`) in place of networks."""
+
+from collections.abc import Mapping
+from inspect import signature
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedhet.data.examples import digest
+
+LEAST = 1e-6
+"""Lowest probability of a class, so that the cross entropy of a wrong prediction is finite."""
+
+
+def is_estimator(model: Any) -> bool:
+    """Return whether an object can be fitted to examples and predicts classes or numbers, and is no network."""
+    methods = [name for name in ("fit", "predict_proba", "predict") if callable(getattr(model, name, None))]
+    return "fit" in methods and len(methods) > 1 and not isinstance(model, nn.Module | type)
+
+
+class Estimator(nn.Module):
+    """An estimator as a module without parameters.
+
+    Its outputs are logarithms of class probabilities (n, outputs), for a binary task the logit (n, 1), or predicted
+    numbers (n, outputs). Before it is fitted, they are zeros.
+
+    Attributes:
+        estimator: the estimator, without what it has learnt.
+        outputs: number of classes or of predicted numbers.
+        meaning: what the outputs are: `classes`, `logit` or `numbers`.
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        super().__init__()
+        self.estimator = _unfitted(estimator)
+        self.outputs = 0
+        self.meaning = "classes"
+        self._fitted: Any = None
+        self._key = ""
+
+    @property
+    def title(self) -> str:
+        """The name of the estimator's class; for a pipeline, that of its last step."""
+        return type(self._last).__name__
+
+    @property
+    def _last(self) -> Any:
+        steps = getattr(self.estimator, "steps", None)
+        return steps[-1][1] if steps else self.estimator
+
+    def _get_name(self) -> str:
+        return self.title
+
+    def extra_repr(self) -> str:
+        """Return the estimator with its parameters."""
+        return repr(self.estimator)
+
+    def seed(self, seed: int) -> None:
+        """Set each parameter `random_state` that is None, also those of a pipeline's steps."""
+        parameters: Mapping[str, Any] = getattr(self.estimator, "get_params", dict)()
+        chosen = {name for name, value in parameters.items() if value is None and name.endswith("random_state")}
+        if chosen:
+            self.estimator.set_params(**dict.fromkeys(chosen, seed % 2**32))
+
+    def forget(self) -> None:
+        """Return to the state before the first fit."""
+        self._fitted = None
+        self._key = ""
+
+    def fit(self, inputs: Tensor, labels: Tensor, soft: tuple[Tensor, Tensor] | None = None, *, threads: int) -> None:
+        """Fit the estimator to examples, forgetting others.
+
+        Args:
+            inputs: (n, ...) floats.
+            labels: (n,) classes, or (n, outputs) numbers.
+            soft: inputs (m, ...) and their class probabilities (m, outputs). Each example is repeated for each class,
+                with its probability as weight; if the estimator takes no weights, it has its most probable class.
+            threads: number of threads of libraries that compute in several.
+        """
+        from threadpoolctl import threadpool_limits
+
+        key = digest(inputs, labels, *(soft or ()))
+        if key == self._key:  # an equal fit
+            return
+        features = flat(inputs)
+        targets = labels.cpu().numpy()
+        weights: dict[str, NDArray[Any]] = {}
+        if soft is not None and len(soft[0]):
+            rows, values, weight = _copies(*soft, weighted=bool(self._weights))
+            features = np.concatenate([features, flat(soft[0])[rows]])
+            targets = np.concatenate([targets, values])
+            if self._weights:
+                weights = {self._weights: np.concatenate([np.ones(len(labels)), weight])}
+        with threadpool_limits(threads):
+            self._fitted = fitted(_unfitted(self.estimator), features, targets, weights)
+        self._key = key
+
+    @property
+    def _weights(self) -> str:
+        """The name by which `fit` takes weights of examples, empty if it takes none."""
+        if "sample_weight" not in signature(self._last.fit).parameters:
+            return ""
+        return "sample_weight" if self._last is self.estimator else f"{self.estimator.steps[-1][0]}__sample_weight"
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the outputs (n, outputs) for inputs (n, ...), or (n, 1) for a logit."""
+        width = 1 if self.meaning == "logit" else self.outputs
+        if self._fitted is None:
+            return torch.zeros(len(inputs), width, device=inputs.device)
+        if self.meaning == "numbers":
+            predicted = np.asarray(self._fitted.predict(flat(inputs)), dtype=np.float32)
+            return torch.from_numpy(predicted.reshape(len(inputs), width)).to(inputs.device)
+        logs = log_probabilities(self._fitted, inputs, self.outputs)
+        return logs if self.meaning == "classes" else logs[:, 1:] - logs[:, :1]
+
+
+def _unfitted(estimator: Any) -> Any:
+    from sklearn.base import clone  # takes a second to import
+
+    return clone(estimator, safe=False)
+
+
+def fitted(
+    estimator: Any, features: NDArray[Any], labels: NDArray[Any], weights: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
+    """Return `estimator` fitted to features (n, d), or a constant if all labels are of one class.
+
+    `weights` has the weights (n,) of the examples by the name of `fit`'s argument, or is empty.
+    """
+    from sklearn.dummy import DummyClassifier
+
+    if labels.dtype.kind in "biu" and len(np.unique(labels)) == 1:
+        return DummyClassifier().fit(features, labels)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    return estimator.fit(features, labels, **weights)
+
+
+def log_probabilities(estimator: Any, inputs: Tensor, classes: int) -> Tensor:
+    """Return the logarithms (n, classes) of a fitted classifier's probabilities, each at least `LEAST`.
+
+    Classes that it has not seen have the probability `LEAST`.
+    """
+    columns = torch.as_tensor(np.asarray(estimator.classes_).astype(np.int64), device=inputs.device)
+    features = flat(inputs)
+    if callable(getattr(estimator, "predict_proba", None)):
+        with np.errstate(invalid="ignore", divide="ignore"):  # nan from label spreading
+            values = torch.from_numpy(np.asarray(estimator.predict_proba(features)))
+    else:
+        values = torch.from_numpy(np.asarray(estimator.predict(features))[:, None] == estimator.classes_)
+    values = values.to(inputs.device, torch.float32)
+    values = torch.where(values.isfinite(), values, 1 / len(columns))
+    probabilities = torch.full((len(inputs), classes), LEAST, device=inputs.device)
+    probabilities[:, columns] = values.clamp_min(LEAST)
+    return probabilities.log()
+
+
+def _copies(inputs: Tensor, targets: Tensor, *, weighted: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return the rows, classes and weights of the copies of examples with class probabilities `targets` (m, C)."""
+    probabilities = targets.cpu().numpy()
+    if not weighted:
+        return np.arange(len(probabilities)), probabilities.argmax(1), np.ones(len(probabilities))
+    rows, classes = np.nonzero(probabilities)
+    return rows, classes, probabilities[rows, classes]
+
+
+def flat(batch: Tensor) -> NDArray[Any]:
+    """Return inputs (n, ...) as floating-point vectors (n, d) in NumPy."""
+    return batch.detach().flatten(1).to(torch.promote_types(batch.dtype, torch.float32)).cpu().numpy()

@@ -1,0 +1,208 @@
+"""Clients with estimators of scikit-learn in place of networks, against scikit-learn's own predictions."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier, RandomForestRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
+from torch import nn
+
+import fedhet
+from fedhet.config import configuration
+from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower.grid import LocalGrid
+from fedhet.models.estimators import Estimator
+from fedhet.results.history import read_clients
+from fedhet.server.app import serve
+from fedhet.setup.client_setup import ClientInfo
+from fedhet.setup.user_functions import UserFunctions
+from fedhet.testing import Run
+from fedhet.utils.files import read_tensors
+from fedhet.utils.randomness import derive_seed
+
+pytestmark = pytest.mark.usefixtures("home")
+
+INPUTS, LABELS = load_breast_cancer(return_X_y=True)
+INPUTS = (INPUTS - INPUTS.mean(0)) / INPUTS.std(0)
+DATA = INPUTS, LABELS
+SETTINGS = {"rounds": 2, "samples-per-client": 30, "report": False, "workers": 1, "client-batching": "off"}
+FEDMD = {**SETTINGS, "method": "fedmd", "fedmd.public-epochs": 0, "public-samples": 60}
+ESTIMATORS: list[Any] = [
+    RandomForestClassifier(20),
+    make_pipeline(StandardScaler(), LogisticRegression()),
+    GradientBoostingClassifier(n_estimators=10),
+    KNeighborsClassifier(3),
+    LinearSVC(),
+]
+COUNT = len(ESTIMATORS) + 1
+
+
+def model(client: ClientInfo) -> Any:
+    number = client.partition_id
+    assert number is not None
+    if number < len(ESTIMATORS):
+        return ESTIMATORS[number]
+    return nn.Sequential(nn.Linear(30, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def shares(settings: dict[str, Any], data: Any = DATA) -> dict[str, Any]:
+    functions = UserFunctions(model, data)
+    config = functions.adapted(configuration.configure(settings, supplied=functions.supplied))
+    infos = [ClientInfo(str(number), number, config.clients, config) for number in range(config.clients)]
+    assert functions.data_of is not None
+    return {info.name: functions.data_of(info) for info in infos}
+
+
+def seeded(estimator: Any, client: str) -> Any:
+    """The estimator with the seed that the client gives it."""
+    names = [name for name, value in estimator.get_params().items() if name.endswith("random_state") and value is None]
+    seed = derive_seed(0, "estimator", client) % 2**32
+    return clone(estimator).set_params(**dict.fromkeys(names, seed))
+
+
+def accuracies(folder: Path) -> dict[str, float | None]:
+    return {row.client: row.accuracy for row in read_clients(folder)}
+
+
+def test_local_accuracy_is_that_of_scikit_learn(tmp_path):
+    settings = {**SETTINGS, "method": "local", "clients": COUNT}
+    done = fedhet.run(settings, model=model, data=DATA, out=tmp_path / "run")
+    for client, data in shares(settings).items():
+        if int(client) < len(ESTIMATORS):
+            fitted = seeded(ESTIMATORS[int(client)], client).fit(data.train.inputs.numpy(), data.train.labels.numpy())
+            assert accuracies(done.folder)[client] == fitted.score(data.test.inputs.numpy(), data.test.labels.numpy())
+    assert sorted(path.name for path in (done.folder / "models").iterdir()) == [f"{COUNT - 1}.safetensors"]
+    with pytest.raises(ConfigError, match="client 0 has an estimator, RandomForestClassifier, of which runs save no"):
+        fedhet.load_model(done, 0, model=model)
+    assert {row.architecture for row in read_clients(done.folder)} >= {"LogisticRegression", "LinearSVC"}
+
+
+def test_soft_targets_are_weighted_copies(tmp_path):
+    """The last fit is that by hand: the client's examples, and each public one once for each class."""
+    settings = {**FEDMD, "clients": COUNT}
+    done = fedhet.run(settings, model=model, data=DATA, out=tmp_path / "run")
+    for client, data in shares(settings).items():
+        if int(client) >= len(ESTIMATORS):
+            continue
+        kept = read_tensors(next((done.folder / "state" / "clients" / client).glob("2*"))) or {}
+        place = next(name for name in kept if name.endswith("/scores")).removesuffix("/scores")
+        public, scores = kept[f"{place}/inputs"].numpy(), kept[f"{place}/scores"].float()
+        soft = scores.softmax(1).numpy()
+        inputs, labels, weights = [data.train.inputs.numpy()], [data.train.labels.numpy()], [np.ones(30)]
+        fitted = seeded(ESTIMATORS[int(client)], client)
+        arguments = {}
+        if isinstance(fitted, KNeighborsClassifier):  # takes no weights
+            inputs, labels = [*inputs, public], [*labels, soft.argmax(1)]
+        else:
+            inputs.append(np.repeat(public, 2, axis=0))
+            labels.append(np.tile([0, 1], len(public)))
+            weights.append(soft.reshape(-1))
+            name = "logisticregression__sample_weight" if client == "1" else "sample_weight"
+            arguments = {name: np.concatenate(weights)}
+        fitted.fit(np.concatenate(inputs), np.concatenate(labels), **arguments)
+        expected = fitted.score(data.test.inputs.numpy(), data.test.labels.numpy())
+        assert accuracies(done.folder)[client] == expected
+
+
+@pytest.mark.parametrize("method", ["local", "fedmd", "feddf"])
+def test_resumed_and_in_workers(tmp_path, method):
+    settings = {**(FEDMD if method == "fedmd" else SETTINGS), "method": method, "clients": COUNT, "rounds": 3}
+    if method == "feddf":
+        settings |= {"public-samples": 60, "feddf.teach": True, "feddf.server-steps": 5}
+    whole = fedhet.run(settings, model=model, data=DATA, out=tmp_path / "whole")
+    fedhet.run({**settings, "rounds": 2}, model=model, data=DATA, out=tmp_path / "part")
+    fedhet.run({"rounds": 3, "workers": 2}, model=model, data=DATA, resume=tmp_path / "part")
+    assert Run(tmp_path / "part").rows == Run(whole.folder).rows
+    assert Run(tmp_path / "part").models == Run(whole.folder).models
+
+
+def test_regression(tmp_path):
+    inputs, targets = load_diabetes(return_X_y=True)
+    settings = {**SETTINGS, "method": "local", "clients": 3, "metric": "rmse"}
+    for estimator in (Ridge(), RandomForestRegressor(10)):
+        out = tmp_path / type(estimator).__name__
+        done = fedhet.run(settings, model=estimator, data=(inputs, targets), out=out)
+        for client, data in shares(settings, (inputs, targets)).items():
+            fitted = seeded(estimator, client).fit(data.train.inputs.numpy(), data.train.labels.numpy()[:, 0])
+            errors = fitted.predict(data.test.inputs.numpy()) - data.test.labels.numpy()[:, 0]
+            assert accuracies(done.folder)[client] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "message"),
+    [
+        (
+            {"method": "fedavg"},
+            {},
+            "fedavg trains networks, .* estimator RandomForestClassifier: return a net",
+        ),
+        ({"method": "fedproto"}, {}, "fedproto trains networks, but .* choose local, fedmd, feddf"),
+        ({"start-from": "."}, {}, "start-from has no model of RandomForestClassifier, which no run saves"),
+        ({}, {"task": fedhet.Task(class_weights=[1, 2])}, "is fitted without class weights and a loss of your own"),
+        ({}, {"data": (INPUTS, np.stack([LABELS, LABELS], 1))}, "predicts one class or numbers for each example"),
+    ],
+)
+def test_refusals(tmp_path, settings, arguments, message):
+    chosen = {**SETTINGS, "method": "local", "clients": 2, **settings}
+    with pytest.raises(FedhetError, match=message):
+        fedhet.run(chosen, **{"model": ESTIMATORS[0], "data": DATA, **arguments}, out=tmp_path / "run")
+
+
+def test_one_class_and_a_logit(tmp_path):
+    def data(client: ClientInfo) -> Any:
+        rows = np.flatnonzero(LABELS == 1)[:40] if client.name == "0" else np.arange(100)
+        return (INPUTS[rows], LABELS[rows]), (INPUTS[300:], LABELS[300:])
+
+    settings = {"method": "local", "clients": 2, "rounds": 1, "report": False}
+    done = fedhet.run(settings, model=LogisticRegression(), data=data, task="binary", out=tmp_path / "run")
+    right = LogisticRegression().fit(INPUTS[:100], LABELS[:100]).score(INPUTS[300:], LABELS[300:])
+    assert accuracies(done.folder) == {"0": np.mean(LABELS[300:] == 1), "1": right}
+
+
+def test_outputs_before_a_fit():
+    estimator = Estimator(RandomForestClassifier())
+    estimator.outputs = 3
+    assert torch.equal(estimator(torch.ones(2, 5)), torch.zeros(2, 3))
+
+
+def test_a_node_sends_scores_and_metrics_only(tmp_path):
+    """A node with a policy: what leaves it are posteriors and metrics, and its files have no pickle."""
+    config = configuration.resolve({"preset": "own", **FEDMD, "clients": 3}, supplied={"model", "data"})
+    app = fedhet.make_client_app(model=model, data=DATA)
+    node = {"allow": "posteriors,metrics", "min-examples": 5, "state-dir": str(tmp_path / "state")}
+    grid = LocalGrid(app, 3, node_config=node)
+    public = shares({**FEDMD, "clients": 3})["0"].public
+    serve(config.replace(state_dir=str(tmp_path / "state")), grid, tmp_path / "run", engine="local", public=public)
+    run = Run(tmp_path / "run")
+    assert [row["failures"] for row in run.rows] == [[]] * len(run.rows)
+    assert {row.architecture for row in read_clients(tmp_path / "run")} >= {"RandomForestClassifier"}
+    assert not [path for path in (tmp_path / "state").rglob("*") if path.suffix in (".pkl", ".pickle", ".joblib")]
+
+
+@pytest.mark.slow
+def test_on_ray(tmp_path):
+    settings = {"preset": "own", **FEDMD, "clients": 3}
+    fedhet.run(settings, model=model, data=DATA, out=tmp_path / "local")
+    config = configuration.resolve(settings, supplied={"model", "data"})
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        place = tmp_path / "ray"
+        serve(config.replace(state_dir=str(place / "state")), grid, place, engine="ray")
+
+    client_app = fedhet.make_client_app(model=model, data=DATA)
+    run_simulation(app, client_app, 3, backend_config={"client_resources": {"num_cpus": 1}})
+    assert Run(tmp_path / "ray").rows == Run(tmp_path / "local").rows
