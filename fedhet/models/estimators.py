@@ -1,5 +1,6 @@
 """Models with the interface of scikit-learn's estimators (`fit`, `predict_proba` or `predict`) in place of networks."""
 
+import hashlib
 from collections.abc import Mapping
 from inspect import signature
 from types import MappingProxyType
@@ -9,8 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-
-from fedhet.data.examples import digest
 
 LEAST = 1e-6
 """Lowest probability of a class, so that the cross entropy of a wrong prediction is finite."""
@@ -83,9 +82,6 @@ class Estimator(nn.Module):
         """
         from threadpoolctl import threadpool_limits
 
-        key = digest(inputs, labels, *(soft or ()))
-        if key == self._key:  # an equal fit
-            return
         features = flat(inputs)
         targets = labels.cpu().numpy()
         weights: dict[str, NDArray[Any]] = {}
@@ -95,6 +91,10 @@ class Estimator(nn.Module):
             targets = np.concatenate([targets, values])
             if self._weights:
                 weights = {self._weights: np.concatenate([np.ones(len(labels)), weight])}
+        arrays = [features, targets, *weights.values()]
+        key = hashlib.blake2b(b"".join(array.tobytes() for array in arrays)).hexdigest()
+        if key == self._key:  # an equal fit
+            return
         with threadpool_limits(threads):
             self._fitted = fitted(_unfitted(self.estimator), features, targets, weights)
         self._key = key
