@@ -15,7 +15,7 @@ from fedhet.algorithms.matching import groups_to_json
 from fedhet.client import audit, work
 from fedhet.client.client import Client
 from fedhet.client.clients import Clients
-from fedhet.client.description import by_class, describe
+from fedhet.client.description import by_name, describe
 from fedhet.client.job import Group, Job
 from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
 from fedhet.client.policy import Policy, limiting_keys, memory_limited, name_of, opened
@@ -30,7 +30,15 @@ from fedhet.flower.insides import failure, filled, from_bytes, to_bytes
 from fedhet.flower.messages import decode, identity, write_refusal, write_reply
 from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import LostState, Payload, Reply, Report, WireError, spec_of
-from fedhet.messages.protocol import DESCRIBE, FIRST, HANDSHAKE, JOIN, names_text, public_dataset_in
+from fedhet.messages.protocol import (
+    DESCRIBE,
+    FIRST,
+    HANDSHAKE,
+    JOIN,
+    MOST_LISTS,
+    names_text,
+    public_dataset_in,
+)
 from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config
@@ -380,8 +388,8 @@ class Answers:
         report.noise = self._noise
         report.wrapped = self._backend is not None
         report.groups = groups_to_json(client.part.groups) if client.part else ""
-        if not (job.policy.deployed or self._backend) and (counts := by_class(job)) is not None and len(counts) > 1:
-            report.classes = ",".join(str(int(count)) for count in counts)
+        if not (job.policy.deployed or self._backend) and 1 < len(counts := by_name(job)) <= MOST_LISTS:
+            report.classes = names_text({name: [str(count)] for name, count in counts.items()})
         # Only the local engine makes batches.
         report.alike = "" if job.policy.deployed or self._backend or in_ray() else _alike(client)
         public = _own_public_dataset(job)

@@ -5,6 +5,7 @@ import math
 import torch
 
 from fedhet.client.job import Job
+from fedhet.data.names import CLASSES, LABEL_COLUMNS
 from fedhet.messages import Arrays, to_arrays
 from fedhet.utils.inputs import parts_of
 from fedhet.utils.statistics import Metric
@@ -56,6 +57,17 @@ def describe(job: Job) -> Arrays:
     if (classes := by_class(job)) is not None:
         arrays["classes"] = classes
     return to_arrays(arrays)
+
+
+def by_name(job: Job) -> dict[str, int]:
+    """Return the number of training examples by the name of a class or label, which is its number if it has none."""
+    counts = by_class(job)
+    if counts is None:
+        return {}
+    names = job.client.data.names.get(CLASSES, job.client.data.names.get(LABEL_COLUMNS, ()))
+    if len(names) != len(counts):
+        names = tuple(map(str, range(len(counts))))
+    return dict(zip(names, map(int, counts), strict=True))
 
 
 def by_class(job: Job) -> torch.Tensor | None:

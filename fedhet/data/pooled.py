@@ -63,12 +63,15 @@ def _dataset(pool: Pooled, seed: int | None, share: float) -> DataSet:
 
     if pool.test is not None:
         given = dataset(pool.train, pool.test)
-        return given if seed is None else with_drawn_test_set(given, seed, share)
+        return given if seed is None else with_drawn_test_set(given, seed, share, all_labelled=False)
     owners = np.zeros(len(labels), np.int64) if pool.owners is None else pool.owners
     rng = numpy_generator(seed or 0, "test part")
     tested = np.zeros(len(labels), dtype=bool)
+    labelled = pool.train.labelled.numpy()
+    if not len(labelled):
+        raise DataError("data has no labels, so no test examples can be drawn: pass a dict of train and labelled test")
     for owner in range(int(owners.max()) + 1):
-        rows = np.flatnonzero(owners == owner)
+        rows = labelled[owners[labelled] == owner]
         size = min(max(1, round((share or TEST_SHARE) * len(rows))), len(rows) - 1)
         tested[rows[proportional_sample(labels[rows], size, rng)]] = True
     groups = None if pool.owners is None else Owners(owners[~tested], owners[tested])

@@ -136,7 +136,7 @@ class Report:
         groups: if clients train parts of one network, the description of the whole network, as JSON.
         wrapped: whether the user's own functions train (`fedhet.wrap`), whose numbers of examples may change.
         names: names of classes and columns that must agree with other clients' (see `names_in`).
-        classes: in a simulation, its numbers of training examples by class, separated by commas.
+        classes: in a simulation, its numbers of training examples by class (each a list of one number, see `names_in`).
         alike: in a simulation, what clients whose networks may be trained as one batch have in common.
     """
 

@@ -7,6 +7,7 @@ import io
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
@@ -112,13 +113,15 @@ def classes_figure(run: RunFiles) -> Figure | None:
     """Draw a simulation's training examples by client and class; return None without them, or if there are too many."""
     summary = run.summary or {}
     by_client = summary.get("classes", {})
-    most = max(map(len, by_client.values()), default=0)
-    if not by_client or max(len(by_client), most) > MOST:
-        return None
-    values = [[*counts, *[0] * (most - len(counts))] for counts in by_client.values()]
     named = summary.get("names", {}).get("classes", ())
-    names = [fill(named[k], 12) if k < len(named) else str(k) for k in range(most)]
-    return matrix_figure([*by_client], names, values, "training examples", axes=("class", "client"))
+    # Clients that share nothing may number them differently.
+    names = [*dict.fromkeys([*named, *chain(*by_client.values())])]
+    if not by_client or max(len(by_client), len(names)) > MOST:
+        return None
+    values = [[counts.get(name, 0) for name in names] for counts in by_client.values()]
+    return matrix_figure(
+        [*by_client], [fill(name, 12) for name in names], values, "training examples", axes=("class", "client")
+    )
 
 
 def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:

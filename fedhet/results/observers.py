@@ -37,7 +37,7 @@ class RunInfo:
         test_on: the test sets in use (`Config.test_on`); empty before the handshake.
         privacy: epsilon and delta of Flower's differential privacy; empty without it.
         warnings: warnings about clients and settings so far.
-        classes: in a simulation, each client's numbers of training examples by class.
+        classes: in a simulation, each client's numbers of training examples by name of the class.
     """
 
     method: str
@@ -49,7 +49,7 @@ class RunInfo:
     test_on: str = ""
     privacy: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    classes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 class Observer:

@@ -291,7 +291,7 @@ class Handshake:
         run.own_data = run.own_data or report.own_data
         run.noise[report.client] = report.noise
         if report.classes and self.federation.simulated:
-            run.classes[report.client] = [*map(int, report.classes.split(","))]
+            run.classes[report.client] = {name: int(n) for name, (n,) in names_in(report.classes).items()}
         if report.device not in run.devices:
             run.devices.append(report.device)
         if report.note:

@@ -90,7 +90,7 @@ class Run:
         task, metric: names of the clients' task, and of the metric that counts.
         devices: descriptions of the devices on which clients compute.
         own_data: whether clients have data other than the configured data set.
-        classes: in a simulation, each client's numbers of training examples by class.
+        classes: in a simulation, each client's numbers of training examples by name of the class.
         initial: `initial_arrays` of `FederatedStrategy.start`, until the shared arrays are set to them.
         clients: the name of each admitted client by the id of its node; nodes that have left are included.
         flower_options: arguments of Flower's `FedAvg` that are not configuration keys, such as `min_train_nodes`.
@@ -111,7 +111,7 @@ class Run:
     metric: str = "accuracy"
     own_data: bool = False
     devices: list[str] = field(default_factory=list)
-    classes: dict[str, list[int]] = field(default_factory=dict)
+    classes: dict[str, dict[str, int]] = field(default_factory=dict)
     initial: Arrays = field(default_factory=dict)
     clients: dict[int, str] = field(default_factory=dict)
     flower_options: FlowerOptions = field(default_factory=FlowerOptions)

@@ -66,7 +66,10 @@ def test_equal_to_a_data_function_that_returns_the_same_rows(tmp_path, settings)
     for path in sorted((tmp_path / "pooled" / "models").glob("*")):
         ours, theirs = read_tensors(path), read_tensors(tmp_path / "function" / "models" / path.name)
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    counts = {name: np.bincount(share.train.labels, minlength=3).tolist() for name, share in shares.items()}
+    counts = {
+        name: dict(zip("012", np.bincount(share.train.labels, minlength=3).tolist(), strict=True))
+        for name, share in shares.items()
+    }
     if "validation" not in settings:
         assert pooled.summary["classes"] == counts
         write_report(pooled.folder)
@@ -126,6 +129,10 @@ def test_by_column(tmp_path):
         out=tmp_path / "run",
     )
     assert list(done.summary["classes"]) == ["12", "north", "south"]
+    for name, counts in done.summary["classes"].items():
+        labels = FRAME["label"][FRAME["hospital"] == name]
+        assert counts.keys() == {"ant", "bee", "cat"}
+        assert sum(counts.values()) == len(labels) - round(len(labels) / 5)
     networks = fedhet.run(
         {"method": "local", "rounds": 1, "report": False}, model=model, data=pool, out=tmp_path / "local"
     )
@@ -186,3 +193,28 @@ def test_forms():
     for pool in (*pairs, rows):
         assert torch.equal(pool.train.inputs[:], torch.tensor(INPUTS))
         assert torch.equal(pool.train.labels, torch.tensor(LABELS))
+
+
+def test_numbers_by_class_of_clients_with_unlike_orders_have_names(tmp_path):
+    def own(client):
+        listed = ["ant", "bee", "cat"] if client.partition_id else ["cat", "bee", "ant"]
+        names = pd.Series(["ant", "ant", "ant", "bee"] * 5).astype(pd.CategoricalDtype(listed))
+        return (INPUTS[:20], names), (INPUTS[:20], names)
+
+    settings = {"method": "local", "clients": 2, "rounds": 1, "report": False}
+    done = fedhet.run(settings, model=model, data=own, out=tmp_path / "run")
+    assert list(done.summary["classes"].values()) == [{"cat": 0, "bee": 5, "ant": 15}, {"ant": 15, "bee": 5, "cat": 0}]
+
+
+def test_test_examples_have_labels(tmp_path):
+    some = np.where(np.arange(240) % 4 == 0, LABELS, -1)
+    settings = {"method": "fedsimclr", "fedsimclr.probe-epochs": 1, "clients": 3, "rounds": 1, "report": False}
+    done = fedhet.run(
+        settings,
+        model=lambda: nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)),
+        data=(INPUTS, some),
+        out=tmp_path / "run",
+    )
+    assert done.summary["examples"] == {"labelled": 0, "unlabelled": 228}  # a fifth of 60 are tested
+    with pytest.raises(DataError, match="data has no labels, so no test examples"):
+        fedhet.run(settings, model=model, data=(INPUTS, None), out=tmp_path / "none")
