@@ -21,6 +21,8 @@ class Local(ClientSide[Keys]):
             return phases
         public = self.client.public
         assert public.labels is not None  # as the traits say
+        if self.client.estimator:  # is fitted to all phases together
+            return [*phases, replace(phases[0], examples=Examples(public.inputs, public.labels))]
         inputs, labels = self.client.data.train.at(slice(None))
         examples = Examples(torch.cat([inputs, public.inputs]), torch.cat([labels, public.labels]))
         return [replace(phase, examples=examples, augmented=True) for phase in phases]

@@ -89,6 +89,20 @@ def test_local_accuracy_is_that_of_scikit_learn(tmp_path):
     assert {row.architecture for row in read_clients(done.folder)} >= {"LogisticRegression", "LinearSVC"}
 
 
+def test_mixed_training_is_a_fit_to_private_and_public_examples(tmp_path):
+    settings = {**SETTINGS, "method": "local", "local.public": "mixed", "public-samples": 60, "clients": COUNT}
+    done = fedhet.run(settings, model=model, data=DATA, out=tmp_path / "run")
+    for client, data in shares(settings).items():
+        if int(client) >= len(ESTIMATORS):
+            continue
+        kept = read_tensors(next((done.folder / "state" / "clients" / client).glob("2*"))) or {}
+        inputs, labels = (next(kept[n] for n in kept if n.endswith(kind)).numpy() for kind in ("/inputs", "/labels"))
+        assert inputs.shape == (60, 30)  # no private example
+        pairs = [(data.train.inputs.numpy(), inputs), (data.train.labels.numpy(), labels)]
+        fitted = seeded(ESTIMATORS[int(client)], client).fit(*map(np.concatenate, pairs))
+        assert accuracies(done.folder)[client] == fitted.score(data.test.inputs.numpy(), data.test.labels.numpy())
+
+
 def test_soft_targets_are_weighted_copies(tmp_path):
     """The last fit is that by hand: the client's examples, and each public one once for each class."""
     settings = {**FEDMD, "clients": COUNT}
