@@ -31,7 +31,7 @@ from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.methods import registry
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config, Value
-from fedhet.results.history import read_clients, read_history
+from fedhet.results.history import MEASURED, read_clients, read_history
 from fedhet.results.observers import Observer
 from fedhet.utils.files import read_arrays
 from fedhet.utils.statistics import ClientRow
@@ -198,9 +198,9 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of `summary.json`."""
+        """The content of `summary.json` but for what a repeated run measures anew, or how it was started."""
         summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
-        return {key: value for key, value in summary.items() if key != "seconds"}
+        return {key: value for key, value in summary.items() if key not in MEASURED}
 
     @property
     def files(self) -> dict[str, Any]:

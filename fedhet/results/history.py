@@ -40,6 +40,9 @@ Row = dict[str, Any]
 Which = Literal["received", "trained"]
 TestSet = Literal["own", "common", "validation"]
 
+MEASURED = ("seconds", "cpu_seconds", "peak_memory", "ran")
+"""Names in `summary.json` of what a repeated run measures anew, and of how it was started."""
+
 _log = logging.getLogger(__name__)
 
 

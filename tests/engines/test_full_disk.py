@@ -10,7 +10,7 @@ import pytest
 import fedhet
 from fedhet.engines.workers import WorkerGrid
 from fedhet.errors import FedhetError
-from fedhet.results.history import read_history
+from fedhet.results.history import MEASURED, read_history
 from fedhet.utils import files
 
 pytestmark = pytest.mark.usefixtures("no_report", "home")
@@ -31,7 +31,7 @@ FULL = os.strerror(errno.ENOSPC)
 def content(folder):
     """All of a run that does not depend on time."""
     rows = [{key: value for key, value in row.items() if key != "timing"} for row in read_history(folder)]
-    summary = json.loads((folder / "summary.json").read_text()) | {"seconds": 0, "cpu_seconds": 0, "peak_memory": 0}
+    summary = json.loads((folder / "summary.json").read_text()) | dict.fromkeys(MEASURED, 0)
     tensors = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.safetensors")}
     checkpoints = {path for path in tensors if path.parts[0] == "checkpoint"}  # with the history's digests
     models = {path: tensors[path] for path in tensors.keys() - checkpoints}

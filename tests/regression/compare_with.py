@@ -116,8 +116,9 @@ def results(folder: Path) -> dict[str, Any]:
     values = dict(leaves("history.jsonl", [json.loads(line) | {"timing": None} for line in history]))
     with (folder / "clients.csv").open(encoding="utf-8", newline="") as file:
         values |= leaves("clients.csv", list(csv.DictReader(file)))
+    measured = dict.fromkeys(("seconds", "cpu_seconds", "peak_memory", "ran"), 0)  # earlier commits lack the constant
     if (summary := folder / "summary.json").exists():
-        values |= leaves(summary.name, json.loads(summary.read_text(encoding="utf-8")) | {"seconds": 0})
+        values |= leaves(summary.name, json.loads(summary.read_text(encoding="utf-8")) | measured)
     values["models"] = sorted(path.name for path in (folder / "models").glob("*.safetensors"))
     for path in (folder / "models").glob("*.safetensors"):
         values |= {f"models[{path.stem}].{name}": tensor for name, tensor in load_file(path).items()}
