@@ -40,6 +40,7 @@ class Keys(ScoresKeys):
     Keys,
     client="fedhet.client_apps.fedmd:FedMD",
     common={"rounds": 20, "local-epochs": 2, "batch-size": 5, "optimizer": "adam", "learning-rate": 0.001},
+    own={"fedmd.private-epochs": 0},  # as many private steps as other methods take
 )
 class FedMD(Scores[Keys, ScoresState]):
     """FedMD: clients learn the mean of their class scores of public examples (Li and Wang, 2019, algorithm 1)."""

@@ -1,15 +1,19 @@
 """Evaluation of a run's saved models on test data, without training: a table of models by clients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import numpy as np
+
 from fedhet.client.state import GLOBAL, load_model
 from fedhet.config import configuration
 from fedhet.config.toml import load
+from fedhet.data import ClientData
+from fedhet.data.pooled import Pooled, as_pooled
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import registry
 from fedhet.methods.options import Config, keys_about
@@ -102,8 +106,10 @@ def evaluate(
         run: the run directory, the result of `fedhet.run`, or a folder of models in it, such as `models/best`.
         config: changes of settings about data and metrics, such as `data`, `clients`, `partition` or `metric`.
         model: the clients' networks as they were passed to the run.
-        data: a function that returns a client's data, as for `fedhet.run`; `test` alone is enough. By default, the
-            test examples of the configured data set.
+        data: as for `fedhet.run`: a function that returns a client's data, of which `test` alone is enough, or the same
+            examples as for the run, of which each client's test part is evaluated. `{"test": examples}` has new
+            examples, all of which are evaluated: those of a `fedhet.by_column` at their client, others at each client.
+            By default, the test examples of the configured data set.
         task: the task of `data`, as for `fedhet.run`.
         out: folder for `evaluation.csv`, `.png` and `.html`; by default the folder of models' run.
 
@@ -116,11 +122,17 @@ def evaluate(
     given = {"data": data, "task": task}
     if lacking := [f"{name}=..." for name in noted if name in given and given[name] is None]:
         raise ConfigError(f"the run in {folder} used arguments of your own: pass {', '.join(lacking)}, too")
+    clients: Sequence[str] = ()
+    if isinstance(data, Mapping) and data.keys() == {"test"}:
+        pool = as_pooled(data["test"])
+        clients = pool.clients
+        data = partial(_tested, pool)
     functions = UserFunctions(model, _with_training_part(data) if callable(data) else data, task)
+    clients = clients or functions.clients or [str(place) for place in range(complete.clients)]
     models = place / "models" if (place / "models").is_dir() else place
     result = ModelsByClients(expanded(out or folder))
     with standard_settings():
-        _fill(result, complete, models, functions)
+        _fill(result, complete, models, functions, clients)
     if not result.scores:
         reasons = "\n".join(dict.fromkeys(result.refused.values())) or "there are no models"
         raise FedhetError(f"no model in {models} could be evaluated:\n{reasons}")
@@ -154,6 +166,14 @@ def _configured(place: Path, changes: Mapping[str, Any]) -> tuple[Path, Config]:
     return folder, configuration.of_run(folder, ("model", "data", "task", "client_settings"), changes)
 
 
+def _tested(pool: Pooled, client: ClientInfo) -> ClientData:
+    """Return a client's new examples, all of which are tested."""
+    examples = pool.train
+    if pool.owners is not None:
+        examples = examples.subset(np.flatnonzero(pool.owners == client.partition_id))
+    return ClientData(examples, examples, names=pool.names)
+
+
 def _with_training_part(data: Callable[..., Any]) -> Callable[..., Any]:
     """Return the user's function so that test examples alone are enough."""
 
@@ -165,19 +185,21 @@ def _with_training_part(data: Callable[..., Any]) -> Callable[..., Any]:
     return parts
 
 
-def _fill(result: ModelsByClients, config: Config, models: Path, functions: UserFunctions) -> None:
-    """Evaluate all models in the folder `models` at all clients, and add the results to `result`."""
+def _fill(
+    result: ModelsByClients, config: Config, models: Path, functions: UserFunctions, clients: Sequence[str]
+) -> None:
+    """Evaluate all models in the folder `models` at the `clients`, and add the results to `result`."""
     own = [unquote(path.stem) for path in models.glob("*.safetensors") if path.stem != GLOBAL]
     shared = (models / f"{GLOBAL}.safetensors").is_file() and registry.traits(config).whole
-    for place in range(config.clients):
-        client = functions.clients[place] if functions.clients else str(place)
-        info = ClientInfo(client, place, config.clients, config)
+    network_of = cache(partial(load_model, models, model=functions.model, data=functions.data))
+    for place, client in enumerate(clients):
+        info = ClientInfo(client, place, len(clients), config)
         data = data_of(functions.data_of, info)
         for name in [*in_order(own), *[GLOBAL] * shared]:
             # Clients of the run may have parts of the global model; others have that of a client without its own.
             owner = client if name == GLOBAL and client not in own else name
             try:
-                network = load_model(models, owner, model=functions.model, data=functions.data)
+                network = network_of(owner)
                 test = data.aligned(names_of_model(models / f"{file_name(name)}.safetensors")).test
                 task = data.dataset.task if data.dataset else as_task(functions.task)
                 score = scored(network, test, task, data.dataset, config, device_of(config.device))

@@ -39,6 +39,8 @@ def write_card(run: RunFiles) -> None:
         cells = [format_value(run.accuracy(which, statistic)) for statistic in STATISTICS]
         rows.append(f"| {which} | {' | '.join(cells)} |")
     settings = {key: run.settings[key] for key in KEYS if key in run.settings} | run.versions
+    if "rounds" in settings and settings["rounds"] != summary.get("rounds"):  # ended by `patience`
+        settings["rounds"] = f"{summary.get('rounds')} of {settings['rounds']}"
     text = CARD.format(
         name=run.folder.name,
         training="\n".join(f"- {key}: {value}" for key, value in settings.items()),

@@ -218,3 +218,21 @@ def test_test_examples_have_labels(tmp_path):
     assert done.summary["examples"] == {"labelled": 0, "unlabelled": 228}  # a fifth of 60 are tested
     with pytest.raises(DataError, match="data has no labels, so no test examples"):
         fedhet.run(settings, model=model, data=(INPUTS, None), out=tmp_path / "none")
+
+
+def test_all_new_examples_are_evaluated(tmp_path):
+    """Of examples passed again, each client's test part is evaluated; of a dict of `test`, all rows."""
+    pool = fedhet.by_column(FRAME, "hospital")
+    settings = {"method": "local", "rounds": 1, "report": False}
+    done = fedhet.run(settings, model=model, data=pool, out=tmp_path / "run")
+    again = fedhet.evaluate(done, model=model, data=pool)
+    new = fedhet.evaluate(done, model=model, data={"test": pool}, out=tmp_path / "new")
+    everywhere = fedhet.evaluate(done, model=model, data={"test": (INPUTS, LABELS)}, out=tmp_path / "everywhere")
+    for name in pool.clients:
+        rows = FRAME["hospital"] == name
+        assert again.scores[name][name].count == round(rows.sum() / 5)
+        network = fedhet.load_model(done, name, model=model, data=pool)
+        right = network(torch.from_numpy(INPUTS)).argmax(1).numpy() == LABELS
+        assert (new.scores[name][name].count, new.value(name, name)) == (rows.sum(), pytest.approx(right[rows].mean()))
+        values = [everywhere.value(name, client) for client in everywhere.clients]
+        assert values == pytest.approx([right.mean()] * 3)

@@ -1,9 +1,11 @@
 """Methods of scikit-learn on each client's own examples: the same predictions as scikit-learn's by hand."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
@@ -11,6 +13,7 @@ from sklearn.semi_supervised import LabelSpreading
 
 import fedhet
 from fedhet.config import configuration
+from fedhet.methods import registry
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo
 
@@ -32,7 +35,7 @@ def by_hand(method: str, train: np.ndarray, labels: np.ndarray, public: np.ndarr
     if method == "logistic-regression":
         return LogisticRegression(max_iter=1000).fit(train, labels)
     if method == "gradient-boosting":
-        return HistGradientBoostingClassifier(random_state=0).fit(train, labels)
+        return HistGradientBoostingClassifier(min_samples_leaf=3, random_state=0).fit(train, labels)
     known = np.concatenate([labels, np.full(len(public), -1)])
     return LabelSpreading(kernel="knn", n_neighbors=7, max_iter=200).fit(np.concatenate([train, public]), known)
 
@@ -55,6 +58,13 @@ def test_accuracy_of_scikit_learn(method: str, tmp_path: Path) -> None:
     assert done.summary["personal_accuracy"]["weighted"] == pytest.approx(right / examples)
     assert done.summary["work"]["steps"] == 0
     assert done.summary["bytes_up"] == 0
+
+
+def test_boosting_learns_from_few_examples() -> None:
+    inputs, labels = load_breast_cancer(return_X_y=True)
+    side = registry.client_side("gradient-boosting")
+    predicted = side.fitted(Mock(), inputs[15:38], labels[15:38]).predict(inputs[100:])
+    assert (predicted == labels[100:]).mean() > 0.8
 
 
 def test_client_with_one_class(tmp_path: Path) -> None:
