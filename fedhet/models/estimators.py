@@ -110,7 +110,7 @@ class Estimator(nn.Module):
         """Return the outputs (n, outputs) for inputs (n, ...), or (n, 1) for a logit."""
         width = 1 if self.meaning == "logit" else self.outputs
         if self._fitted is None:
-            return torch.zeros(len(inputs), width, device=inputs.device)
+            return torch.zeros(len(inputs), width, dtype=torch.float32, device=inputs.device)
         if self.meaning == "numbers":
             predicted = np.asarray(self._fitted.predict(flat(inputs)), dtype=np.float32)
             return torch.from_numpy(predicted.reshape(len(inputs), width)).to(inputs.device)
@@ -154,7 +154,7 @@ def log_probabilities(estimator: Any, inputs: Tensor, classes: int) -> Tensor:
         values = torch.from_numpy(np.asarray(estimator.predict(features))[:, None] == estimator.classes_)
     values = values.to(inputs.device, torch.float32)
     values = torch.where(values.isfinite(), values, 1 / len(columns))
-    probabilities = torch.full((len(inputs), classes), LEAST, device=inputs.device)
+    probabilities = torch.full((len(inputs), classes), LEAST, dtype=torch.float32, device=inputs.device)
     probabilities[:, columns] = values.clamp_min(LEAST)
     return probabilities.log()
 
