@@ -276,7 +276,8 @@ class Term:
     """A loss term as a pure function `function(step, **constants)`, which can be computed for several clients at once.
 
     Args:
-        function: a module-level function that reads nothing but the step and `constants`.
+        function: a module-level function that reads nothing but the step and `constants`. One that changes constants,
+            such as a second network that follows the first, is not `weighted`, so that it is computed alone.
         draw: function of a step's number and number of examples that returns more keyword arguments of `function`,
             such as randomly drawn examples, or None to leave the term out of the step.
         captures: values to capture inside the network in each step, by their names in `Step.captured`.
