@@ -357,7 +357,8 @@ class Handshake:
             apart = kind == CLASSES and run.traits.averages_model and run.traits.networks == "any"
             if not apart or not all(alike(kind, names, names_in(each.names).get(kind, ())) for each in others):
                 whose = unlike(f"the client's {kind}", names, chosen)
-                raise FedhetError(f"{whose}: give all clients the same {kind}")
+                lists = ", also those of which a client has no example" if {*names} < {*chosen} else ""
+                raise FedhetError(f"{whose}: give all clients the same {kind}{lists}")
 
     def _public_dataset(self, reply: Reply) -> tuple[str, int]:
         """Return digest and size of the server's public dataset, else the client's; raise a FedhetError without one."""

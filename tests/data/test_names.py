@@ -370,3 +370,21 @@ def test_other_classes_are_refused_if_their_numbers_are_shared(tmp_path, method,
         "the client's classes are ant, bee, dog, but the others' are ant, bee, cat: give all clients the same classes"
     )
     assert reasons == ({message} if refused else set())
+
+
+def test_a_client_without_a_class_lists_it_nevertheless(tmp_path):
+    """The advice in the refusal of a shorter list of classes."""
+    inputs = torch.arange(24.0).sin().view(8, 3)
+    whole = ["a", "b", "c"]
+
+    def data(client, last):
+        labels = ["b", "c"] * 4 if client.partition_id == 2 else ["a", "b", "c", "a"] * 2
+        part = inputs, pd.Series(pd.Categorical(labels, categories=last if client.partition_id == 2 else whole))
+        return part, part
+
+    settings = {"rounds": 1, "test-on": "local"}
+    _, done = run(tmp_path / "short", "fedavg", lambda client: data(client, ["b", "c"]), **settings)
+    (reason,) = {failure["reason"] for row in done.history for failure in row["failures"]}
+    assert reason.endswith("give all clients the same classes, also those of which a client has no example")
+    _, done = run(tmp_path / "whole", "fedavg", lambda client: data(client, whole), **settings)
+    assert [row["failures"] for row in done.history] == [[]] * len(done.history)
