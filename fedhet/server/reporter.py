@@ -57,7 +57,8 @@ class Reporter:
         run = self.run
         about = run.method.name, run.traits, run.state, run.metric, run.own_data, tuple(run.devices), run.config.test_on
         classes = {client: run.classes[client] for client in in_order(run.classes)}
-        return RunInfo(*about, run.privacy.spent() if run.privacy else {}, (*run.told,), classes)
+        told = tuple(f"{named(clients)}: {line}" if clients else line for line, clients in run.told.items())
+        return RunInfo(*about, run.privacy.spent() if run.privacy else {}, told, classes)
 
     @contextmanager
     def recording(self, grid: Grid, *, lines: bool) -> Iterator[None]:

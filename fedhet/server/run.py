@@ -95,7 +95,7 @@ class Run:
         clients: the name of each admitted client by the id of its node; nodes that have left are included.
         flower_options: arguments of Flower's `FedAvg` that are not configuration keys, such as `min_train_nodes`.
         train_config, evaluate_config: entries for the clients' own functions and mods, which are sent unchanged.
-        told: texts of the warnings logged so far, in order.
+        told: texts of the warnings logged so far, in order, each with the clients that it is about.
         noise: noise multiplier of each client's `LocalDpMod` (Flower's local differential privacy); 0 without it.
         private_wrapper: the Flower strategy for differential privacy around the strategy, if any.
         privacy: record of the privacy budget spent; None without Flower's differential privacy.
@@ -117,7 +117,7 @@ class Run:
     flower_options: FlowerOptions = field(default_factory=FlowerOptions)
     train_config: dict[str, Any] = field(default_factory=dict)
     evaluate_config: dict[str, Any] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
+    told: dict[str, list[str]] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
     private_wrapper: PrivateWrapper | None = None
     privacy: PrivacyLedger | None = None
@@ -207,8 +207,10 @@ class Run:
 
     def warn_once(self, line: str, clients: Sequence[str] = ()) -> None:
         """Log the warning `line`, after the names of `clients` (if any), unless it was logged before in the run."""
-        if line not in self.told:
-            self.told.append(line)
+        known = line in self.told
+        about = self.told.setdefault(line, [])
+        about += [client for client in clients if client not in about]
+        if not known:
             log.warning("%s%s", f"{named(clients)}: " if clients else "", line)
 
     def network_like(self, client: str, *, adapted: bool = False) -> nn.Module:

@@ -277,7 +277,7 @@ def test_clients_in_another_order_give_the_same_networks(tmp_path, method, table
         for scores in ("personal_accuracy", "common"):
             assert other.summary[scores] == done.summary[scores]
         kind = "columns" if table else CLASSES
-        said = f"its {kind} (cat, ant, bee) are put in the server's order: ant, bee, cat"
+        said = f"client {place}: its {kind} (cat, ant, bee) are put in the server's order: ant, bee, cat"
         assert said in other.summary["warnings"]
         assert other.summary["names"][kind] == [*ORDERS[0]]
 

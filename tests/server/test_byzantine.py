@@ -139,7 +139,7 @@ def test_a_name_belongs_to_the_node_that_had_it_first(monkeypatch):
     assert admitted(0, 1, 2) == {"0": 2, "0 (2)": 0, "1": 1}
     assert admitted(3) == {"1": 3}
     assert admitted(1, 3) == {"1": 1, "1 (2)": 3}
-    assert "node 103 takes part as client 1 (2), since another node has the name 1: each" in strategy.run.told[-1]
+    assert "node 103 takes part as client 1 (2), since another node has the name 1: each" in [*strategy.run.told][-1]
     strategy.federation.nodes = {"x" * 200: 4}
     with pytest.raises(FedhetError, match="two nodes have the name x{200}: give"):
         strategy.federation.name_for(5, "x" * 200)
