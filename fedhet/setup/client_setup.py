@@ -158,7 +158,9 @@ def share_of(pool: Pooled, client: ClientInfo) -> ClientData:
     if public is not None and public.labels is not None:
         public = replace(PublicDataset.of(public.inputs, public.labels), names=pool.names)
     train, test = dataset.train.subset(part.train), dataset.test.subset(part.test)
-    return ClientData(train, test, public, dataset.test, split.validation, names=pool.names)
+    # Test examples of others, which may be unusable, are read only if they count.
+    common = dataset.test if client.config.test_on != "local" else None
+    return ClientData(train, test, public, common, split.validation, names=pool.names)
 
 
 def pooled_dataset(pool: Pooled, config: Config) -> DataSet:

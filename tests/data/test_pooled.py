@@ -11,6 +11,7 @@ import fedhet
 from fedhet import data
 from fedhet.data.pooled import as_pooled
 from fedhet.errors import ConfigError, DataError
+from fedhet.results.history import read_clients
 from fedhet.results.report import write_report
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.setup.user_functions import UserFunctions
@@ -236,3 +237,12 @@ def test_all_new_examples_are_evaluated(tmp_path):
         assert (new.scores[name][name].count, new.value(name, name)) == (rows.sum(), pytest.approx(right[rows].mean()))
         values = [everywhere.value(name, client) for client in everywhere.clients]
         assert values == pytest.approx([right.mean()] * 3)
+
+
+def test_missing_values_of_a_client_are_refused_there_only(tmp_path):
+    frame = FRAME.copy()
+    frame.loc[frame["hospital"] == "south", "age"] = np.nan
+    settings = {"method": "fedavg", "rounds": 1, "report": False}
+    done = fedhet.run(settings, model=lambda: nn.Linear(4, 3), data=fedhet.by_column(frame, "hospital"), out=tmp_path)
+    assert {failure["client"] for row in done.history for failure in row["failures"]} == {"south"}
+    assert {row.client for row in read_clients(tmp_path)} == {"12", "north"}
