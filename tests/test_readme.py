@@ -295,7 +295,7 @@ def commands(text: str) -> list[str]:
     blocks = blocks.replace("&& ", "\n").replace("\\\n", "")
     inline = [" ".join(found.split()) for found in re.findall(r"`(fedhet\s(?:run|compare)\s[^`]+)`", text)]
     found = [line.split("  #")[0].strip() for line in blocks.splitlines() if line.startswith("fedhet ")]
-    left_out = {"fedhet --install-completion", "fedhet run runs/try/config.toml"}
+    left_out = {"fedhet --install-completion", "fedhet run runs/try/config.toml", "fedhet run --again runs/try"}
     elsewhere = "fedhet node ", "fedhet results "  # which need a node or a SuperLink
     return sorted(line for line in {*found, *inline} - left_out if not line.startswith(elsewhere))
 

@@ -238,7 +238,11 @@ def test_parameters_of_a_users_functions():
         ({"data": lambda num_partitions, path="": path}, ConfigError, r"\(path\) is the client"),
         ({"model": lambda cid=0, width=16: Net()}, ConfigError, r"model .* its arguments \(cid\) is the client"),
         ({"model": lambda context: Net()}, ConfigError, r"its arguments \(context\) is the client"),
-        ({"model": 3}, ConfigError, "must be a network, a class of networks or a function of a client, not a int"),
+        (
+            {"model": 3},
+            ConfigError,
+            "must be a network, an estimator, a class of networks or a function of a client, not a int",
+        ),
         ({"data": [1, 2]}, DataError, "function of a client, or examples to split .*: a list is no pair"),
         ({"model": Net, "engine": "ray"}, ConfigError, "engine = 'ray' cannot use a model or data passed in Python"),
     ],

@@ -187,7 +187,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a budget without a unit": (lambda: fedhet.recommend(budget="x"), "budget = x: write a number above 0"),
     "a preset that is none": (lambda: fedhet.run("nosuch/preset"), "unknown method or preset 'nosuch/preset'"),
     "resnet18": (lambda: fedhet.run({"architectures": "resnet18"}), "torchvision/resnet18 is torchvision's"),
-    "a model that is a name": (lambda: run("mlp"), "model must be a network, a class of networks"),
+    "a model that is a name": (lambda: run("mlp"), "model must be a network, an estimator, a class of networks"),
     "labels beyond outputs": (lambda: run(data=many), "its network has 2 outputs, for classes 0 to 1"),
     "a tuple without a tensor": (lambda: run(lambda client: Strange(4, 2)), "Strange returned a tuple: a network must"),
     "data alone": (lambda: run(None), "inputs, float32 of shape (8, 4): the configured architectures fit only"),
@@ -430,7 +430,10 @@ def test_a_comparison_tells_its_runs_warnings(tmp_path: Path, monkeypatch: pytes
     network = nn.Sequential(nn.Linear(4, 2), nn.Softmax(1))
     done = fedhet.compare(["fedavg", "local"], settings, seeds=[0, 1], model=network, data=data, out=tmp_path / "out")
     page = (done.folder / "comparison.md").read_text()
-    assert page.count("fedavg, local: the client's Sequential returns probabilities, but the loss of") == 1
+    assert (
+        page.count("fedavg, local: 2 clients (0, 1): the client's Sequential returns probabilities, but the loss of")
+        == 1
+    )
 
 
 def test_a_full_disk_ends_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

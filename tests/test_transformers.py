@@ -52,7 +52,7 @@ SETTINGS = {
     "inclusivefl": {"inclusivefl.depths": "2,1"},
     "lora": {"lora.ranks": "4,2"},
 }
-CLASSICAL = ("nearest-neighbour", "logistic-regression", "label-spreading")
+CLASSICAL = ("nearest-neighbour", "logistic-regression", "label-spreading", "gradient-boosting")
 REFUSED = {
     ("bert", "fedharm"): "fedharm.blocks = .*BertForSequenceClassification has 1 stages",
     ("llama", "fedharm"): "fedharm.blocks = .*LlamaForSequenceClassification has 1 stages",

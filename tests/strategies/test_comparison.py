@@ -18,7 +18,8 @@ OF_METHOD = SMALL | {
 
 # FedMA trains less and less of a network, FENS on a part of the examples, and some train no network. The servers of
 # FedCA and FedCon train networks, which `federate` does not give them.
-OTHERS = {"fedma", "fens", "fedca", "fedcon", "nearest-neighbour", "logistic-regression", "label-spreading"}
+CLASSICAL = {"nearest-neighbour", "logistic-regression", "label-spreading", "gradient-boosting"}
+OTHERS = {"fedma", "fens", "fedca", "fedcon", *CLASSICAL}
 
 
 @pytest.mark.parametrize("method", sorted(set(registry.own_methods()) - OTHERS))

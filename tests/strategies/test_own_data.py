@@ -135,7 +135,8 @@ def test_own_data_have_their_own_name(run):
     done = run("fedhenn")
     settings = read(done.folder / "config.toml", ("model", "data"))
     assert done.folder.name.startswith("fedhenn-own-")
-    assert (done.summary["dataset"], settings["dataset"], settings["partition"]) == ("own", "own", "iid")
+    assert (done.summary["dataset"], settings["dataset"]) == ("own", "own")
+    assert "partition" not in settings, "the data function is the split"
     assert read_run(done.folder).title == "fedhenn on own data"
     for data in (None, without_common):
         with pytest.raises(ConfigError, match=r"your own model: .*model=my_model, data=my_data"):
