@@ -44,6 +44,8 @@ def commands() -> list[str]:
 def shortened(command: str) -> list[str]:
     """A command's words at one round, two where it goes on with a run, with two seeds and two values of a tuned key."""
     words = shlex.split(command)[1:]
+    if "--again" in words:  # as it was
+        return words
     if words[0] == "recommend":
         words += ["--methods", "fedhenn", *([] if "--budget" in words else ["--budget", ""])]
         words += (

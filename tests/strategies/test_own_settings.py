@@ -16,7 +16,7 @@ from fedhet.methods import registry
 BELOW = 0.15
 """How much less accurate than `local` a method may be."""
 
-MORE_BELOW = {"flha-ghn": 0.25, "fedcon": 0.25}
+MORE_BELOW = {"flha-ghn": 0.25, "fedcon": 0.25, "gradient-boosting": 0.25}
 """FLHA-GHN's tiles, which hide the layers' types from the server, overfit 40 examples a client; `share = own` does not.
 FedCon's clients use no labels."""
 
