@@ -308,7 +308,7 @@ def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str =
     rng = numpy_generator(seed, "test part", client) if client else numpy_generator(seed, "test set")
     of_both = {name: np.concatenate(owners) for name, owners in owned.items()}
     rows = _candidates(both, all_labelled)
-    train, test = _drawn(both.labels, rows, _size(rows, share) or len(data.test), rng, of_both.get("together"))
+    train, test = _drawn(both.labels, rows, size_of_part(rows, share) or len(data.test), rng, of_both.get("together"))
     drawn: dict[str, Any] = {name: Owners(owners[train], owners[test]) for name, owners in of_both.items()}
     return replace(data, train=both.subset(train), test=both.subset(test), **drawn)
 
@@ -317,7 +317,8 @@ def _candidates(examples: Examples, all_labelled: bool) -> Indices:
     return np.arange(len(examples)) if all_labelled else examples.labelled.numpy()
 
 
-def _size(rows: Indices, share: float) -> int:
+def size_of_part(rows: Indices, share: float) -> int:
+    """Return the number of examples in a part with a `share` of `rows`: at least one in and one outside; 0 for 0."""
     return min(max(1, round(share * len(rows))), len(rows) - 1) if share else 0
 
 
@@ -364,7 +365,7 @@ def with_validation(
         # If there are fewer examples than classes, chance decides which classes get one, not their numbers.
         known, numbers = np.unique(classes.cpu().numpy(), return_inverse=True)
         classes = torch.from_numpy(rng.permutation(len(known))[numbers])
-    rest, chosen = _drawn(classes, rows, _size(rows, share), rng, owners)
+    rest, chosen = _drawn(classes, rows, size_of_part(rows, share), rng, owners)
     if not len(rest):
         return data
     return replace(data, train=data.train.subset(rest), validation=data.train.subset(chosen))

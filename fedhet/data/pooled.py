@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from fedhet.data.examples import DataSet, Examples, Indices, Owners
 from fedhet.data.names import CLASSES, COLUMNS, Names, names_of, numbered
 from fedhet.data.own import aligned, examples_of
-from fedhet.data.partitions import proportional_sample, with_drawn_test_set
+from fedhet.data.partitions import proportional_sample, size_of_part, with_drawn_test_set
 from fedhet.data.reading import LABELS
 from fedhet.errors import DataError
 from fedhet.tasks import Task
@@ -72,7 +72,7 @@ def _dataset(pool: Pooled, seed: int | None, share: float) -> DataSet:
         raise DataError("data has no labels, so no test examples can be drawn: pass a dict of train and labelled test")
     for owner in range(int(owners.max()) + 1):
         rows = labelled[owners[labelled] == owner]
-        size = min(max(1, round((share or TEST_SHARE) * len(rows))), len(rows) - 1)
+        size = size_of_part(rows, share or TEST_SHARE)
         tested[rows[proportional_sample(labels[rows], size, rng)]] = True
     groups = None if pool.owners is None else Owners(owners[~tested], owners[tested])
     train, test = (pool.train.subset(np.flatnonzero(part)) for part in (~tested, tested))

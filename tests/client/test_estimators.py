@@ -6,9 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier, RandomForestRegressor
@@ -31,6 +28,7 @@ from fedhet.setup.user_functions import UserFunctions
 from fedhet.testing import Run
 from fedhet.utils.files import read_tensors
 from fedhet.utils.randomness import derive_seed
+from tests.simulations import run_on_ray
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -210,13 +208,5 @@ def test_on_ray(tmp_path):
     settings = {"preset": "own", **FEDMD, "clients": 3}
     fedhet.run(settings, model=model, data=DATA, out=tmp_path / "local")
     config = configuration.resolve(settings, supplied={"model", "data"})
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        place = tmp_path / "ray"
-        serve(config.replace(state_dir=str(place / "state")), grid, place, engine="ray")
-
-    client_app = fedhet.make_client_app(model=model, data=DATA)
-    run_simulation(app, client_app, 3, backend_config={"client_resources": {"num_cpus": 1}})
+    run_on_ray(tmp_path / "ray", config, model=model, data=DATA)
     assert Run(tmp_path / "ray").rows == Run(tmp_path / "local").rows

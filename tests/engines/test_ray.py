@@ -13,9 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -25,9 +22,9 @@ from fedhet.config.toml import to_toml
 from fedhet.engines.running import RunResult
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import read_clients, read_history
-from fedhet.server.app import serve
 from fedhet.testing import Run
 from tests.engines.test_flower import ROOT, settings_of
+from tests.simulations import run_on_ray
 
 
 @pytest.mark.slow
@@ -71,15 +68,7 @@ def test_data_of_all_clients_are_split_alike_on_ray(tmp_path: Path) -> None:
     one_by_one = settings | {"client-batching": "off"}
     fedhet.run(one_by_one, model=partial(nn.Linear, 64, 10), data=data, out=tmp_path / "local")
     config = configuration.resolve(settings, supplied={"model", "data"})
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        place = tmp_path / "ray"
-        serve(config.replace(state_dir=str(place / "state")), grid, place, engine="ray")
-
-    client_app = fedhet.make_client_app(model=partial(nn.Linear, 64, 10), data=data)
-    run_simulation(app, client_app, 3, backend_config={"client_resources": {"num_cpus": 1}})
+    run_on_ray(tmp_path / "ray", config, model=partial(nn.Linear, 64, 10), data=data)
     assert Run(tmp_path / "ray").rows == Run(tmp_path / "local").rows
     assert Run(tmp_path / "ray").models == Run(tmp_path / "local").models
 

@@ -16,9 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 from hypothesis import assume
 from hypothesis import strategies as st
 from torch import nn
@@ -28,7 +25,6 @@ from fedhet.config import configuration
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
 from fedhet.results.observers import Observer, RoundReport, RunInfo
-from fedhet.server.app import serve
 from fedhet.setup.user_functions import UserFunctions
 from tests.relations import outcomes
 from tests.relations.outcomes import Outcome, close, equal, new, run
@@ -43,6 +39,7 @@ from tests.relations.programs import (
     at,
     everywhere,
 )
+from tests.simulations import run_on_ray
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Check = Callable[[Draw, Program, Path], None]
@@ -342,20 +339,13 @@ def two_workers(draw: Draw, program: Program, folder: Path) -> None:
 @relation(slow=True, clients=2, form=tuple(form for form in FORMS if form != "files"))
 def on_ray(draw: Draw, program: Program, folder: Path) -> None:
     """Flower's simulation on Ray gives the same bytes."""
-    first, out = complete(program, folder), new(folder)
+    alone = program.having(client_batching="off")  # on Ray, clients are trained one by one
+    first, out = complete(alone, folder), new(folder)
     functions = UserFunctions(**program.arguments())
     supplied = functions.words.keys()
     settings = configuration.settings_of(program.all_settings, supplied)
     config = functions.adapted(configuration.resolve(settings, supplied=supplied))
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        public = functions.public_dataset(config)
-        serve(config.replace(state_dir=str(out / "state")), grid, out, engine="ray", public=public)
-
-    client_app = fedhet.make_client_app(**program.arguments())
-    run_simulation(app, client_app, program.clients, backend_config={"client_resources": {"num_cpus": 1}})
+    run_on_ray(out, config, functions.public_dataset(config), **program.arguments())
     equal(first, outcomes.read(out))
 
 
