@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -165,9 +166,11 @@ def remove_old(base: Path, days: float, others: Iterable[Path] = ()) -> list[Pat
     for path in sorted([*base.glob("public/*.safetensors"), *ours]):
         if not path.resolve().is_relative_to(root):  # behind a link to another place
             continue
-        files = [path, *path.rglob("*")]
-        if max((each.stat().st_mtime for each in files if each.is_file()), default=0) < oldest:
-            removed.append(path)
+        files = [each for each in (path, *path.rglob("*")) if each.is_file()]
+        # A run without files has just begun in another process, which may also replace files meanwhile.
+        with suppress(FileNotFoundError):
+            if max(each.stat().st_mtime for each in files or [path]) < oldest:
+                removed.append(path)
     removed += [path for path in others if path.exists() and not path.is_symlink()]
     for path in removed:
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -177,6 +177,13 @@ def test_removal_of_old_runs(federate, home):
     assert state.remove_old(base, 1) == []
 
 
+def test_a_run_that_has_just_begun_in_another_process_stays(tmp_path):
+    (tmp_path / "run" / "beginning" / "digests").mkdir(parents=True)
+    assert state.remove_old(tmp_path, 1) == []
+    os.utime(tmp_path / "run", (0, 0))
+    assert state.remove_old(tmp_path, 1) == [tmp_path / "run"]
+
+
 def test_removal_does_not_follow_links(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
