@@ -258,7 +258,8 @@ def test_statistics_of_frozen_parts(norm):
     model(examples_of().inputs)
     before = copy(model)
     run(model, Phase(1, Optimisation(0.1), trains=lambda name: name.startswith("head.")))
-    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    # InstanceNorm of torch 2.7 rounds its statistics even in evaluation mode.
+    changed = {name for name, tensor in model.state_dict().items() if not tensor.allclose(before[name])}
     assert {name.partition(".")[0] for name in changed} == {"head"}
     assert "head.1.running_mean" in changed
     run(model, Phase(1, Optimisation(0.1), trains=lambda name: name.startswith("body.")))
