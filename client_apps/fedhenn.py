@@ -127,7 +127,7 @@ def contrast(features: Tensor, target: Tensor, temperature: float) -> Tensor:
 
     The positive of an example is the same example at the peer, and its negatives are the peer's other examples.
     """
-    own = F.normalize(features.to(target.dtype))
-    peers = F.normalize(target.unflatten(1, (-1, own.shape[1])), dim=2)
-    similarities = torch.einsum("kd,lmd->kml", own, peers) / temperature
+    z = F.normalize(features.to(target.dtype))
+    peers = F.normalize(target.unflatten(1, (-1, z.shape[1])), dim=2)
+    similarities = torch.einsum("kd,lmd->kml", z, peers) / temperature
     return -similarities.log_softmax(2).diagonal(dim1=0, dim2=2).mean()

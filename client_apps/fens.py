@@ -56,8 +56,8 @@ class FENS(ClientSide[Keys]):
             except ModelError:  # Networks of the clients' own are equal.
                 return deepcopy(self.client.model)
 
-        found = without_memory(network).state_dict()
-        fits = {key: tensor.shape for key, tensor in found.items()} == shapes
+        state = without_memory(network).state_dict()
+        fits = {key: tensor.shape for key, tensor in state.items()} == shapes
         return network() if fits else Silent(outputs)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:

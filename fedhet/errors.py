@@ -56,15 +56,15 @@ class UserCodeError(DataError, ModelError):
     @classmethod
     def of(cls, error: BaseException, doing: str, after: str = "") -> "UserCodeError":
         """Create the error from a user's exception, with a message such as `{doing} raised KeyError: 1{after}`."""
-        own = _users(error)
-        where = f" ({Path(own.filename).name}, line {own.lineno})" if own else ""
+        frames = _users(error)
+        where = f" ({Path(frames.filename).name}, line {frames.lineno})" if frames else ""
         return cls(f"{doing} raised {type(error).__name__}: {error}{where}{after}")
 
     @classmethod
     def within(cls, error: Exception) -> Exception:
         """Return a UserCodeError for an exception that the user's code raised, and any other exception unchanged."""
-        own = None if isinstance(error, FedhetError | OSError) else _users(error)
-        return cls.of(error, f"the client's {own.name}") if own else error
+        frames = None if isinstance(error, FedhetError | OSError) else _users(error)
+        return cls.of(error, f"the client's {frames.name}") if frames else error
 
 
 def _users(error: BaseException) -> traceback.FrameSummary | None:

@@ -381,8 +381,8 @@ def _again(folder: Path, changes: dict[str, Any]) -> None:
     place = expanded(changes.pop("out", folder.with_name(f"{folder.resolve().name}-again")))
     new = import_module("fedhet.server.run").numbered(place, Path.exists)
     _run(repeating.config_of(folder, changes), folder=new)
-    if found := repeating.difference(folder, new):
-        _stop(f"{new} differs from {folder}: {found}", FAILED)
+    if difference := repeating.difference(folder, new):
+        _stop(f"{new} differs from {folder}: {difference}", FAILED)
     typer.echo(printable(f"{new} and {folder} have the same bytes: history without times, models and checkpoints"))
 
 

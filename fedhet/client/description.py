@@ -44,12 +44,12 @@ def describe(job: Job) -> Arrays:
         mean += change * len(values) / count
         low, high = min(low, float(values.min())), max(high, float(values.max()))
     others = len(data.train) - missing
-    told = all(number == 0 or number >= policy.least for number in (missing, others))
+    disclosed = all(number == 0 or number >= policy.least for number in (missing, others))
     validation = len(data.validation) if data.validation else 0
     std = math.sqrt(squares / count) if count else 0.0
     # The number of values tells how many are missing.
     numbers: list[float] = [len(data.train), validation, len(data.test)]
-    numbers += [missing, count] if told else [-1, entries]
+    numbers += [missing, count] if disclosed else [-1, entries]
     numbers += [policy.rounded(mean), policy.rounded(std)]
     arrays = {"numbers": torch.tensor(numbers, dtype=torch.float64), "shape": torch.tensor(shape, dtype=torch.int64)}
     if policy.least == 1 and count:

@@ -67,8 +67,8 @@ def fit_to_data(model: Estimator, data: ClientData, task: Task) -> None:
     model.meaning = "numbers" if data.train.labels.is_floating_point() else "classes"
     model.outputs = data.train.labels.shape[-1]
     if model.meaning == "classes":
-        known = data.dataset.classes if data.dataset else len(data.names.get("classes", ()))
-        model.outputs = max(known, 2, *(int(part.max()) + 1 for part in labels))
+        classes = data.dataset.classes if data.dataset else len(data.names.get("classes", ()))
+        model.outputs = max(classes, 2, *(int(part.max()) + 1 for part in labels))
         model.meaning = "logit" if task.name == "binary" else "classes"
 
 

@@ -109,8 +109,8 @@ class Guarded(ClientApp):
 
 
 def _metrics(record: MetricRecord, policy: Policy) -> MetricRecord:
-    told = MetricRecord({COUNT: record[COUNT]})
+    counts = MetricRecord({COUNT: record[COUNT]})
     for name, value in record.items():
         if name != COUNT and policy.tells_metrics:
-            told[name] = [*map(policy.rounded, value)] if isinstance(value, list) else policy.rounded(value)
-    return told
+            counts[name] = [*map(policy.rounded, value)] if isinstance(value, list) else policy.rounded(value)
+    return counts

@@ -269,14 +269,14 @@ def check_unchanged(job: Job) -> None:
 
 
 def _digests_of_examples(job: Job) -> dict[str, str]:
-    found = dict[str, str]()
+    digests = dict[str, str]()
     for name, words in PARTS.items():
         part: Examples | None = getattr(job.client.data, name)
         if part is not None:
             first = partial(part.inputs.__getitem__, slice(ROWS))
             rows = _repeatable(job, f"reading its {words}", first) if len(part) else []
-            found[words] = digest(len(part), part.labels, *rows)
-    return found
+            digests[words] = digest(len(part), part.labels, *rows)
+    return digests
 
 
 def _digests(job: Job) -> dict[str, str]:
@@ -289,15 +289,15 @@ def _digests(job: Job) -> dict[str, str]:
         network = str([(name, type(module)) for name, module in client.model.named_modules()])
     else:
         network = f"{client.model} {[(name, each.dtype, each.shape, each.requires_grad) for name, each in arrays]}"
-    found = {
+    digests = {
         "task": digest(_task(job)),
         "network": digest(network, config.head),
         "augmentation": digest(client.own_data and client.augment is not None, *augmented),
         "settings": digest(config.local_epochs, config.learning_rate, config.batch_size, client.data.batch_size),
     }
     if (public := client.data.public) is not None and job.side.traits.public != "none":
-        found["public dataset"] = public.digest
-    return found
+        digests["public dataset"] = public.digest
+    return digests
 
 
 def _repeatable(job: Job, doing: str, read: Callable[[], Tensor]) -> list[Tensor]:

@@ -206,11 +206,11 @@ class Policy:
         for group, arrays in reply.payload.arrays.items():
             for name, array in arrays.items():
                 bytes_of[_kind_of(group, name, side)] += array.nbytes
-        told = {side.traits.sends.get(name, STRUCTURE) for name in reply.payload.values}
+        kinds = {side.traits.sends.get(name, STRUCTURE) for name in reply.payload.values}
         if reply.measured or reply.further or reply.evaluated or reply.train_loss is not None:
-            told.add(METRICS)
+            kinds.add(METRICS)
         return dict(sorted(bytes_of.items())) | dict.fromkeys(
-            [*sorted(told - bytes_of.keys()), "numbers of examples"], 0
+            [*sorted(kinds - bytes_of.keys()), "numbers of examples"], 0
         )
 
     def check_metrics(self, task: Task) -> None:

@@ -227,9 +227,9 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
             ) from None
         raise
     simulated = name.isdecimal() and int(name) < config.clients
-    known = simulated or name in {row.client for row in read_clients(folder)}
-    if path.stem == GLOBAL and not (known and traits.whole):
-        reason = f"no model of client {name}" if known else f"no client {name}"
+    took_part = simulated or name in {row.client for row in read_clients(folder)}
+    if path.stem == GLOBAL and not (took_part and traits.whole):
+        reason = f"no model of client {name}" if took_part else f"no client {name}"
         raise ConfigError(f"the run in {folder} has {reason}: give a name from its clients.csv")
     with seeded(config.seed, "loading", name):
         network = client_setup.network_of(info, function)
@@ -287,20 +287,20 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
     The second dict has tensors of the file that are not the network's (see `BESIDE`).
     """
     folder = folder / "models" if (folder / "models").is_dir() else folder
-    own, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
+    personal, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
     if owner == "all" and not common.is_file():
         raise ConfigError(
             f"{folder} has no {common.name}, but the method starts all clients from one network: set shared-init = "
             "false, so that each client starts from its own model"
         )
-    path = common if owner == "all" or not os.path.isfile(own) else own  # a name may be too long for a file
+    path = common if owner == "all" or not os.path.isfile(personal) else personal  # a name may be too long for a file
     if not path.is_file():
         there = ", ".join(sorted(unquote(each.stem) for each in folder.glob("*.safetensors"))) or "none"
         raise ConfigError(f"{folder} has no model of client {client} (there: {there}): give another run's directory")
-    mine = read_tensors(own) if path == common else {}  # running statistics that clients keep
+    mine = read_tensors(personal) if path == common else {}  # running statistics that clients keep
     tensors = {**(mine or {}), **(read_tensors(path) or {})}
     beside = {name: tensors.pop(name) for name in list(tensors) if name.startswith(BESIDE)}
-    return tensors, path, beside if path == own else {}
+    return tensors, path, beside if path == personal else {}
 
 
 def _partition(folder: Path, client: str, method: str) -> int | None:

@@ -168,12 +168,12 @@ class VariantResult:
                 mine[one.run.seed] = value
                 theirs[one.run.seed] = subtracted
                 counts.add(len(common))
-        if (found := paired_difference(mine, theirs)) is None:
+        if (difference := paired_difference(mine, theirs)) is None:
             return None
         settings = self.outcomes[0].files.settings
         wanted = settings["clients"] - settings["unseen-clients"]
         numbers = " to ".join(map(str, sorted({min(counts), max(counts)})))
-        return replace(found, over=f"{numbers} of {wanted}" if 0 < min(counts) < wanted else "")
+        return replace(difference, over=f"{numbers} of {wanted}" if 0 < min(counts) < wanted else "")
 
     def _by_seed(self, measure: str) -> dict[int, float]:
         return {each.run.seed: value for each in self.outcomes if (value := each.values[measure]) is not None}
@@ -182,25 +182,25 @@ class VariantResult:
 def differences(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, Difference]:
     """Return each variant's difference in personal accuracy to the baseline, by name, with Holm-corrected p-values."""
     pairs = {each.variant: each.difference(baseline, "personal_accuracy") for each in results if each is not baseline}
-    found = {variant: each for variant, each in pairs.items() if each is not None}
-    known = {variant: each.p for variant, each in found.items() if each.p is not None}
-    corrected = dict(zip(known, holm([*known.values()]), strict=True))
-    return {variant: replace(each, p=corrected.get(variant)) for variant, each in found.items()}
+    compared = {variant: each for variant, each in pairs.items() if each is not None}
+    p_values = {variant: each.p for variant, each in compared.items() if each.p is not None}
+    corrected = dict(zip(p_values, holm([*p_values.values()]), strict=True))
+    return {variant: replace(each, p=corrected.get(variant)) for variant, each in compared.items()}
 
 
 def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     """Return a sentence on which methods are significantly better or worse than the baseline, or an empty string."""
     other = "training alone" if any(is_local(each.files) for each in baseline.outcomes) else baseline.variant
-    known, different, same = differences(results, baseline), [], []
+    compared, different, same = differences(results, baseline), [], []
     scored = [each.variant for each in results if None not in (each.mean(PERSONAL), baseline.mean(PERSONAL))]
-    apart = [name for name in scored if name not in (*known, baseline.variant)]
+    apart = [name for name in scored if name not in (*compared, baseline.variant)]
     unlike = "".join(f" {name} and {baseline.variant} have no scores of the same clients." for name in apart)
-    if known and all(each.p is None for each in known.values()):
-        few = ", ".join(f"{name}{each.where}" for name, each in known.items() if each.over)
+    if compared and all(each.p is None for each in compared.values()):
+        few = ", ".join(f"{name}{each.where}" for name, each in compared.items() if each.over)
         said = f"Fewer than {FEWEST} seeds: no difference to {other} can be called significant"
         return f"{said}{few and f' ({few})'}.{unlike}"
     sign = baseline.direction
-    for name, each in sorted(known.items(), key=lambda item: -sign * item[1].mean):
+    for name, each in sorted(compared.items(), key=lambda item: -sign * item[1].mean):
         if each.p is None or each.low is None or each.high is None:
             continue
         if each.p >= 1 - CONFIDENCE:
@@ -210,7 +210,7 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
             words = "beats" if sign * each.mean > 0 else "is worse than"
             different.append(f"{name} {words} {other} by {abs(each.mean):.3f} [{low:.3f}, {high:.3f}]{each.where}")
     if same:
-        corrected = " after Holm's correction of p" if len(known) > 1 else ""
+        corrected = " after Holm's correction of p" if len(compared) > 1 else ""
         different.append(f"not significantly different from {other}{corrected}: {', '.join(same)}")
     return f"{'; '.join(different)}.{unlike}" if different else unlike.strip()
 

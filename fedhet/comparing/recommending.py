@@ -117,8 +117,8 @@ def recommend(
     most = parsed("max-bytes", max_bytes, _BYTES, "500KB") if max_bytes is not None else math.inf
     check_list("methods", methods, str, "['fedhenn', 'fedavg']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
-    known = [variant.method for variant in variants_of(methods)]  # an unknown one is refused before anything else
-    wanted = distinct([CONTROLS[0], *(known or FIRST), *CONTROLS, *(known or registry.methods())])
+    given = [variant.method for variant in variants_of(methods)]  # an unknown one is refused before anything else
+    wanted = distinct([CONTROLS[0], *(given or FIRST), *CONTROLS, *(given or registry.methods())])
     out, functions = expanded(out or Path("runs") / "recommend"), UserFunctions(model, data, task)
     base, execute = prepared(config, functions, out, jobs, console)
     execute = replace(execute, deadline=began + max(0.9 * seconds, seconds - 30))  # then the page is written
@@ -339,7 +339,7 @@ class _Search:
         seconds = [LONGER * min(FEWEST, len(seeds)) * _seconds(self.plan(name, SEED)) for name in best]
         fit = next((number for number in range(len(best), 2, -1) if sum(seconds[:number]) <= available), 2)
         self.refused |= dict.fromkeys(best[fit:], LATE)
-        _tell({name: why for name, why in self.refused.items() if name in self.choices}, "compared", self.execute)
+        _tell({name: reason for name, reason in self.refused.items() if name in self.choices}, "compared", self.execute)
         tried, needed = self.plan(best[0], SEED).settings, sum(seconds[:fit])
         rounds = tried.rounds
         if needed > available:  # the trials took longer than expected from the first round
@@ -357,7 +357,7 @@ class _Search:
             if LATE in problems.values() and runs:
                 break
             runs += [run for run in planned if problems.get(run.name) != LATE]
-            failed |= {name: why for name, why in problems.items() if why != LATE}
+            failed |= {name: reason for name, reason in problems.items() if reason != LATE}
         if not any(run.variant == "local" and run.name not in failed for run in runs):
             reasons = "\n".join(dict.fromkeys(failed.values())) or LATE
             raise FedhetError(
@@ -371,7 +371,9 @@ class _Search:
         results = measure(runs, failed)
         local = next(each for each in results if each.variant == "local")
         sign = self.direction
-        gains = {each.variant: sign * found.mean for each in results if (found := each.difference(local, SCORE))}
+        gains = {
+            each.variant: sign * difference.mean for each in results if (difference := each.difference(local, SCORE))
+        }
         ranked = sorted((each for each in results if each.variant in gains), key=lambda each: -gains[each.variant])
         controls = [each for each in ranked if each.variant in CONTROLS]
         federated, alone = next((each for each in ranked if each not in controls), None), controls[0]
@@ -418,9 +420,9 @@ def _seconds(run: PlannedRun) -> float:
 
 
 def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bool) -> str:
-    found = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
+    best = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
     if federated is None:
-        return f"No federated method was compared, so it is open whether one beats training alone: {found}."
+        return f"No federated method was compared, so it is open whether one beats training alone: {best}."
     said, difference = "Nothing clearly beats training alone here", federated.difference(alone, SCORE)
     if difference is None:
         return f"There is no verdict, since {federated.variant} and {alone.variant} have no scores of the same clients."
@@ -429,4 +431,4 @@ def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bo
     elif difference.low is None:
         said = "There are too few seeds for a verdict (the same command goes on with further seeds)"
     result = f"federated, {federated.variant}, {format_value(federated.mean(SCORE))}"
-    return f"{said}: {found}; {result}: {difference}{difference.where}."
+    return f"{said}: {best}; {result}: {difference}{difference.where}."

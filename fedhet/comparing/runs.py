@@ -54,7 +54,7 @@ def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()
     runs = list(runs)
     conflicts = grouped((problem, str(run.folder)) for run in runs if (problem := _conflict(run, functions)))
     if conflicts:
-        raise ConfigError("\n".join(f"{', '.join(folders)}: {why}" for why, folders in conflicts.items()))
+        raise ConfigError("\n".join(f"{', '.join(folders)}: {conflict}" for conflict, folders in conflicts.items()))
     firsts = {run.variant: run for run in reversed(runs)} if functions else {}
     if problems := [each for run in firsts.values() if (each := _another(run, functions))]:
         raise ConfigError("\n".join(problems))

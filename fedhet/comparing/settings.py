@@ -145,7 +145,7 @@ def shared_settings(
         return config_of(base, {"rounds": rounds_of[variant.name]}, settings, {"method": variant.method})
 
     def complete(resolved: Config, names: frozenset[str]) -> Config:
-        remarks = tuple((key, why) for key, why in resolved.remarks if key in names)  # and not what presets set
+        remarks = tuple((key, reason) for key, reason in resolved.remarks if key in names)  # and not what presets set
         origins = dict.fromkeys(names, origin)
         return functions.adapted(resolved.replace(origins=origins, remarks=remarks), strict=False)
 
@@ -198,13 +198,13 @@ def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str
     `completed` has the configurations by variant. Remarks on keys in `by_hand`, which the user set, omit the remedy.
     """
     remarks = grouped(
-        (why.partition(": ")[0] if key in by_hand else why, name)
+        (remark.partition(": ")[0] if key in by_hand else remark, name)
         for name, config in completed.items()
-        for key, why in config.remarks
+        for key, remark in config.remarks
         if "." not in key or key in config.specs()
     )
-    for why, names in remarks.items():
-        yield why if len(names) == len(completed) else f"{', '.join(names)}: {why}"
+    for remark, names in remarks.items():
+        yield remark if len(names) == len(completed) else f"{', '.join(names)}: {remark}"
 
 
 def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
@@ -215,8 +215,8 @@ def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
 def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in the method's preset for the data set of `base["preset"]`, by key; {} if there is none."""
     name = str(base.get("preset", "")).rpartition("/")[2]
-    own = name if name == OWN else f"{method.family}/{name}"
-    return _preset({**base, "preset": own}, method) if own in (OWN, *configuration.presets()) else {}
+    preset = name if name == OWN else f"{method.family}/{name}"
+    return _preset({**base, "preset": preset}, method) if preset in (OWN, *configuration.presets()) else {}
 
 
 def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,7 +277,9 @@ def _without_effect(
     """
     remarks = {name: dict(config.remarks) for name, config in completed.items()}
     for variant in variants:
-        yield from (f"{variant.name}: {why}" for key, why in remarks[variant.name].items() if key in variant.settings)
+        yield from (
+            f"{variant.name}: {remark}" for key, remark in remarks[variant.name].items() if key in variant.settings
+        )
     for key, value in {} if configuration.origin_of(chosen) == "run" else chosen.items():
         if key in SET_HERE and value != default_of(fields_of(Config)[key]):
             yield f"{key} has no effect here, since a comparison sets it for each run: leave it out"

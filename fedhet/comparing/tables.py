@@ -99,18 +99,18 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
                 values = [getattr(each, end, None) for each in of_all]
                 over = of_all[0].over if of_all[0] else ""
                 yield [result.variant, f"difference{name}", result.models, result.equalised, over, *values]
-    for variant, found in measures.differences(results, baseline).items():
-        if found.p is not None:
-            yield [variant, "p", "", "", found.over, found.p, *[None] * (len(measures.MEASURES) - 1)]
+    for variant, difference in measures.differences(results, baseline).items():
+        if difference.p is not None:
+            yield [variant, "p", "", "", difference.over, difference.p, *[None] * (len(measures.MEASURES) - 1)]
 
 
 def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[list[str]]]:
     """Return tables as rows of text: accuracies and differences to `baseline`, gains over local training, costs."""
-    found = measures.differences(results, baseline)
-    p_values = {variant: each.p for variant, each in found.items() if each.p is not None}
+    differences = measures.differences(results, baseline)
+    p_values = {variant: each.p for variant, each in differences.items() if each.p is not None}
     shown = {name: _HEADINGS.get(name, name.removesuffix("_accuracy")) for name in _shown(results)}
     gains = {name: text for name, text in _GAINS.items() if any(result.mean(name) is not None for result in results)}
-    fewer = any(each.over for each in found.values())
+    fewer = any(each.over for each in differences.values())
     further = [*["over clients"] * fewer, *["p"] * bool(p_values)]
     accuracies = [["method", "models", "seeds", *shown.values(), f"minus {baseline.variant}", *further]]
     changes = [["method", *(name.replace("_", " ") for name in gains)]]
@@ -119,7 +119,7 @@ def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -
         completed, wanted = len(result.outcomes), result.seeds_wanted
         seeds = str(completed) if completed == wanted else f"{completed} of {wanted}"
         scores = [_mean(name, "{:.3f} ± " + format_value(result.spread(name)), result) for name in shown]
-        difference = found.get(result.variant)
+        difference = differences.get(result.variant)
         over = "-" if difference is None else difference.over or "all"
         p = p_values.get(result.variant)
         p_value = "-" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"
@@ -141,8 +141,8 @@ def _mean(measure: str, text: str, result: VariantResult) -> str:
 def _shown(results: Sequence[VariantResult]) -> list[str]:
     personal, trained, overall, *others = measures.ACCURACIES
     after = any(each.mean(trained) not in (None, each.mean(personal)) for each in results)
-    known = [name for name in others if any(each.mean(name) is not None for each in results)]
-    return [personal, *[trained] * after, overall, *known]
+    measured = [name for name in others if any(each.mean(name) is not None for each in results)]
+    return [personal, *[trained] * after, overall, *measured]
 
 
 def notes_below(
@@ -168,12 +168,12 @@ def notes_below(
         notes.append("Common: on the common test set, of the global model or, without one, of the clients' models.")
     if "best_accuracy" in _shown(results):
         notes.append("Best: models of the round with the best validation metric (models/best), on test examples.")
-    if found := measures.differences(results, baseline):
-        few = {each.seeds for each in found.values() if each.low is None}
+    if differences := measures.differences(results, baseline):
+        few = {each.seeds for each in differences.values() if each.low is None}
         covers = f"{max(few)} here: too few seeds for an interval" if few else "with its 95% interval (Student's t)"
         paired = "paired over the seeds that both completed and, in each, over the clients that both scored"
         notes.append(f"Minus {baseline.variant}: difference of personal {metrics[0]}, {paired}, {covers}.")
-    if number := sum(each.p is not None for each in found.values()):
+    if number := sum(each.p is not None for each in differences.values()):
         notes.append(f"p: of no difference, corrected for the number of differences in the table ({number}, Holm).")
     if any(result.mean("worse_off") is not None for result in results):
         notes.append(

@@ -147,7 +147,7 @@ def planned_trials(
     largest = max(len(grid) for grid, _ in grids.values())
     number = min(tuning.runs or largest, largest)
     varied = {key for grid, _ in grids.values() for key in grid[0]}
-    if vain := [why for _, idle in grids.values() for key, why in idle.items() if key not in varied]:
+    if vain := [reason for _, idle in grids.values() for key, reason in idle.items() if key not in varied]:
         raise ConfigError("\n".join(distinct(vain)))
     searches, trials = list[Search](), list[tuple[Trial, int, PlannedRun]]()
     for variant, (grid, idle) in grids.items():
@@ -240,8 +240,8 @@ def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> tuple[list[Ch
         choices.append({key: settings.flat()[key] for key in keys})
         remarks |= settings.remarks
     idle = {key: remarks[key] for key in keys if key in remarks and len({each[key] for each in choices}) == 1}
-    found = [{key: each[key] for key in keys if key not in idle} for each in choices]
-    return [each for number, each in enumerate(found) if each not in found[:number]], idle
+    distinct = [{key: each[key] for key in keys if key not in idle} for each in choices]
+    return [each for number, each in enumerate(distinct) if each not in distinct[:number]], idle
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:

@@ -207,15 +207,15 @@ def _spec(key: str) -> dataclasses.Field[Any]:
         options: Any = registry.method(prefix, trusted=False).Options if prefix else Config
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
-    known = fields_of(options)
+    fields = fields_of(options)
     if key in ("task", "model"):
         raise ConfigError(
             f"{key} is not a key but an argument of fedhet.run, fedhet.compare and fedhet.make_client_app: "
             f"pass {key}=... to one of them"
         )
-    if name not in known:
-        raise ConfigError(nearest("key", key, [f"{prefix}.{each}" if prefix else each for each in known]))
-    return known[name]
+    if name not in fields:
+        raise ConfigError(nearest("key", key, [f"{prefix}.{each}" if prefix else each for each in fields]))
+    return fields[name]
 
 
 def run_configs() -> Path:
@@ -235,8 +235,8 @@ def preset_settings(name: str) -> dict[str, Any]:
     name = name.removesuffix(".toml")
     if name in ("", OWN):
         return {}
-    if name not in (known := presets()):  # also a path outside of the folder: a name may come from a message
-        raise ConfigError(nearest("preset", name, known))
+    if name not in (files := presets()):  # also a path outside of the folder: a name may come from a message
+        raise ConfigError(nearest("preset", name, files))
     return read(run_configs() / f"{name}.toml")
 
 

@@ -33,7 +33,7 @@ def conflicts(common: Mapping[str, Any]) -> list[str]:
         ("dataset", config.dataset, [*data.names(), OWN]),
         ("partition", config.partition, data.partitions()),
     ]
-    problems = [nearest(key, name, known) for key, name, known in named if name not in known]
+    problems = [nearest(key, name, names) for key, name, names in named if name not in names]
     checks: tuple[Callable[[], object], ...] = (
         lambda: check_device_name(config.device),
         lambda: models.expand(config.architectures),

@@ -85,8 +85,8 @@ def _classes(dataset: Any) -> tuple[str, ...]:
         classes = [by_number[number] for number in range(len(by_number))]
     if hasattr(classes, "tolist"):  # an array, such as scikit-learn's `LabelEncoder.classes_`, or a pandas Index
         classes = classes.tolist()
-    known = isinstance(classes, list | tuple) and all(isinstance(name, str | tuple) for name in classes)
-    return _printable(classes) if known else ()
+    named = isinstance(classes, list | tuple) and all(isinstance(name, str | tuple) for name in classes)
+    return _printable(classes) if named else ()
 
 
 # ---- comparison

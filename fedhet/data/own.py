@@ -245,8 +245,8 @@ def _as_augment(augment: Any) -> Augment | None:
                 batch: Any = augment(inputs, generator=generator) if seeded else augment(inputs)
         except (Exception, SystemExit) as error:
             raise UserCodeError.of(error, "the augment function") from error
-        known = isinstance(batch, Tensor | Inputs) and batch.shape[:1] == inputs.shape[:1]
-        if not known or (batch.dtype == torch.uint8) != (inputs.dtype == torch.uint8):  # bytes are scaled afterwards
+        whole = isinstance(batch, Tensor | Inputs) and batch.shape[:1] == inputs.shape[:1]
+        if not whole or (batch.dtype == torch.uint8) != (inputs.dtype == torch.uint8):  # bytes are scaled afterwards
             got = f"{batch.dtype} of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else "no tensor"
             raise DataError(
                 f"the augment function returned {got} for a batch of {inputs.dtype} of shape {tuple(inputs.shape)}: it "
@@ -263,7 +263,7 @@ def open_parameters(function: Callable[..., Any]) -> tuple[list[Parameter], list
         parameters = signature(function).parameters.values()
     except (TypeError, ValueError):
         return [], []  # the parameters of some built-in functions are unknown
-    known = function.keywords if isinstance(function, partial) else {}
-    taken = [parameter for parameter in parameters if parameter.name not in known]
+    bound = function.keywords if isinstance(function, partial) else {}
+    taken = [parameter for parameter in parameters if parameter.name not in bound]
     variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     return taken, [each for each in taken if each.default is Parameter.empty and each.kind not in variadic]

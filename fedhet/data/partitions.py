@@ -334,9 +334,9 @@ def _drawn(
         drawn = rows[proportional_sample(labels[torch.from_numpy(rows)], size, rng)]
         others = np.setdiff1d(np.arange(len(labels)), drawn)
     else:
-        known = owners[rows]
-        chosen = known[_owner_by_owner(known, rng)[:size]]
-        drawn = rows[np.isin(known, chosen)]
+        client_of = owners[rows]
+        chosen = client_of[_owner_by_owner(client_of, rng)[:size]]
+        drawn = rows[np.isin(client_of, chosen)]
         others = np.flatnonzero(~np.isin(owners, chosen))
     return others, np.sort(drawn)
 
@@ -363,8 +363,8 @@ def with_validation(
     rng, classes = numpy_generator(seed, "validation", client), data.train.labels
     if classes.ndim == 1:
         # If there are fewer examples than classes, chance decides which classes get one, not their numbers.
-        known, numbers = np.unique(classes.cpu().numpy(), return_inverse=True)
-        classes = torch.from_numpy(rng.permutation(len(known))[numbers])
+        distinct, numbers = np.unique(classes.cpu().numpy(), return_inverse=True)
+        classes = torch.from_numpy(rng.permutation(len(distinct))[numbers])
     rest, chosen = _drawn(classes, rows, size_of_part(rows, share), rng, owners)
     if not len(rest):
         return data

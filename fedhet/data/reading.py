@@ -87,8 +87,8 @@ def spans(count: int, size: int) -> list[slice]:
 
 def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
     """Return the labels at the indices `rows`, from the dataset's list of labels if known, or read with `collate`."""
-    if collate is None and (known := _known_labels(dataset)) is not None:
-        return as_labels(known)[rows]
+    if collate is None and (labels := _known_labels(dataset)) is not None:
+        return as_labels(labels)[rows]
     return as_labels(torch.cat([_read(dataset, part.tolist(), collate)[1] for part in rows.split(256)]))
 
 

@@ -69,12 +69,12 @@ def speeches(text: str) -> Speeches:
             plays[title][role].append(more[1])
         elif line.startswith("<"):
             role = ""
-    found = {
+    speeches = {
         f"{play}: {role}": said for play, roles in plays.items() if play not in _POEMS for role, said in roles.items()
     }
-    if not found:
+    if not speeches:
         raise DataError(f"the text has no plays, which start with {_BY_LINE!r}: use Gutenberg's Etext 100 of 1994")
-    return found
+    return speeches
 
 
 def _windows(texts: list[Tensor]) -> tuple[Examples, Indices]:
@@ -123,9 +123,9 @@ _WORD = re.compile(r"https?://\S+|www\.\S+|@\w+|[\w']+|[.,!?;]")
 
 def words_of(tweet: str) -> list[str]:
     """Split a tweet into lower-case words and punctuation; as in GloVe, links become `<url>`, user names `<user>`."""
-    found = _WORD.findall(html.unescape(tweet).lower())
+    words = _WORD.findall(html.unescape(tweet).lower())
     return [
-        "<user>" if word[0] == "@" else "<url>" if "://" in word or word.startswith("www.") else word for word in found
+        "<user>" if word[0] == "@" else "<url>" if "://" in word or word.startswith("www.") else word for word in words
     ]
 
 
@@ -162,7 +162,7 @@ def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
     The first two, for padding and unknown words, are zeros. Raises a `DataError` for a damaged file or no known word.
     """
     numbers = {word: number for number, word in enumerate(vocabulary, UNKNOWN + 1)}
-    vectors, found, width = np.zeros((0, 0), np.float32), 0, 0
+    vectors, lines, width = np.zeros((0, 0), np.float32), 0, 0
     for row, line in enumerate(rows_of(file), 1):
         word, *values = line.rstrip().split(" ")
         if row == 1:
@@ -174,9 +174,9 @@ def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
             vectors[numbers[word]] = np.array(values, np.float32).reshape(width)  # not broadcast
         except ValueError as error:
             raise DataError(f"line {row} of {file} is not a word and {width} numbers: download it again") from error
-        found += 1
-    if not found or not np.isfinite(vectors).all():
-        what = "has numbers that are not finite" if found else f"has none of the {len(numbers)} words of the tweets"
+        lines += 1
+    if not lines or not np.isfinite(vectors).all():
+        what = "has numbers that are not finite" if lines else f"has none of the {len(numbers)} words of the tweets"
         raise DataError(f"the file of word vectors {file} {what}: use a file in GloVe's text format")
     return torch.from_numpy(vectors)
 
@@ -184,16 +184,16 @@ def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
 def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
     """Return Sentiment140 (see `sentiment140`) and the list of its vocabulary's words, the first with index 2."""
     path = locate_one(folder, "sentiment140", TWEETS, "sentiment140")
-    known: dict[str, str] = {}  # one object for each word
+    objects: dict[str, str] = {}  # one object for each word
     labels, users, texts = [], [], []
     for polarity, user, tweet in _rows(path):
         labels.append(POLARITIES[polarity])
         users.append(user)
-        texts.append([known.setdefault(word, word) for word in words_of(tweet)[:WORDS]])
+        texts.append([objects.setdefault(word, word) for word in words_of(tweet)[:WORDS]])
     owners = np.unique(users, return_inverse=True)[1].astype(np.int64)
     tested = np.zeros(len(owners), bool)
     tested[np.argsort(owners, kind="stable")[4::5]] = True
-    counts = Counter(dict.fromkeys(known, 0))  # so that equally frequent words are in order of appearance
+    counts = Counter(dict.fromkeys(objects, 0))  # so that equally frequent words are in order of appearance
     for text, test in zip(texts, tested, strict=True):
         counts.update([] if test else text)
     vocabulary = [word for word, count in counts.most_common(VOCABULARY - UNKNOWN - 1) if count]

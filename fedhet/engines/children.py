@@ -72,8 +72,8 @@ class Child:
             self.process.join(1.0)
             self.end()
             ended = f"the process {self.process.name!r} ended with exit code {self.process.exitcode}"
-            why = "(-9: killed, often for lack of memory); its messages on the terminal or in a log file may say why"
-            raise ChildError(f"{ended} {why}") from error
+            reason = "(-9: killed, often for lack of memory); its messages on the terminal or in a log file may say why"
+            raise ChildError(f"{ended} {reason}") from error
 
     def end(self) -> None:
         """Kill the process and close the connection to it."""

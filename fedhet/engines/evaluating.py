@@ -189,15 +189,15 @@ def _fill(
     result: ModelsByClients, config: Config, models: Path, functions: UserFunctions, clients: Sequence[str]
 ) -> None:
     """Evaluate all models in the folder `models` at the `clients`, and add the results to `result`."""
-    own = [unquote(path.stem) for path in models.glob("*.safetensors") if path.stem != GLOBAL]
+    personal = [unquote(path.stem) for path in models.glob("*.safetensors") if path.stem != GLOBAL]
     shared = (models / f"{GLOBAL}.safetensors").is_file() and registry.traits(config).whole
     network_of = cache(partial(load_model, models, model=functions.model, data=functions.data))
     for place, client in enumerate(clients):
         info = ClientInfo(client, place, len(clients), config)
         data = data_of(functions.data_of, info)
-        for name in [*in_order(own), *[GLOBAL] * shared]:
+        for name in [*in_order(personal), *[GLOBAL] * shared]:
             # Clients of the run may have parts of the global model; others have that of a client without its own.
-            owner = client if name == GLOBAL and client not in own else name
+            owner = client if name == GLOBAL and client not in personal else name
             try:
                 network = network_of(owner)
                 test = data.aligned(names_of_model(models / f"{file_name(name)}.safetensors")).test

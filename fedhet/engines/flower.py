@@ -109,8 +109,8 @@ def _follow(
             time.sleep(0.2)
             # Ray says this of worker processes that do not start in 40 seconds, and tries again for ever.
             if not watch.began and any("crashed during start" in line for line in superlink.printed(output)):
-                why = superlink.tail(output)
-                raise FedhetError(f"Ray cannot start clients' processes: set engine = 'local', or correct:\n{why}")
+                reason = superlink.tail(output)
+                raise FedhetError(f"Ray cannot start clients' processes: set engine = 'local', or correct:\n{reason}")
             if time.monotonic() > asked and superlink.started_run(output):
                 asked = math.inf
                 if status()[0] == "pending":
@@ -187,8 +187,8 @@ class _Watch:
         found = self._summary.read_bytes() if self._summary.is_file() else self._earlier_summary
         summary = {} if found == self._earlier_summary else json.loads(found)
         if summary.get("status", "completed") != "completed" or not completed:
-            known = (self._folder / "config.toml").is_file()
-            way_on = f"\ncontinue with: fedhet run --resume {self._folder}" if known else ""
+            begun = (self._folder / "config.toml").is_file()
+            way_on = f"\ncontinue with: fedhet run --resume {self._folder}" if begun else ""
             raise FedhetError(f"the run in {self._folder} was not completed: {summary.get('error', otherwise)}{way_on}")
 
     def end(self, error: BaseException | None = None) -> None:
@@ -200,9 +200,9 @@ def check_connection(engine: str) -> None:
     """Check that Flower's config has a SuperLink connection of the name `engine`; raise a ConfigError otherwise."""
     path = superlink.flwr_home() / "config.toml"
     table = load(path).get("superlink", {}) if path.is_file() else {}
-    known = [name for name, value in table.items() if isinstance(value, Mapping)]
-    if engine not in known:
-        raise ConfigError(nearest("engine", engine, ["local", superlink.SIMULATION, *known]))
+    connections = [name for name, value in table.items() if isinstance(value, Mapping)]
+    if engine not in connections:
+        raise ConfigError(nearest("engine", engine, ["local", superlink.SIMULATION, *connections]))
 
 
 def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> dict[str, Any]:

@@ -93,8 +93,10 @@ class LocalGrid(Grid):
         for message in messages:
             pushed.append(identify(message, self._ids))
             # Each client gets records of its own; the bytes of arrays, which are read-only, are not copied.
-            own = {k: filled(ArrayRecord(), r) if isinstance(r, ArrayRecord) else r for k, r in message.content.items()}
-            message.content = filled(RecordDict(), own)
+            records = {
+                k: filled(ArrayRecord(), r) if isinstance(r, ArrayRecord) else r for k, r in message.content.items()
+            }
+            message.content = filled(RecordDict(), records)
             alike = self._alike.get(message.metadata.dst_node_id, "")
             groups[message.metadata.message_type, alike].append(message)
         for (_, alike), group in groups.items():

@@ -317,8 +317,10 @@ class Reply:
             metrics[f"{name}-weight"] = [float(weight) for weight in measured.metric.weights]
             metrics[f"{name}-loss"] = measured.loss
             metrics |= {f"{name}-loss-weight": measured.weight} if measured.weight else {}
-        own = self.further | self.evaluated  # without a prefix, for hooks that a user's strategy overrides
-        metrics = {name: own[name] for name in own if name not in READ and not name.endswith("-metric")} | metrics
+        numbers = self.further | self.evaluated  # without a prefix, for hooks that a user's strategy overrides
+        metrics = {
+            name: numbers[name] for name in numbers if name not in READ and not name.endswith("-metric")
+        } | metrics
         metrics |= {f"{FURTHER}{name}": value for name, value in self.further.items()}
         return metrics | {f"{EVALUATED}{name}": value for name, value in self.evaluated.items()}
 

@@ -245,20 +245,22 @@ class Config:
         """Numbers of CPUs and GPUs per client on Ray, where 0 is automatic; raises a ConfigError if one is invalid."""
         try:
             cpus, gpus = listed(self.client_resources)
-            found = int(cpus), float(gpus)
+            resources = int(cpus), float(gpus)
         except ValueError:
-            found = -1, 0.0
-        if not (0 <= found[0] <= 1024 and (found[1] == 0 or LEAST_SHARE <= found[1] <= 1)):
+            resources = -1, 0.0
+        if not (0 <= resources[0] <= 1024 and (resources[1] == 0 or LEAST_SHARE <= resources[1] <= 1)):
             raise ConfigError(
                 f"client-resources = {self.client_resources!r}: write a client's number of CPUs and its share of a GPU "
                 f"({LEAST_SHARE} to 1), such as 2,0.25, or 0 for one or both, to choose them by cores, GPUs and memory"
             )
-        return found
+        return resources
 
     def on_own_test_parts(self) -> "Config":
         """Return a copy with `test-on = local`, for data without a common test set, and a remark that says so."""
-        why = "clients are scored on their own test examples (test-on = local), since the data have no common test set"
-        return self.replace(test_on="local", remarks=(*self.remarks, ("test-on", why)))
+        reason = (
+            "clients are scored on their own test examples (test-on = local), since the data have no common test set"
+        )
+        return self.replace(test_on="local", remarks=(*self.remarks, ("test-on", reason)))
 
     def replace(self, **changes: Any) -> "Config":
         """Return a copy with the fields in `changes` replaced."""

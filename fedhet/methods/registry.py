@@ -125,8 +125,8 @@ def key_rows(reference: str) -> list[KeyRow]:
     """Return rows about the keys that only one method has; methods of fedhet are not imported for it."""
     if reference in _declared():
         return [(key, default, takes, help) for key, default, takes, help in _declared()[reference]["keys"]]
-    found = method(reference)
-    return rows_about(found.Options, f"{found.family}.")
+    declared = method(reference)
+    return rows_about(declared.Options, f"{declared.family}.")
 
 
 @cache

@@ -99,8 +99,8 @@ def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
     if not isinstance(function, FunctionType) or function in seen:
         return
     seen.add(function)
-    found = getclosurevars(function)
-    for variable, values in ((False, found.nonlocals.values()), (True, found.globals.values())):
+    variables = getclosurevars(function)
+    for variable, values in ((False, variables.nonlocals.values()), (True, variables.globals.values())):
         for value in (each for held in values for each in entries(held)):
             yield variable, value
             if getattr(value, "__globals__", None) is function.__globals__:
@@ -244,4 +244,4 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     """Map each further name of a parameter that modules share to the parameter's first name in the state dict."""
     first: dict[Hashable, str] = {}
     named = {name: storage_place(value) for name, value in model.state_dict(keep_vars=True).items()}
-    return {name: known for name, place in named.items() if (known := first.setdefault(place, name)) != name}
+    return {name: earlier for name, place in named.items() if (earlier := first.setdefault(place, name)) != name}

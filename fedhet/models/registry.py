@@ -174,8 +174,8 @@ def _check_library(name: str) -> None:
     if library not in LIBRARIES or not model:
         hint = f"; torchvision/{name} is torchvision's" if name in names_of("torchvision") else ""
         raise ModelError(nearest("model", name, [*_BUILDERS, *FAMILIES]) + hint)
-    if model not in (known := names_of(library)):
-        raise ModelError(nearest("model", name, (f"{library}/{each}" for each in known)))
+    if model not in (names := names_of(library)):
+        raise ModelError(nearest("model", name, (f"{library}/{each}" for each in names)))
 
 
 class Placed(nn.Sequential):

@@ -93,8 +93,8 @@ def read_clients(folder: Path | str) -> list[ClientRow]:
 
 
 def _client_row(record: Mapping[str, str]) -> ClientRow:
-    told = record["accuracy"], record["loss"], record.get("epsilon")
-    accuracy, loss, epsilon = (float(each) if each else None for each in told)
+    disclosed = record["accuracy"], record["loss"], record.get("epsilon")
+    accuracy, loss, epsilon = (float(each) if each else None for each in disclosed)
     round, examples, up, down = (int(record[name]) for name in ("round", "examples", "bytes_up", "bytes_down"))
     client, architecture = printable(record["client"]), printable(record["architecture"])
     return ClientRow(round, client, architecture, examples, accuracy, loss, up, down, epsilon)

@@ -100,9 +100,9 @@ class RunDirectory(Observer):
 
     def _write_config(self) -> None:
         config = self.config
-        own = {part for part in SUPPLIED if part in self._replacing}
-        reasons = ineffective(config, registry.traits(config), own)
-        unused = {key for key, reason in reasons.items() if reason.of in own and key != "dataset"}
+        supplied = {part for part in SUPPLIED if part in self._replacing}
+        reasons = ineffective(config, registry.traits(config), supplied)
+        unused = {key for key, reason in reasons.items() if reason.of in supplied and key != "dataset"}
         flat = {key: value for key, value in config.flat().items() if key not in ("out", "resume", *unused)}
         if flat["state-dir"] == str(self.folder / "state"):
             del flat["state-dir"]

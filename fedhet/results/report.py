@@ -260,12 +260,12 @@ def _pictures(figures: "Mapping[str, Figure]") -> list[dict[str, str]]:
 
 
 def _settings(run: RunFiles) -> list[tuple[str, str]]:
-    known = {key: default for key, default, *_ in configuration.keys(outside=False)}
+    defaults = {key: default for key, default, *_ in configuration.keys(outside=False)}
     method = run.settings.get("method")
     return [
         (key, value if isinstance(value, str) else json.dumps(value, default=str))
         for key, value in run.settings.items()
-        if key == "method" or known.get(key) != value
+        if key == "method" or defaults.get(key) != value
         if "." not in key or key.split(".")[0] in (method, "own")
     ]
 

@@ -66,8 +66,8 @@ def serve(
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)
-    own: dict[str, Any] = {"supplied": functions.words, "replacing": functions.supplied}
-    with recorded(folder, config, engine, resume=resume, simulated=here, **own) as recording:
+    about_data: dict[str, Any] = {"supplied": functions.words, "replacing": functions.supplied}
+    with recorded(folder, config, engine, resume=resume, simulated=here, **about_data) as recording:
         strategy = make(config, public=public, model=model or functions.model, observers=[*recording, *observers])
         strategy.state = recording[0].resumed(strategy.state)
         if config.test_on != "local":
@@ -129,14 +129,14 @@ def _on_common_test(
     strategy: FederatedStrategy[Any, Any], functions: UserFunctions, device: torch.device
 ) -> EvaluateFunction:
     """Return a function that evaluates the global model on the common test set, which `functions` may provide."""
-    own = cache(lambda: functions.common_test_set(strategy.config, names_in(strategy.state.names)))
+    test_set = cache(lambda: functions.common_test_set(strategy.config, names_in(strategy.state.names)))
 
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:
         run, config = strategy.run, strategy.config
         if run.own_data and (run.traits.scored == "received" or not run.model):  # clients evaluate it, or nobody can
             return None
         dataset = None if run.own_data else client_setup.dataset_of(config)
-        common, task = (dataset.test, dataset.task) if dataset else (own(), as_task(functions.task))
+        common, task = (dataset.test, dataset.task) if dataset else (test_set(), as_task(functions.task))
         network = None if common is None else strategy.global_model()
         if common is None or network is None:
             return None

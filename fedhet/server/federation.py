@@ -239,12 +239,12 @@ class Federation:
                 check_finite(group, f"the client's {name[:100]}")
 
     def _check_counts(self, reply: Reply) -> None:
-        known = self.known[reply.client]
-        wrapped = known.report.wrapped  # the user's own functions count their examples
+        record = self.known[reply.client]
+        wrapped = record.report.wrapped  # the user's own functions count their examples
         for kind, count, before in (
-            ("training", reply.examples, known.examples),
-            ("test", reply.test_examples, known.test_examples),
-            ("validation", reply.validation_examples, known.validation_examples),
+            ("training", reply.examples, record.examples),
+            ("test", reply.test_examples, record.test_examples),
+            ("validation", reply.validation_examples, record.validation_examples),
         ):
             if count != before and not wrapped:
                 raise WireError(
@@ -256,7 +256,7 @@ class Federation:
                 "the client's reply has a weight, which only apps with fedhet.wrap may set: remove `weight` in its mods"
             )
         check_claims(self.run.config, reply)
-        report = known.report
+        report = record.report
         further = zip(listed(self.run.config.metrics), filter(None, report.further.split(",")), strict=False)
         numbers = {report.metric: report.labels} | {name: int(number) for name, number in further}
         for name, measured in reply.measured.items():

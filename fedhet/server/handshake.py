@@ -121,20 +121,24 @@ class Handshake:
 
     def check_settings(self) -> None:
         """Set keys in `train_config`, such as `lr`; raise a ConfigError if a key that the user set has no effect."""
-        known = [reply.report for reply in self.federation.known.values()]
-        if not all(report.wrapped for report in known):
+        reports = [reply.report for reply in self.federation.known.values()]
+        if not all(report.wrapped for report in reports):
             self.run.apply_train_config()
         config = self.run.config
         by_hand = {key: origin for key, origin in config.origins.items() if origin != "run"}
         checked = {key: origin for key, origin in by_hand.items() if not key.startswith("public-")}  # the server has it
-        own: set[OwnPart] = {"data"} if all(report.own_data for report in known) else set()
-        own |= {"split"} if all(report.own_split for report in known) else set()
-        effective(config.replace(origins=checked), self.run.traits, own | {"model"} if self.run.model else own)
-        if "batch-norm" in config.chosen and not any(report.normalised for report in known):
-            why = "batch-norm has no effect: no client's network has running statistics, as BatchNorm has; leave it out"
+        supplied: set[OwnPart] = {"data"} if all(report.own_data for report in reports) else set()
+        supplied |= {"split"} if all(report.own_split for report in reports) else set()
+        effective(
+            config.replace(origins=checked), self.run.traits, supplied | {"model"} if self.run.model else supplied
+        )
+        if "batch-norm" in config.chosen and not any(report.normalised for report in reports):
+            reason = (
+                "batch-norm has no effect: no client's network has running statistics, as BatchNorm has; leave it out"
+            )
             if "batch-norm" in by_hand:
-                raise ConfigError(why)
-            self.run.warn_once(why)
+                raise ConfigError(reason)
+            self.run.warn_once(reason)
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
         """Ask the nodes `new` (node ids) for a `Report`, and admit those that can take part.
@@ -281,10 +285,10 @@ class Handshake:
             run.state = before
             raise
         kept = 0 if self.federation.simulated else node
-        known = run.state.clients.setdefault(
+        record = run.state.clients.setdefault(
             report.client, ClientRecord(reply.examples, report.architecture, partition=report.partition, node=kept)
         )
-        known.examples = reply.examples
+        record.examples = reply.examples
         self.federation.admit(node, reply, claimed)
         run.task = report.task
         run.metric = report.metric
@@ -340,8 +344,8 @@ class Handshake:
                 state.public_size = state.public_size or size
             self.accept(reply)
         if traits.shares.averaged and not joining:
-            known = state.model | self.run.initial
-            missing = {key: each for key, each in reply.report.spec.items() if key not in known}
+            arrays = state.model | self.run.initial
+            missing = {key: each for key, each in reply.report.spec.items() if key not in arrays}
             if missing and (first := self.first_arrays(missing)) is not None:
                 state.model = state.model | first
 

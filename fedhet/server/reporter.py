@@ -57,8 +57,8 @@ class Reporter:
         run = self.run
         about = run.method.name, run.traits, run.state, run.metric, run.own_data, tuple(run.devices), run.config.test_on
         classes = {client: run.classes[client] for client in in_order(run.classes)}
-        told = tuple(f"{named(clients)}: {line}" if clients else line for line, clients in run.told.items())
-        return RunInfo(*about, run.privacy.spent() if run.privacy else {}, told, classes)
+        warnings = tuple(f"{named(clients)}: {line}" if clients else line for line, clients in run.told.items())
+        return RunInfo(*about, run.privacy.spent() if run.privacy else {}, warnings, classes)
 
     @contextmanager
     def recording(self, grid: Grid, *, lines: bool) -> Iterator[None]:
@@ -185,16 +185,16 @@ class Reporter:
         up = self._by_client(round.up)
         down = self._by_client(round.down)
         for client in in_order({*replies, *up, *down}):
-            known = self.run.state.clients[client]
+            record = self.run.state.clients[client]
             evaluations = replies[client].measured if client in replies else {}
             measured = evaluations.get(scored) or evaluations.get(f"common-{scored}")
             accuracy, loss = (measured.metric.value, measured.loss) if measured else (None, None)
             # An undefined metric is no number.
             accuracy = None if accuracy is None or math.isnan(accuracy) else accuracy
             traffic = up[client], down[client]
-            network = ", ".join(filter(None, [known.architecture, self.size_of(client)]))
+            network = ", ".join(filter(None, [record.architecture, self.size_of(client)]))
             epsilon = replies[client].further.get("epsilon") if client in replies else None
-            rows.append(ClientRow(round.number, client, network, known.examples, accuracy, loss, *traffic, epsilon))
+            rows.append(ClientRow(round.number, client, network, record.examples, accuracy, loss, *traffic, epsilon))
         return rows
 
 

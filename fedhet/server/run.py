@@ -207,10 +207,10 @@ class Run:
 
     def warn_once(self, line: str, clients: Sequence[str] = ()) -> None:
         """Log the warning `line`, after the names of `clients` (if any), unless it was logged before in the run."""
-        known = line in self.told
+        repeated = line in self.told
         about = self.told.setdefault(line, [])
         about += [client for client in clients if client not in about]
-        if not known:
+        if not repeated:
             log.warning("%s%s", f"{named(clients)}: " if clients else "", line)
 
     def network_like(self, client: str, *, adapted: bool = False) -> nn.Module:
@@ -218,8 +218,8 @@ class Run:
 
         With `adapted`, it has the form in which clients train it (see `ClientSide.adapt`), such as a projection head.
         """
-        known = self.state.clients[client]
-        network = self._build_network(client, known.architecture, known.partition)
+        record = self.state.clients[client]
+        network = self._build_network(client, record.architecture, record.partition)
         return registry.client_side(self.method.name).adapt(network, self.config) if adapted else network
 
     def check_network(self, reply: Reply) -> None:

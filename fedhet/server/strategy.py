@@ -168,11 +168,11 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
 
     def participants(self, round: int) -> Sequence[str]:
         """Return the clients that take part in a round, by default a seeded sample of all clients admitted so far."""
-        known = in_order(self.state.clients)
+        clients = in_order(self.state.clients)
         least = max(1, self.run.flower_options.min_train_nodes)
-        count = max(least, math.floor(self.config.fraction_train * len(known) + 0.5))
-        drawn = numpy_generator(self.config.seed, "participation", round).permutation(len(known))[:count]
-        return [known[index] for index in sorted(drawn)]
+        count = max(least, math.floor(self.config.fraction_train * len(clients) + 0.5))
+        drawn = numpy_generator(self.config.seed, "participation", round).permutation(len(clients))[:count]
+        return [clients[index] for index in sorted(drawn)]
 
     def payload_for(self, client: str) -> Payload:
         """Return the payload for a client's training or evaluation, by default the shared arrays of its network."""

@@ -127,15 +127,15 @@ class UserFunctions:
         It also has `loader` if the user set `batch-size`, but the data are in DataLoaders of another batch size, and
         `augmentation` if the user set `augment`, but the data have their own augmentation function.
         """
-        own: set[OwnPart] = {"model"} if self.model is not None else set()
+        parts: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
-            own |= {"data"} if self.pool else {"data", "split"}
+            parts |= {"data"} if self.pool else {"data", "split"}
             by_hand = {key for key in config.chosen if config.origins[key] != "run"}
             if "batch-size" in by_hand and self._brings(config)[1] not in (None, config.batch_size):
-                own.add("loader")
+                parts.add("loader")
             if "augment" in by_hand and self._brings(config)[2]:
-                own.add("augmentation")
-        return frozenset(own)
+                parts.add("augmentation")
+        return frozenset(parts)
 
     def adapted(self, config: Config, *, strict: bool = True) -> Config:
         """Return the configuration with defaults that suit the user's models and data.

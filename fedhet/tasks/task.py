@@ -26,12 +26,12 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
     `multi-label`. Tasks with a class for each token or pixel are recognised by the axes. Otherwise, float labels mean
     `regression` and integers `classification`. Raises a DataError if float labels may be classes or probabilities.
     """
-    known, one_each = zeros_and_ones(labels), labels.numel() == len(labels)
-    if known and one_each and len(outputs) and outputs[0].numel() == 1:
+    binary, one_each = zeros_and_ones(labels), labels.numel() == len(labels)
+    if binary and one_each and len(outputs) and outputs[0].numel() == 1:
         return "binary"
-    if known and labels.ndim == 2 and not one_each and outputs.shape[1:] == labels.shape[1:]:
+    if binary and labels.ndim == 2 and not one_each and outputs.shape[1:] == labels.shape[1:]:
         return "multi-label"
-    whole = known or not labels.is_floating_point()
+    whole = binary or not labels.is_floating_point()
     if whole and labels.ndim > 1 and outputs.ndim == labels.ndim + 1:
         if outputs.ndim == 3 and outputs.shape[1] == labels.shape[1]:
             return "token-classification"
@@ -143,8 +143,8 @@ class Task:
         if loss is not None and not callable(loss):
             raise ConfigError(f"loss must be a function of outputs and labels, not a {type(loss).__name__}")
         if self.class_weights and (loss is not None or name in ("regression", "survival")):
-            why = "a loss of your own has its own weights" if loss is not None else f"a {name} has no classes"
-            raise ConfigError(f"class_weights cannot be used, since {why}: leave them out")
+            reason = "a loss of your own has its own weights" if loss is not None else f"a {name} has no classes"
+            raise ConfigError(f"class_weights cannot be used, since {reason}: leave them out")
 
     def __str__(self) -> str:
         parts = [self.name or "inferred"]
@@ -252,13 +252,13 @@ class Task:
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         """Return a message if outputs (of a few examples) or labels do not fit the task, else an empty string."""
-        known = labels
+        labelled = labels
         if self.own_loss is not None and (left_out := self._left_out(labels)).any():
             if left_out.all():
                 return "its loss ignores all of its labels"
             if labels.ndim > 1:  # an ignored label of a token or pixel need not be a class
-                known = labels.masked_fill(left_out, 0)
-        problem = self.outputs.problem(outputs, known)
+                labelled = labels.masked_fill(left_out, 0)
+        problem = self.outputs.problem(outputs, labelled)
         classes = self.outputs.scores(outputs).shape[-1] if not problem else 0
         if self.class_weights and not problem and len(self.class_weights) != classes:
             return f"class_weights has {len(self.class_weights)} weights, but its network has {classes} classes"

@@ -39,9 +39,13 @@ _known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
 def _snapshot(module: nn.Module) -> list[Any]:
     """Return ids of all that a module has, and what can change in place: a key takes five times as long."""
-    own = module.__dict__
-    snapshot: list[Any] = [*map(id, own.values()), len(own["_forward_hooks"]), len(own["_forward_pre_hooks"])]
-    for arrays in (own["_parameters"], own["_buffers"]):
+    attributes = module.__dict__
+    snapshot: list[Any] = [
+        *map(id, attributes.values()),
+        len(attributes["_forward_hooks"]),
+        len(attributes["_forward_pre_hooks"]),
+    ]
+    for arrays in (attributes["_parameters"], attributes["_buffers"]):
         for array in arrays.values():
             if array is not None:
                 snapshot += (id(array), array.dtype, array.requires_grad)
@@ -82,11 +86,11 @@ class Kinds:
         memories: dict[int, int] = {}
         for module in self._model.modules():
             snapshot = _snapshot(module)
-            known = _known.get(module)
-            if known is None or known.snapshot != snapshot:
+            cached = _known.get(module)
+            if cached is None or cached.snapshot != snapshot:
                 keys.append(self._module(module, snapshot))
             else:
-                keys.append(known.key)
+                keys.append(cached.key)
             for name, child in module._modules.items():
                 keys.append((name, numbers.setdefault(id(child), len(numbers))))
             for arrays in (module._parameters, module._buffers):
@@ -173,9 +177,16 @@ def _parts_of(value: Any) -> list[Any]:
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return [value.__code__, value.__module__, value.__defaults__, value.__kwdefaults__, *cells]
     if isinstance(value, nn.Module):  # which is no submodule, but an attribute
-        own = vars(value)
-        hooks = [hook for name in _HOOKS for hook in own[name].values()]
-        return [type(value), own_attributes(value), own["_modules"], own["_parameters"], own["_buffers"], hooks]
+        attributes = vars(value)
+        hooks = [hook for name in _HOOKS for hook in attributes[name].values()]
+        return [
+            type(value),
+            own_attributes(value),
+            attributes["_modules"],
+            attributes["_parameters"],
+            attributes["_buffers"],
+            hooks,
+        ]
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, partial):

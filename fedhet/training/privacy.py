@@ -135,9 +135,9 @@ class Privacy:
             inputs, labels = examples.at(rows)
             return vectors(inputs).double(), labels
 
-        for found, labels in self._each(of, torch.arange(len(examples), device=device)):
-            scale = (self.clip / found.norm(dim=1).clamp_min(self.clip)).nan_to_num()
-            parts = torch.cat([scale[:, None] * found.nan_to_num(), torch.full_like(scale, self.clip)[:, None]], 1)
+        for values, labels in self._each(of, torch.arange(len(examples), device=device)):
+            scale = (self.clip / values.norm(dim=1).clamp_min(self.clip)).nan_to_num()
+            parts = torch.cat([scale[:, None] * values.nan_to_num(), torch.full_like(scale, self.clip)[:, None]], 1)
             there = (labels >= 0) & (labels < classes)
             total.index_add_(0, labels[there], parts[there])
         total = self._noisy(total, math.sqrt(2) * noise * self.clip)

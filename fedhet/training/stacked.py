@@ -18,13 +18,13 @@ _places: WeakKeyDictionary[nn.Module, Places] = WeakKeyDictionary()
 
 def _places_of(model: nn.Module) -> Places:
     if model not in _places:  # finding them takes as long as a small network's forward pass
-        found: dict[int, list[tuple[dict[str, Any], str]]] = {}
+        places: dict[int, list[tuple[dict[str, Any], str]]] = {}
         for module in model.modules():
             for arrays in (module._parameters, module._buffers):
                 for name, array in arrays.items():
                     if array is not None:
-                        found.setdefault(id(array), []).append((arrays, name))
-        _places[model] = [*found.values()]
+                        places.setdefault(id(array), []).append((arrays, name))
+        _places[model] = [*places.values()]
     return _places[model]
 
 

@@ -302,8 +302,8 @@ class _Steps:
             loss = of_second(0, leaves, (*padded, weights), dropped)[0]
             trained = [*compress(leaves, live)]
             gradients = torch.autograd.grad(loss.sum(), trained, allow_unused=True, materialize_grads=True)
-            own = [gradient[0] for gradient in gradients]
-            return [loss[0].detach(), *transposed(own, [*compress(losses.linear, live)])]
+            first = [gradient[0] for gradient in gradients]
+            return [loss[0].detach(), *transposed(first, [*compress(losses.linear, live)])]
 
         with only_trained(model, second.phase.trains), torch.random.fork_rng([]):
             torch.default_generator.manual_seed(second.seed)

@@ -52,11 +52,11 @@ class Inputs:
         """Apply `torch.cat` and `torch.stack` to each tensor, and other functions to the first tensor only."""
         leaves, tree = _pytree.tree_flatten(args, is_leaf=lambda each: isinstance(each, Inputs))
         names = next([*each.parts] for each in leaves if isinstance(each, Inputs))
-        found = {}
+        inputs = {}
         for name in names if func in (torch.cat, torch.stack) else names[:1]:
             chosen = [each.parts[name] if isinstance(each, Inputs) else each for each in leaves]
-            found[name] = func(*_pytree.tree_unflatten(chosen, tree), **(kwargs or {}))
-        return Inputs(found) if func in (torch.cat, torch.stack) else found[names[0]]
+            inputs[name] = func(*_pytree.tree_unflatten(chosen, tree), **(kwargs or {}))
+        return Inputs(inputs) if func in (torch.cat, torch.stack) else inputs[names[0]]
 
 
 def _place(name: str) -> tuple[bool, int, str]:

@@ -164,13 +164,13 @@ def splitting_alike(seed: int, then: int) -> Iterator[None]:
             begin()
         return batches(loader)
 
-    own = [(torch, "randperm", permuted), (datasets, "randperm", permuted), (DataLoader, "__iter__", iterated)]
-    before = [(place, name, getattr(place, name)) for place, name, _ in own]
+    replaced = [(torch, "randperm", permuted), (datasets, "randperm", permuted), (DataLoader, "__iter__", iterated)]
+    before = [(place, name, getattr(place, name)) for place, name, _ in replaced]
     seed_everything(seed)
     torch.manual_seed(first)
     hook = register_optimizer_step_pre_hook(begin)
     try:
-        for place, name, function in own:
+        for place, name, function in replaced:
             setattr(place, name, function)
         yield
     finally:
@@ -188,8 +188,8 @@ def reseeded(values: Iterable[object]) -> Iterator[None]:
     held = ((each, {} if isinstance(each, ModuleType) else getattr(each, "__dict__", {})) for each in values)
     nested = (inner for each, attributes in held for inner in (each, *attributes.values()))
     kinds = torch.Generator, random.Random, np.random.Generator, np.random.RandomState
-    found = {id(each): each for each in nested if isinstance(each, kinds)}
-    restore = [_reseed(each, torch.initial_seed()) for each in found.values()]
+    generators = {id(each): each for each in nested if isinstance(each, kinds)}
+    restore = [_reseed(each, torch.initial_seed()) for each in generators.values()]
     try:
         yield
     finally:

@@ -178,12 +178,12 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         pieces: dict[str, Arrays] = {client: {} for client in models}
         places: dict[str, tuple[str, Place]] = {}  # the array of a piece, and its index there
         for key in dict.fromkeys(key for model in models.values() for key in model):
-            own = {client: parts.get(client, {}).get(key) for client, model in models.items() if key in model}
-            arrays = {client: models[client][key] for client in own}
-            blocks: Iterable[tuple[list[str], Place]] = [(list(own), ...)]
-            if any(own.values()):
-                blocks = _blocks(own, before[key].shape)
-                for client, part in own.items():
+            entries = {client: parts.get(client, {}).get(key) for client, model in models.items() if key in model}
+            arrays = {client: models[client][key] for client in entries}
+            blocks: Iterable[tuple[list[str], Place]] = [(list(entries), ...)]
+            if any(entries.values()):
+                blocks = _blocks(entries, before[key].shape)
+                for client, part in entries.items():
                     if part is not None:  # back to its places in the whole array
                         whole = np.empty(before[key].shape, arrays[client].dtype)
                         whole[_index(whole.shape, part)] = arrays[client]

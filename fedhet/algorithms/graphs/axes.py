@@ -174,8 +174,8 @@ class Variables:
         """
         name = node.parameters[role]
         place = name, axis
-        if (known := self.bound.get(place)) is not None:
-            layout = known if layout is None else self.unify(known, layout, node)
+        if (bound := self.bound.get(place)) is not None:
+            layout = bound if layout is None else self.unify(bound, layout, node)
         elif layout is None:
             layout = self.new(self.graph.shapes[name][axis])
         self.bound.setdefault(place, layout)

@@ -139,17 +139,17 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
             f"network {graph.model} does not run the modules {', '.join(ends)} in this order: list them in the key "
             "blocks in the order in which they run"
         )
-    found: dict[str, int] = {}
+    depth_of: dict[str, int] = {}
     for number, node in enumerate(graph):
         depth = 1 + sum(end < number for end in last)
         for name in node.parameters.values():
-            found.setdefault(name, depth)
-    of_module = {name.rpartition(".")[0]: depth for name, depth in reversed(found.items())}
+            depth_of.setdefault(name, depth)
+    of_module = {name.rpartition(".")[0]: depth for name, depth in reversed(depth_of.items())}
     # Arrays that evaluation does not use, as counters, belong to their module; those of auxiliary heads, to all parts.
     for name in graph.shapes:
         first = graph.tied.get(name, name)
-        found.setdefault(name, found.get(first, of_module.get(first.rpartition(".")[0], 1)))
-    return found
+        depth_of.setdefault(name, depth_of.get(first, of_module.get(first.rpartition(".")[0], 1)))
+    return depth_of
 
 
 def _trunk(graph: ArchitectureGraph) -> Iterator[tuple[int, int, str]]:

@@ -176,14 +176,14 @@ class _Reader:
         name = schema.name.removeprefix("aten::").replace("::", ".") if schema else getattr(node.target, "__name__", "")
         inputs, parameters, options = [], {}, {}
         for role, value in _arguments(node):
-            found: list[fx.Node] = []
-            fx.node.map_arg(value, found.append)
-            for each in found:
+            nodes: list[fx.Node] = []
+            fx.node.map_arg(value, nodes.append)
+            for each in nodes:
                 if each in self.states and _ROLE.search(role) and role not in parameters:
                     parameters[role] = self.states[each]
                 else:
                     inputs.append((role, each))
-            if not found:
+            if not nodes:
                 options[role] = value
         if writes:
             self.originals[node] = self._original(node.args[0])

@@ -65,9 +65,9 @@ def layer_graph(model: nn.Module, example: Tensor, starts: Mapping[str, Start] |
         flowing = [name for name in node.inputs if graph[name].operator != "constant"]
         if not node.parameters and (node.operator not in JOINTS or len(flowing) < 2):
             continue
-        known = [owners[name] for name in node.parameters.values() if name in owners]
-        takes = not known and len(before) == 1 and _takes(graph, *layers[before[0]], node)
-        place = known[0] if known else before[0] if takes else len(layers)
+        modules = [owners[name] for name in node.parameters.values() if name in owners]
+        takes = not modules and len(before) == 1 and _takes(graph, *layers[before[0]], node)
+        place = modules[0] if modules else before[0] if takes else len(layers)
         if place == len(layers):
             layers.append((node, {}))
         parameters = layers[place][1]
@@ -134,18 +134,18 @@ _LAYERS = ("linear", "embedding", *GATES)
 
 def features(graph: ArchitectureGraph) -> dict[str, int]:
     """Return the index of the feature axis in each node's result by node name; nodes without one are left out."""
-    found: dict[str, int] = {}
+    axis_of: dict[str, int] = {}
     for node in graph:
         axis = None
         if node.operator.startswith("conv") and node.parameters:
             axis = 1
         elif node.operator in PRODUCTS or (node.operator in _LAYERS and node.parameters):
             axis = len(node.shape) - 1
-        elif known := next((name for name in node.inputs if name in found), ""):
-            axis = _moved(node, graph[known].shape, found[known])
+        elif source := next((name for name in node.inputs if name in axis_of), ""):
+            axis = _moved(node, graph[source].shape, axis_of[source])
         if axis is not None:
-            found[node.name] = axis
-    return {name: axis for name, axis in found.items() if axis}  # without features along the batch axis
+            axis_of[node.name] = axis
+    return {name: axis for name, axis in axis_of.items() if axis}  # without features along the batch axis
 
 
 def _moved(node: Node, shape: tuple[int, ...], axis: int) -> int | None:
@@ -169,10 +169,10 @@ def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()
     """Return the feature axis of a module's output (of this `shape`, if given), or raise UnsupportedArchitecture."""
     inside = [node for node in graph if node.shape and f"{node.module}.".startswith(f"{module}.")]
     node = next((node for node in reversed(inside) if node.shape[1:] == tuple(shape or node.shape)[1:]), None)
-    if node is None or (known := features(graph).get(node.name)) is None:
+    if node is None or (axis := features(graph).get(node.name)) is None:
         problem = f"no axis with the features of layers was found in the output of module {module!r} of {graph.model}"
         raise UnsupportedArchitecture(f"{problem}: set the key blocks to other modules, such as convolutions")
-    return known
+    return axis
 
 
 def channel_means(values: Tensor, axis: int = 1) -> Tensor:

@@ -65,8 +65,8 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
     all groups instead and, if the check still fails, all units of modules that reshape one axis into several.
     """
     graph = architecture_graph(model, example)
-    known = _resizable.setdefault(model, {})
-    if (graph, partly) not in known:
+    cached = _resizable.setdefault(model, {})
+    if (graph, partly) not in cached:
         try:
             groups = _checked(model, graph, example, partly=partly)
         except UnsupportedArchitecture:
@@ -78,8 +78,8 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
         if partly and not groups:
             permutation_groups(graph)  # raises an error with the reason
             raise UnsupportedArchitecture(f"network {graph.model} has no hidden layer to make narrower: use another")
-        known[graph, partly] = groups
-    return known[graph, partly]
+        cached[graph, partly] = groups
+    return cached[graph, partly]
 
 
 def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **options: bool) -> PermutationGroups:

@@ -32,9 +32,9 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
     A group without arrays in `shapes` keeps its width in `groups`. If a group's units are blocks (`groups_by_depth`),
     they are counted up to the last with an array in `shapes`. Raises a ValueError for arrays of another architecture.
     """
-    known: dict[int, int] = {}
+    widths: dict[int, int] = {}
     for index, units in (groups.needs[name] for name in shapes if name in groups.needs):
-        known[index] = max(units, known.get(index, 0))
+        widths[index] = max(units, widths.get(index, 0))
     for name, shape in shapes.items():
         axes = groups.axes.get(name, ())
         misfit = ValueError(f"{name} of shape {shape} does not fit the other arrays of the network")
@@ -44,9 +44,9 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
             group, *others = {segment.group for segment in axis}
             if group is not None and not others:
                 units, rest = divmod(size, sum(segment.block for segment in axis))
-                if rest or known.setdefault(group, units) != units:
+                if rest or widths.setdefault(group, units) != units:
                     raise misfit
-    return tuple(known.get(group.index, group.width) for group in groups)
+    return tuple(widths.get(group.index, group.width) for group in groups)
 
 
 def expand(
@@ -88,10 +88,10 @@ def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple
     `units` has the kept units' indices by number of their group (set of interchangeable units). The result has, by name
     of an array, its kept indices along each axis (None for all), or () if it is removed; whole arrays are left out.
     """
-    found = {name: tuple(_entries(axis, units) for axis in axes) for name, axes in groups.axes.items()}
+    entries = {name: tuple(_entries(axis, units) for axis in axes) for name, axes in groups.axes.items()}
     units_of = {group: np.asarray(each).size for group, each in units.items()}
     lacking = [name for name, (group, least) in groups.needs.items() if least > units_of.get(group, least)]
-    moved = {name: axes for name, axes in found.items() if any(axis is not None for axis in axes)}
+    moved = {name: axes for name, axes in entries.items() if any(axis is not None for axis in axes)}
     return moved | dict.fromkeys(lacking, ())
 
 

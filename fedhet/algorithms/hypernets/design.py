@@ -68,10 +68,10 @@ def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
     for graph in graphs:
         most |= Counter(node.type for node in graph)
         for node in graph:
-            known = slots.setdefault(node.type, {})
+            slots_by_role = slots.setdefault(node.type, {})
             # An array with a constant initial value does not replace one that is drawn.
-            drawn = {role for role, slot in known.items() if slot.std is not None}
-            known |= {role: s for role, s in slots_of(node).items() if s.std is not None or role not in drawn}
+            drawn = {role for role, slot in slots_by_role.items() if slot.std is not None}
+            slots_by_role |= {role: s for role, s in slots_of(node).items() if s.std is not None or role not in drawn}
     return {type: LayerType(slots[type], most[type]) for type in sorted(slots)}
 
 

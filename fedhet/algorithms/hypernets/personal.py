@@ -117,15 +117,15 @@ def calibrated(model: nn.Module, inputs: Tensor) -> dict[str, Start]:
     starts = starts_of(model)
     # A network that cannot take the inputs is refused later, with the reason.
     with suppress(Exception), torch.no_grad():
-        own = _size(model, inputs)
+        size = _size(model, inputs)
         for name, array in model.named_parameters():
             first, (_, scale) = starts.get(name), begin_of(name, tuple(array.shape), starts.get(name))
             if first and first.std and array.ndim > 1:
                 array.mul_(scale / first.std)
             elif first and first.std and name.endswith("bias"):
                 array.zero_()
-        ratio = max(_size(model, inputs), SMALL) / max(own, SMALL)
-        if own < float("inf") and not 1 / FAR <= ratio <= FAR:
+        ratio = max(_size(model, inputs), SMALL) / max(size, SMALL)
+        if size < float("inf") and not 1 / FAR <= ratio <= FAR:
             return {name: first._replace(exact=True) for name, first in starts.items()}
     return starts
 
