@@ -42,7 +42,9 @@ class FENS(ClientSide[Keys]):
         members = []
         for place, name in enumerate(names):
             prefix = f"members.{place}."
-            shapes = {key.removeprefix(prefix): each.shape for key, each in beside.items() if key.startswith(prefix)}
+            shapes = {
+                key.removeprefix(prefix): tensor.shape for key, tensor in beside.items() if key.startswith(prefix)
+            }
             members.append(self.built(name, shapes, outputs))
         return Fens(members, names, outputs).to(self.client.device).eval()
 

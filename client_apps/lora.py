@@ -37,7 +37,7 @@ class Ranks(Submodel):
         for name in [name.removesuffix(f".{A}") for name in trained if name.endswith(f".{A}")]:
             axes[f"{name}.{A}"][0] = axes[f"{name}.{B}"][1] = (Segment(0, ranks := trained[f"{name}.{A}"][0]),)
         group = PermutationGroup(0, "rank", ranks, rows=(), completes=())
-        return PermutationGroups((group,), {name: tuple(each) for name, each in axes.items()}, (), {})
+        return PermutationGroups((group,), {name: tuple(layout) for name, layout in axes.items()}, (), {})
 
 
 class LoRA(ClientSide[Keys]):

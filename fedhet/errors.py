@@ -70,7 +70,7 @@ class UserCodeError(DataError, ModelError):
 def _users(error: BaseException) -> traceback.FrameSummary | None:
     """Return the last frame of an exception's traceback that is in the user's code, or None."""
     frames, others = reversed(traceback.extract_tb(error.__traceback__)), [*_OURS, *_LIBRARIES]
-    return next((each for each in frames if not any(map(Path(each.filename).is_relative_to, others))), None)
+    return next((frame for frame in frames if not any(map(Path(frame.filename).is_relative_to, others))), None)
 
 
 def in_words(error: OSError) -> str:
@@ -104,7 +104,7 @@ def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
 
 def check_list(name: str, value: object, kind: type, example: str) -> None:
     """Check that the argument `name` is a list of instances of `kind`; else raise a ConfigError with an `example`."""
-    if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(each, kind) for each in value):
+    if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(item, kind) for item in value):
         raise ConfigError(f"{name} = {shown(value)}: must be a list, such as {example}")
 
 
@@ -114,7 +114,9 @@ def nearest(kind: str, name: str, known: Iterable[str]) -> str:
     It lists all `known` names, or the five nearest, first the nearest, if there are more than 20.
     """
     names = sorted({*known})
-    short = [each for each in names if name == "".join(word[0] for word in re.split(r"[-.]+", each) if word)]
+    short = [
+        candidate for candidate in names if name == "".join(word[0] for word in re.split(r"[-.]+", candidate) if word)
+    ]
     close = [*short, *get_close_matches(name, names, n=1)]
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     listed = ", ".join(names) or "none"

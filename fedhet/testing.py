@@ -192,7 +192,9 @@ class Run:
         contents: dict[str, Any] = {}
         for path in (self.folder / "checkpoint").glob("*.safetensors"):
             arrays, values = read_arrays(path)
-            contents[path.name] = {name: (str(each.dtype), each.shape, each.tobytes()) for name, each in arrays.items()}
+            contents[path.name] = {
+                name: (str(array.dtype), array.shape, array.tobytes()) for name, array in arrays.items()
+            }
             contents[path.name] |= {name: value for name, value in values.items() if name != "digests"}
         return contents
 

@@ -118,7 +118,7 @@ class Client:
     def public(self) -> PublicDataset:
         """The public dataset that the request names, on the client's device; raises `LostState` if it is missing."""
         brought = [] if self.data.public is None else [self.data.public, self.data.public.unlabelled]
-        public = next((each for each in brought if each.digest == self.request.public), None)
+        public = next((dataset for dataset in brought if dataset.digest == self.request.public), None)
         if public is None:
             public = self.store.public_dataset(self.request.public)
         return relabelled(resident(public, self.device), self.task.outputs.labels)

@@ -288,7 +288,7 @@ def _digests(job: Job) -> dict[str, str]:
     if client.part:  # its sizes may change, and arrays may be missing
         network = str([(name, type(module)) for name, module in client.model.named_modules()])
     else:
-        network = f"{client.model} {[(name, each.dtype, each.shape, each.requires_grad) for name, each in arrays]}"
+        network = f"{client.model} {[(name, array.dtype, array.shape, array.requires_grad) for name, array in arrays]}"
     digests = {
         "task": digest(_task(job)),
         "network": digest(network, config.head),

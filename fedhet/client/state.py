@@ -166,10 +166,10 @@ def remove_old(base: Path, days: float, others: Iterable[Path] = ()) -> list[Pat
     for path in sorted([*base.glob("public/*.safetensors"), *ours]):
         if not path.resolve().is_relative_to(root):  # behind a link to another place
             continue
-        files = [each for each in (path, *path.rglob("*")) if each.is_file()]
+        files = [file for file in (path, *path.rglob("*")) if file.is_file()]
         # A run without files has just begun in another process, which may also replace files meanwhile.
         with suppress(FileNotFoundError):
-            if max(each.stat().st_mtime for each in files or [path]) < oldest:
+            if max(file.stat().st_mtime for file in files or [path]) < oldest:
                 removed.append(path)
     removed += [path for path in others if path.exists() and not path.is_symlink()]
     for path in removed:
@@ -239,7 +239,7 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
             tensors = dict(formed)
         _load(network, tensors, path, name)
         predictor = network.eval()
-        if more := {key.removeprefix(PREDICTOR): each for key, each in beside.items() if key.startswith(PREDICTOR)}:
+        if more := {key.removeprefix(PREDICTOR): tensor for key, tensor in beside.items() if key.startswith(PREDICTOR)}:
             saved = side.of_saved(name, config, network, int(beside[ROUND]), from_parts(beside, EXAMPLE))
             predictor = saved.loaded(more).eval()
             _load(predictor, predictor.state_dict() | more, path, name)
@@ -272,7 +272,7 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
         tensors, path, _ = _saved(folder, info.name, "all")
     # Early exits are the method's, not the network's; a method that has them adds new ones.
     names = model.state_dict().keys()
-    tensors = {name: each for name, each in tensors.items() if name in names or not name.startswith(f"{EXITS}.")}
+    tensors = {name: tensor for name, tensor in tensors.items() if name in names or not name.startswith(f"{EXITS}.")}
     if plain := not _misfit(model, tensors):
         _load(model, tensors, path, info.name)
     model = registry.client_side(info.config.method_name).adapt(model, info.config)

@@ -112,7 +112,7 @@ class Comparison:
         notes = [*self.notes, *failure]
         write_text(path.with_suffix(".md"), tables.markdown(results, self.baseline, notes, self.verdict))
         write_text(path.with_suffix(".tex"), tables.latex(separate, self.title, "".join(self.notes[:1])))
-        runs = {each.run.name: each.files for result in results for each in result.outcomes}
+        runs = {outcome.run.name: outcome.files for result in results for outcome in result.outcomes}
         if runs:
             figure = self.plot()
             for kind in (".png", ".pdf", ".svg"):
@@ -205,8 +205,8 @@ def _compared(
     tuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else []
     # The best round is chosen on validation examples, so these stay held out.
     whole = {} if shared.for_all["keep-best"] or shared.for_all["patience"] else WHOLE
-    choices = {each.variant: each.best.choice | whole for each in tuned if each.best}
-    untuned = {each.variant: each.text for each in tuned if not each.best}
+    choices = {search.variant: search.best.choice | whole for search in tuned if search.best}
+    untuned = {search.variant: search.text for search in tuned if not search.best}
     runs = [*_plans(shared, seeds, out, choices)]
     check(runs, shared.functions)
     failures = execute([run for run in runs if run.variant not in untuned])
@@ -215,8 +215,8 @@ def _compared(
 
     with showing(out):
         results = measure(runs, failed)
-        first = next(each for each in results if each.variant == baseline)
-        notes = tables.notes_below(results, first, shared.notes, [each.text for each in tuned if each.best])
+        first = next(result for result in results if result.variant == baseline)
+        notes = tables.notes_below(results, first, shared.notes, [search.text for search in tuned if search.best])
         dataset = "own data" if shared.functions.data is not None else runs[0].settings.dataset
         title = f"{', '.join(shared.own)} on {dataset}"
         done = Comparison(out, results, first, failed, title, verdict(results, first), notes)
@@ -250,6 +250,6 @@ def read_comparison(folder: Path) -> Comparison:
             if not run.folder.resolve().is_relative_to(folder.resolve()):
                 raise FedhetError(f"{folder / SAVED} names a run outside of its folder: restore it from a copy")
         results = measure(runs, saved["failed"])
-        first = next(each for each in results if each.variant == saved["baseline"])
-        sections = [Section(**each) for each in saved["sections"]]
+        first = next(result for result in results if result.variant == saved["baseline"])
+        sections = [Section(**section) for section in saved["sections"]]
         return Comparison(folder, results, first, sections=sections, **{name: saved[name] for name in TEXTS})

@@ -176,27 +176,29 @@ class VariantResult:
         return replace(difference, over=f"{numbers} of {wanted}" if 0 < min(counts) < wanted else "")
 
     def _by_seed(self, measure: str) -> dict[int, float]:
-        return {each.run.seed: value for each in self.outcomes if (value := each.values[measure]) is not None}
+        return {outcome.run.seed: value for outcome in self.outcomes if (value := outcome.values[measure]) is not None}
 
 
 def differences(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, Difference]:
     """Return each variant's difference in personal accuracy to the baseline, by name, with Holm-corrected p-values."""
-    pairs = {each.variant: each.difference(baseline, "personal_accuracy") for each in results if each is not baseline}
-    compared = {variant: each for variant, each in pairs.items() if each is not None}
-    p_values = {variant: each.p for variant, each in compared.items() if each.p is not None}
+    pairs = {
+        result.variant: result.difference(baseline, "personal_accuracy") for result in results if result is not baseline
+    }
+    compared = {variant: difference for variant, difference in pairs.items() if difference is not None}
+    p_values = {variant: difference.p for variant, difference in compared.items() if difference.p is not None}
     corrected = dict(zip(p_values, holm([*p_values.values()]), strict=True))
-    return {variant: replace(each, p=corrected.get(variant)) for variant, each in compared.items()}
+    return {variant: replace(difference, p=corrected.get(variant)) for variant, difference in compared.items()}
 
 
 def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     """Return a sentence on which methods are significantly better or worse than the baseline, or an empty string."""
-    other = "training alone" if any(is_local(each.files) for each in baseline.outcomes) else baseline.variant
+    other = "training alone" if any(is_local(outcome.files) for outcome in baseline.outcomes) else baseline.variant
     compared, different, same = differences(results, baseline), [], []
-    scored = [each.variant for each in results if None not in (each.mean(PERSONAL), baseline.mean(PERSONAL))]
+    scored = [result.variant for result in results if None not in (result.mean(PERSONAL), baseline.mean(PERSONAL))]
     apart = [name for name in scored if name not in (*compared, baseline.variant)]
     unlike = "".join(f" {name} and {baseline.variant} have no scores of the same clients." for name in apart)
-    if compared and all(each.p is None for each in compared.values()):
-        few = ", ".join(f"{name}{each.where}" for name, each in compared.items() if each.over)
+    if compared and all(difference.p is None for difference in compared.values()):
+        few = ", ".join(f"{name}{difference.where}" for name, difference in compared.items() if difference.over)
         said = f"Fewer than {FEWEST} seeds: no difference to {other} can be called significant"
         return f"{said}{few and f' ({few})'}.{unlike}"
     sign = baseline.direction
@@ -218,7 +220,7 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
 def absent(results: Iterable[VariantResult]) -> Iterator[str]:
     """Yield a sentence on clients without a final accuracy for each variant, with their names and reasons."""
     for result in results:
-        lines = grouped((line, str(each.run.seed)) for each in result.outcomes for line in each.files.absences)
+        lines = grouped((line, str(outcome.run.seed)) for outcome in result.outcomes for line in outcome.files.absences)
         yield from (f"{result.variant}, seeds {', '.join(seeds)}: {line}." for line, seeds in lines.items())
 
 
@@ -230,15 +232,15 @@ def is_local(run: RunFiles) -> bool:
 def measure(runs: Iterable[ComparedRun], failed: Container[str]) -> list[VariantResult]:
     """Read the runs whose names are not in `failed`, and return each variant's result in the order of `runs`."""
     planned = grouped((run.variant, run) for run in runs)
-    files = {run.name: read_run(run.folder) for each in planned.values() for run in each if run.name not in failed}
-    completed = {variant: [run for run in each if run.name in files] for variant, each in planned.items()}
-    local = next((name for name, each in completed.items() if each and is_local(files[each[0].name])), None)
+    files = {run.name: read_run(run.folder) for runs in planned.values() for run in runs if run.name not in failed}
+    completed = {variant: [run for run in runs if run.name in files] for variant, runs in planned.items()}
+    local = next((name for name, runs in completed.items() if runs and is_local(files[runs[0].name])), None)
     alone = {run.seed: accuracies(files[run.name]) for run in completed.get(local or "", ())}
     results = []
-    for variant, each in planned.items():
+    for variant, runs in planned.items():
         known = {} if variant == local else alone
         outcomes = [outcome(run, files[run.name], known.get(run.seed, {})) for run in completed[variant]]
-        results.append(VariantResult(variant, len(each), outcomes, each[0].equalised))
+        results.append(VariantResult(variant, len(runs), outcomes, runs[0].equalised))
     return results
 
 

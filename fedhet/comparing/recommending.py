@@ -275,8 +275,8 @@ class _Search:
 
         def needed(rounds: int, epochs: int) -> float:
             last = closing if epochs == whole.local_epochs else min(closing, epochs)
-            each = alone + first * (rounds * max(epochs, 1) + last - 1)
-            return (now - began + math.ceil(2 / self.execute.at_once) * (1 + LONGER * FEWEST) * each) / 0.9
+            seconds = alone + first * (rounds * max(epochs, 1) + last - 1)
+            return (now - began + math.ceil(2 / self.execute.at_once) * (1 + LONGER * FEWEST) * seconds) / 0.9
 
         few = min(rounds, 2)  # in the second round, clients have something from others
         quarter = max(few, math.ceil(rounds / 4))
@@ -369,16 +369,18 @@ class _Search:
     def conclude(self, runs: Sequence[PlannedRun], failed: Mapping[str, str]) -> Recommendation:
         """Recommend a method, given the comparison's runs and the errors of failed ones by name; write all results."""
         results = measure(runs, failed)
-        local = next(each for each in results if each.variant == "local")
+        local = next(result for result in results if result.variant == "local")
         sign = self.direction
         gains = {
-            each.variant: sign * difference.mean for each in results if (difference := each.difference(local, SCORE))
+            result.variant: sign * difference.mean
+            for result in results
+            if (difference := result.difference(local, SCORE))
         }
         ranked = sorted((each for each in results if each.variant in gains), key=lambda each: -gains[each.variant])
-        controls = [each for each in ranked if each.variant in CONTROLS]
-        federated, alone = next((each for each in ranked if each not in controls), None), controls[0]
-        differences = [federated.difference(each, SCORE) for each in controls] if federated else [None]
-        beats = all(each is not None and each.better(sign) for each in differences)
+        controls = [result for result in ranked if result.variant in CONTROLS]
+        federated, alone = next((result for result in ranked if result not in controls), None), controls[0]
+        differences = [federated.difference(result, SCORE) for result in controls] if federated else [None]
+        beats = all(difference is not None and difference.better(sign) for difference in differences)
         method = federated.variant if federated and beats else alone.variant
         verdict = _verdict(alone, federated, beats=beats)
         absent = [f"{name} ({format_value(self.accuracies.get(name))})" for name in CONTROLS if name in self.refused]

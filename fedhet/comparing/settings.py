@@ -58,7 +58,7 @@ def _variant(text: str) -> Variant:
         raise ConfigError(f"{text} names no method: write METHOD or YOURNAME=METHOD,KEY=VALUE,...")
     method = match["method"]
     name = match["name"] or registry.method(method).name
-    settings = parse_settings(each for each in _COMMA.split(match["settings"] or "") if each)
+    settings = parse_settings(setting for setting in _COMMA.split(match["settings"] or "") if setting)
     if same := sorted(SAME_FOR_ALL & settings.keys()):
         raise ConfigError(f"method {name}: set {', '.join(same)} for all methods at once (--set), not for one")
     prefix = registry.method(method).family
@@ -134,7 +134,7 @@ def shared_settings(
     flat = toml.chosen(config)
     base = {key: value for key, value in flat.items() if key not in SET_HERE | {"method"}}
     base["seed"] = seeds[0]
-    base = _method_keys_of_presets([registry.method(each.method) for each in variants], base) | base
+    base = _method_keys_of_presets([registry.method(variant.method) for variant in variants], base) | base
     first = registry.method(variants[0].method)
     rounds = {"rounds": Config.rounds, **first.common, **_preset(base, first), **base}["rounds"]
     rounds_of = {variant.name: variant.settings.get("rounds", rounds) for variant in variants}
@@ -156,9 +156,9 @@ def shared_settings(
     if strict and (problems := list(_without_effect(variants, flat, completed))):
         raise ConfigError("\n".join(problems))
     alike = {variant.name: resolve(variant, {}) for variant in variants}
-    for_all = _for_all(alike, {name: complete(each, by_hand).flat() for name, each in alike.items()})
+    for_all = _for_all(alike, {name: complete(variant, by_hand).flat() for name, variant in alike.items()})
     for key in ("public-samples", "closing-epochs"):
-        for_all[key] = max(each.flat()[key] for each in completed.values())
+        for_all[key] = max(config.flat()[key] for config in completed.values())
 
     own: dict[str, dict[str, Value]] = {}
     equalised, notes = set[str](), list[str]()
@@ -252,7 +252,7 @@ def _own_settings(
     chosen = by_hand | variant.settings.keys()
     training = {key: value for key, value in wanted.items() if value != for_all[key] and key not in chosen}
     if training:
-        said = ", ".join(f"{key} = {toml_value(each)}" for key, each in training.items())
+        said = ", ".join(f"{key} = {toml_value(setting)}" for key, setting in training.items())
         trains = registry.method(variant.method).trains
         notes.append(f"{variant.name}: its clients train {trains}, with {said} of its own")
     return {**settings, **training, "method": variant.method, **variant.settings}, notes
@@ -283,5 +283,5 @@ def _without_effect(
     for key, value in {} if configuration.origin_of(chosen) == "run" else chosen.items():
         if key in SET_HERE and value != default_of(fields_of(Config)[key]):
             yield f"{key} has no effect here, since a comparison sets it for each run: leave it out"
-        if all(key in each for each in remarks.values()):
-            yield next(each[key] for each in remarks.values())
+        if all(key in of_variant for of_variant in remarks.values()):
+            yield next(of_variant[key] for of_variant in remarks.values())

@@ -86,9 +86,9 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
     """Yield the rows of `comparison.csv`: headings, runs, means, standard deviations, differences and p-values."""
     yield ["method", "seed", "models", "equal_architectures", "clients", *measures.MEASURES]
     for result in results:
-        for each in result.outcomes:
-            values = [each.values[measure] for measure in measures.MEASURES]
-            yield [result.variant, each.run.seed, each.models, result.equalised, len(each.clients()), *values]
+        for outcome in result.outcomes:
+            values = [outcome.values[measure] for measure in measures.MEASURES]
+            yield [result.variant, outcome.run.seed, outcome.models, result.equalised, len(outcome.clients()), *values]
     for result in results:
         for name, of in (("mean", result.mean), ("std", result.spread)):
             yield [result.variant, name, result.models, result.equalised, "", *map(of, measures.MEASURES)]
@@ -96,7 +96,7 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
         if result is not baseline:
             of_all = [result.difference(baseline, measure) for measure in measures.MEASURES]
             for name, end in (("", "mean"), ("_low", "low"), ("_high", "high")):
-                values = [getattr(each, end, None) for each in of_all]
+                values = [getattr(mean, end, None) for mean in of_all]
                 over = of_all[0].over if of_all[0] else ""
                 yield [result.variant, f"difference{name}", result.models, result.equalised, over, *values]
     for variant, difference in measures.differences(results, baseline).items():
@@ -107,7 +107,7 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
 def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[list[str]]]:
     """Return tables as rows of text: accuracies and differences to `baseline`, gains over local training, costs."""
     differences = measures.differences(results, baseline)
-    p_values = {variant: each.p for variant, each in differences.items() if each.p is not None}
+    p_values = {variant: difference.p for variant, difference in differences.items() if difference.p is not None}
     shown = {name: _HEADINGS.get(name, name.removesuffix("_accuracy")) for name in _shown(results)}
     gains = {name: text for name, text in _GAINS.items() if any(result.mean(name) is not None for result in results)}
     fewer = any(each.over for each in differences.values())
@@ -140,8 +140,8 @@ def _mean(measure: str, text: str, result: VariantResult) -> str:
 
 def _shown(results: Sequence[VariantResult]) -> list[str]:
     personal, trained, overall, *others = measures.ACCURACIES
-    after = any(each.mean(trained) not in (None, each.mean(personal)) for each in results)
-    measured = [name for name in others if any(each.mean(name) is not None for each in results)]
+    after = any(result.mean(trained) not in (None, result.mean(personal)) for result in results)
+    measured = [name for name in others if any(result.mean(name) is not None for result in results)]
     return [personal, *[trained] * after, overall, *measured]
 
 
@@ -152,9 +152,9 @@ def notes_below(
 
     `settings` has remarks on settings, and `tuned` a description of each tuned method's chosen settings.
     """
-    outcomes = [each for result in results for each in result.outcomes]
-    metrics = sorted({each.files.metric for each in outcomes}) or ["accuracy"]
-    common = {each.files.settings.get("test-on") for each in outcomes} == {"global"}
+    outcomes = [outcome for result in results for outcome in result.outcomes]
+    metrics = sorted({outcome.files.metric for outcome in outcomes}) or ["accuracy"]
+    common = {outcome.files.settings.get("test-on") for outcome in outcomes} == {"global"}
     where = "the common test set" if common else "the clients' own data"
     notes = [
         f"Values of {' and '.join(metrics)} after the last round, weighted by examples, on {where}: mean ± sample "
@@ -169,11 +169,11 @@ def notes_below(
     if "best_accuracy" in _shown(results):
         notes.append("Best: models of the round with the best validation metric (models/best), on test examples.")
     if differences := measures.differences(results, baseline):
-        few = {each.seeds for each in differences.values() if each.low is None}
+        few = {difference.seeds for difference in differences.values() if difference.low is None}
         covers = f"{max(few)} here: too few seeds for an interval" if few else "with its 95% interval (Student's t)"
         paired = "paired over the seeds that both completed and, in each, over the clients that both scored"
         notes.append(f"Minus {baseline.variant}: difference of personal {metrics[0]}, {paired}, {covers}.")
-    if number := sum(each.p is not None for each in differences.values()):
+    if number := sum(difference.p is not None for difference in differences.values()):
         notes.append(f"p: of no difference, corrected for the number of differences in the table ({number}, Holm).")
     if any(result.mean("worse_off") is not None for result in results):
         notes.append(
@@ -183,12 +183,16 @@ def notes_below(
         )
     if any(result.equalised for result in results):
         notes.append(f"* needs equal architectures: every client got {EQUAL_MODEL}.")
-    told = ((line, each.run.variant) for each in outcomes for line in (each.files.summary or {}).get("warnings", ()))
+    told = (
+        (line, outcome.run.variant)
+        for outcome in outcomes
+        for line in (outcome.files.summary or {}).get("warnings", ())
+    )
     warnings = [f"{', '.join(dict.fromkeys(names))}: {line}" for line, names in grouped(told).items()]
     notes += [*warnings, *settings]
     if tuned:
         how = f"Tuned by validation {metrics[0]} with other seeds"
-        whole = not any(each.files.settings.get("validation") for each in outcomes)
+        whole = not any(outcome.files.settings.get("validation") for outcome in outcomes)
         how += ", then trained on whole training parts." if whole else "; validation parts stay held out."
         notes.append(f"{how} Chosen for {'; '.join(tuned)}.")
     return notes
@@ -204,11 +208,12 @@ def comparison_figure(results: Sequence[VariantResult], width: float = WIDTH, he
     results = [result for result in results if result.outcomes]
     if not results:
         raise FedhetError("no run of these methods was completed: repeat the comparison, which tries them again")
-    scored = [{*each.clients()} for result in results for each in result.outcomes]
+    scored = [{*outcome.clients()} for result in results for outcome in result.outcomes]
     shared = set.intersection(*scored)
     curves = {
         result.variant: [
-            dict(scored_curve(each.files.rows, each.files.scored, clients=shared or None)) for each in result.outcomes
+            dict(scored_curve(outcome.files.rows, outcome.files.scored, clients=shared or None))
+            for outcome in result.outcomes
         ]
         for result in results
     }
@@ -221,7 +226,7 @@ def comparison_figure(results: Sequence[VariantResult], width: float = WIDTH, he
         draw_line(axes, list(zip(rounds, means, strict=True)), **line, label=variant)
         axes.fill_between(rounds, means - spreads, means + spreads, color=line["color"], alpha=0.15, linewidth=0)
     words = f"personal {results[0].outcomes[0].files.metric}"
-    if shared and any(each != shared for each in scored):
+    if shared and any(clients != shared for clients in scored):
         words += " of the clients that all scored"
     label_axes(axes, "round (band: spread over seeds)", words)
     return figure

@@ -74,8 +74,8 @@ class Search:
     @property
     def best(self) -> Trial | None:
         """The first trial with the best mean accuracy, or None if no configuration completed with all seeds."""
-        completed = [each for each in self.tried if each.accuracy is not None]
-        return max(completed, key=lambda each: self.direction * (each.accuracy or 0.0), default=None)
+        completed = [trial for trial in self.tried if trial.accuracy is not None]
+        return max(completed, key=lambda trial: self.direction * (trial.accuracy or 0.0), default=None)
 
     @property
     def text(self) -> str:
@@ -88,7 +88,7 @@ class Search:
         chosen = ", ".join(f"{key} = {value}" for key, value in best.choice.items()) or "nothing to choose"
         words = [f"{self.variant}: {chosen} (validation {best.accuracy:.3f}, {tried})"]
         for key, value in best.choice.items():
-            numbers = {v for each in self.tried if isinstance(v := each.choice[key], int | float)}
+            numbers = {v for trial in self.tried if isinstance(v := trial.choice[key], int | float)}
             if not isinstance(value, bool | str) and len(numbers) > 1 and value in (min(numbers), max(numbers)):
                 words.append(f"{key} at the edge of the values tried")
         return "; ".join([*words, *(why.partition(": ")[0] for why in self.idle.values())])
@@ -154,8 +154,8 @@ def planned_trials(
         order = numpy_generator(tuning.seeds[0], "tuning", variant).permutation(len(grid))[:number]
         tried = [Trial(choice) for choice in _filled([grid[index] for index in sorted(order)], number)]
         searches.append(Search(variant, len(grid), tried, idle))
-        for each, seed in itertools.product(tried, tuning.seeds):
-            trials.append((each, seed, trial_run(shared, out / "tuning", variant, each.choice, seed)))
+        for trial, seed in itertools.product(tried, tuning.seeds):
+            trials.append((trial, seed, trial_run(shared, out / "tuning", variant, trial.choice, seed)))
     check([run for _, _, run in trials], shared.functions)
     return searches, trials
 
@@ -184,7 +184,9 @@ def validation_accuracies(runs: Mapping[str, RunFiles]) -> dict[str, float | Non
     """
     worst = 0.0 if all(run.direction > 0 for run in runs.values()) else LARGEST
     scores = {name: run.by_client(run.scored, "validation") for name, run in runs.items()}
-    lost = {c: replace(m, values=(worst,) * len(m.values)) for each in scores.values() for c, m in each.items()}
+    lost = {
+        c: replace(m, values=(worst,) * len(m.values)) for by_client in scores.values() for c, m in by_client.items()
+    }
     accuracies = {name: run.accuracy("validation") for name, run in runs.items()}
     for name, accuracy in accuracies.items():
         if accuracy is not None and scores[name] and len(scores[name]) < len(lost):
@@ -239,9 +241,9 @@ def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> tuple[list[Ch
         settings = shared.settings(variant, tuning.seeds[0], dict(zip(keys, values, strict=True)))
         choices.append({key: settings.flat()[key] for key in keys})
         remarks |= settings.remarks
-    idle = {key: remarks[key] for key in keys if key in remarks and len({each[key] for each in choices}) == 1}
-    distinct = [{key: each[key] for key in keys if key not in idle} for each in choices]
-    return [each for number, each in enumerate(distinct) if each not in distinct[:number]], idle
+    idle = {key: remarks[key] for key in keys if key in remarks and len({choice[key] for choice in choices}) == 1}
+    distinct = [{key: choice[key] for key in keys if key not in idle} for choice in choices]
+    return [choice for number, choice in enumerate(distinct) if choice not in distinct[:number]], idle
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:

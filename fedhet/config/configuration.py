@@ -214,7 +214,7 @@ def _spec(key: str) -> dataclasses.Field[Any]:
             f"pass {key}=... to one of them"
         )
     if name not in fields:
-        raise ConfigError(nearest("key", key, [f"{prefix}.{each}" if prefix else each for each in fields]))
+        raise ConfigError(nearest("key", key, [f"{prefix}.{field}" if prefix else field for field in fields]))
     return fields[name]
 
 
@@ -345,7 +345,7 @@ def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
     """
     method = word if word and (":" in word or word in registry.methods()) else None
     about = {key: f"about {field.metadata['about']}" for key, field in fields_of(Config).items()}
-    groups: dict[str, list[KeyRow]] = {each: [] for each in about.values()}
+    groups: dict[str, list[KeyRow]] = {title: [] for title in about.values()}
     for row in keys(method=method):
         if method or not word or word.lower() in f"{row[0]} {row[3]}".lower():
             groups.setdefault(about.get(row[0], row[0].rpartition(".")[0]), []).append(row)

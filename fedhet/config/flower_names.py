@@ -45,9 +45,9 @@ class FlowerOptions:
     configrecord_key: str = "config"
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if not isinstance(value := getattr(self, each.name), each.type):  # type: ignore[arg-type]
-                raise ConfigError(f"{each.name} = {value!r}: must be of type {each.type.__name__}")  # type: ignore[union-attr]
+        for field in fields(self):
+            if not isinstance(value := getattr(self, field.name), field.type):  # type: ignore[arg-type]
+                raise ConfigError(f"{field.name} = {value!r}: must be of type {field.type.__name__}")  # type: ignore[union-attr]
 
     @property
     def names(self) -> dict[str, str]:

@@ -52,7 +52,7 @@ def from_json(text: str, subject: str) -> dict[str, Any]:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"invalid JSON in {subject}, which must be replaced: {damage(error)}") from error
-    if not isinstance(table, dict) or not all(isinstance(each, bool | int | float | str) for each in table.values()):
+    if not isinstance(table, dict) or not all(isinstance(value, bool | int | float | str) for value in table.values()):
         raise ConfigError(f"{subject} must be a JSON object whose values are strings, numbers, true or false")
     return table
 

@@ -88,7 +88,7 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
         if key == "augment" and "augmentation" in own:
             reasons[key] = Reason("augmentation", SUPPLIED["augmentation"])
         elif replaced and own >= {*replaced} and key not in config.options.uses:
-            reasons[key] = Reason(replaced[0], " and ".join(SUPPLIED[each] for each in replaced))
+            reasons[key] = Reason(replaced[0], " and ".join(SUPPLIED[part] for part in replaced))
         elif key in config.options.without or not (flat[key] in gives if isinstance(gives, tuple) else gives):
             reasons[key] = Reason("method", f"method = {config.method_name}")
         elif key in data.keys_without_effect(config.dataset):

@@ -75,14 +75,14 @@ class Examples:
 def digest(*content: object) -> str:
     """Return a hexadecimal hash of tensors (their values, dtype and shape) and other objects (their `str`)."""
     digested = hashlib.blake2b(digest_size=12)
-    parts = ([*each.parts, *each.parts.values()] if isinstance(each, Inputs) else [each] for each in content)
-    for each in chain.from_iterable(parts):
-        if not isinstance(each, Tensor):
-            digested.update(f"{each}\n".encode())
+    parts = ([*value.parts, *value.parts.values()] if isinstance(value, Inputs) else [value] for value in content)
+    for part in chain.from_iterable(parts):
+        if not isinstance(part, Tensor):
+            digested.update(f"{part}\n".encode())
             continue
-        digested.update(f"{each.dtype}{list(each.shape)}".encode())
-        if each.numel():  # else its strides may be 0
-            digested.update(each.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digested.update(f"{part.dtype}{list(part.shape)}".encode())
+        if part.numel():  # else its strides may be 0
+            digested.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digested.hexdigest()
 
 

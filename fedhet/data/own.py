@@ -52,9 +52,9 @@ def check_scale(raw: Mapping[str, Tensor]) -> None:
     """Raise a `DataError` if some raw inputs (by set, such as `train`) are bytes, and others lie beyond [0, 1]."""
     for name in parts_of(raw["train"]):
         tensors = {part: parts_of(inputs)[name] for part, inputs in raw.items() if name in parts_of(inputs)}
-        scaled = [part for part, each in tensors.items() if each.dtype == torch.uint8]
-        real = {part: each for part, each in tensors.items() if part not in scaled and not each.is_complex()}
-        others = [part for part, each in real.items() if scaled and (each.min() < 0 or each.max() > 1)]
+        scaled = [part for part, tensor in tensors.items() if tensor.dtype == torch.uint8]
+        real = {part: tensor for part, tensor in tensors.items() if part not in scaled and not tensor.is_complex()}
+        others = [part for part, tensor in real.items() if scaled and (tensor.min() < 0 or tensor.max() > 1)]
         if others:
             raise DataError(
                 f"the {scaled[0]} inputs are bytes, which are scaled to [0, 1], but the {others[0]} inputs are "
@@ -166,7 +166,7 @@ def examples_of(value: Any) -> Examples:
     if isinstance(value, Mapping):
         value = pair_of(value)
     two = value if isinstance(value, tuple | list) and len(value) == 2 else ()
-    if two and all(isinstance(each, tuple | list) and len(each) == 2 for each in two):
+    if two and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in two):
         raise DataError("two pairs may be two examples or inputs and labels: give inputs and labels as tensors")
     if two and not isinstance(two[1], Mapping):
         inputs = as_tensor(two[0])
@@ -195,7 +195,7 @@ def _sampled(loader: DataLoader[Any]) -> Tensor:
     whole, plain = len(loader.dataset), type(sampler) is BatchSampler  # type: ignore[arg-type]
     sampler = sampler.sampler if plain else sampler
     draws = (sampler if plain else chain.from_iterable(sampler) for _ in range(2))
-    rows, others = (sorted(map(int, islice(each, whole + 1))) for each in draws)
+    rows, others = (sorted(map(int, islice(draw, whole + 1))) for draw in draws)
     random = isinstance(sampler, RandomSampler | WeightedRandomSampler) and len(rows) < whole
     if getattr(sampler, "replacement", False) or random or rows != others or len(set(rows)) < len(rows):
         raise DataError(
@@ -237,7 +237,7 @@ def _as_augment(augment: Any) -> Augment | None:
     if augment is None:
         return None
     taken, _ = open_parameters(augment.forward if isinstance(augment, nn.Module) else augment)
-    seeded = any(each.name == "generator" for each in taken[1:])
+    seeded = any(parameter.name == "generator" for parameter in taken[1:])
 
     def augmented(inputs: Tensor, generator: torch.Generator) -> Tensor:
         try:

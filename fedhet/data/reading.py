@@ -155,7 +155,7 @@ def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> Non
         if _missing_allowed.get() and kind == "inputs":
             part = part.nan_to_num(posinf=math.inf, neginf=-math.inf)
         if (part.is_floating_point() or part.is_complex()) and not bool(part.isfinite().all()):
-            row = next(row for row, each in enumerate(part) if not each.isfinite().all())
+            row = next(row for row, example in enumerate(part) if not example.isfinite().all())
             values = part[row].flatten()
             odd = values[~values.isfinite()][0].item()
             raise DataError(f"the {kind} of row {rows[row]} contain {odd}: remove such rows, or replace the values")
@@ -204,10 +204,10 @@ def as_tensor(value: Any) -> Tensor:
 
     An image becomes (channels, height, width), as uint8 or, if its pixels have more than 8 bits, as float32.
     """
-    if isinstance(value, tuple) and value and all(isinstance(each, Tensor | np.ndarray) for each in value):
-        value = {str(place): each for place, each in enumerate(value)}
+    if isinstance(value, tuple) and value and all(isinstance(part, Tensor | np.ndarray) for part in value):
+        value = {str(place): part for place, part in enumerate(value)}
     if isinstance(value, Mapping) and value:
-        parts = {str(name): as_tensor(each) for name, each in value.items()}
+        parts = {str(name): as_tensor(part) for name, part in value.items()}
         return together(parts) if len(parts) > 1 else next(iter(parts.values()))
     if isinstance(value, list) and value and not isinstance(value[0], int | float | list):
         return _stacked(value)
@@ -240,13 +240,13 @@ def _dense(value: Any, what: str, remedy: str) -> Tensor:
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:
-    inputs = [as_tensor(each) for each in values]
+    inputs = [as_tensor(tensor) for tensor in values]
     forms = {
         ", ".join(
             f"{name} {list(p.shape)}{' of bytes' if p.dtype == torch.uint8 else ''}"
-            for name, p in parts_of(each).items()
+            for name, p in parts_of(tensor).items()
         )
-        for each in inputs
+        for tensor in inputs
     }
     if len(forms) > 1:
         one, other = sorted(forms)[:2]
@@ -260,9 +260,9 @@ def as_labels(value: Any) -> Tensor:
     Floats are float32 or float64. Labels of pixels keep their integer type; an axis with a single channel is removed.
     """
     if isinstance(value, list | tuple):
-        value = [np.array(each) if hasattr(each, "getbands") else each for each in value]  # PIL images
+        value = [np.array(label) if hasattr(label, "getbands") else label for label in value]  # PIL images
     if isinstance(value, list) and value and isinstance(value[0], Tensor | np.ndarray):
-        value = torch.stack([torch.as_tensor(each) for each in value])
+        value = torch.stack([torch.as_tensor(label) for label in value])
     labels = _dense(value, "labels", "number the classes from 0, in the same way for all clients")
     labels = labels.float() if labels.dtype in (torch.float16, torch.bfloat16) else labels
     if labels.ndim > 2:

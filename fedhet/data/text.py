@@ -82,7 +82,7 @@ def _windows(texts: list[Tensor]) -> tuple[Examples, Indices]:
     owners = [number for number, text in enumerate(texts) if len(text) > WINDOW]
     together = torch.cat([torch.empty(0, WINDOW + 1, dtype=torch.uint8), *windows])
     examples = Examples(together[:, :WINDOW].contiguous(), together[:, WINDOW].long())
-    return examples, np.repeat(np.array(owners, np.int64), [len(each) for each in windows])
+    return examples, np.repeat(np.array(owners, np.int64), [len(starts) for starts in windows])
 
 
 @register_dataset("shakespeare")

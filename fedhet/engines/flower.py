@@ -169,8 +169,8 @@ class _Watch:
             for observer in self._observers:
                 observer.started(self._run, first, self._last)
         for row in rows[self._seen :]:
-            clients = [each for each in read_clients(self._folder) if each.round == row["round"]]
-            report = RoundReport(row, sorted(clients, key=lambda each: client_order(each.client)))
+            clients = [client_row for client_row in read_clients(self._folder) if client_row.round == row["round"]]
+            report = RoundReport(row, sorted(clients, key=lambda client_row: client_order(client_row.client)))
             for observer in self._observers:
                 observer.round(self._run, report)
         self._seen = len(rows)

@@ -142,7 +142,7 @@ class WorkerGrid(LocalGrid):
             self._alone(f"the client app cannot be copied to worker processes ({error})")
             return
         self.doing(f"starting {self._number} worker processes" if self._number > 1 else "starting a worker process")
-        self._threads = [Thread(target=self._serve, args=(each, *arguments), daemon=True) for each in self._children]
+        self._threads = [Thread(target=self._serve, args=(child, *arguments), daemon=True) for child in self._children]
         for thread in self._threads:
             thread.start()
         if not self.patience:  # the first message waits

@@ -227,4 +227,4 @@ def mod_ledger(
 
 def _distance(one: Mapping[str, Any], other: Arrays) -> float:
     moved = (np.asarray(array, np.float64) - other[name] for name, array in one.items())
-    return float(np.sqrt(sum(float(np.vdot(each, each)) for each in moved)))
+    return float(np.sqrt(sum(float(np.vdot(difference, difference)) for difference in moved)))

@@ -219,15 +219,15 @@ class Fields:
     def plain(self, dataclass: Any) -> dict[str, Any]:
         """Return the text, number and boolean fields of the class `dataclass` that are present, for its constructor."""
         values = {}
-        for each, key in named_fields(dataclass):
-            if key in self._fields or each.default is MISSING:
-                default = None if each.default is MISSING else each.default
-                limits = {name: limit for name, limit in each.metadata.items() if name != "key"}
-                values[each.name] = getattr(self, READERS[each.type])(key, default, **limits)
+        for entry, key in named_fields(dataclass):
+            if key in self._fields or entry.default is MISSING:
+                default = None if entry.default is MISSING else entry.default
+                limits = {name: limit for name, limit in entry.metadata.items() if name != "key"}
+                values[entry.name] = getattr(self, READERS[entry.type])(key, default, **limits)
         return values
 
     def text(self, key: str, default: str | None = None, *, longest: int = LONGEST) -> str:
-        """Return the field `key`, text of at most `longest` characters, or `default` if it is missing."""
+        """Return the entry `key`, text of at most `longest` characters, or `default` if it is missing."""
         right = f"text of at most {longest} characters"
         return str(self._read(key, default, str, right, lambda text: len(text) <= longest))
 
@@ -280,14 +280,14 @@ READERS: dict[Any, str] = {
 @cache
 def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
     """Return the text, number and boolean fields of `dataclass` as pairs (field, its key in a message)."""
-    plain = [each for each in fields(dataclass) if each.type in READERS]
-    return [(each, each.metadata.get("key", kebab(each.name))) for each in plain]
+    plain = [field for field in fields(dataclass) if field.type in READERS]
+    return [(field, field.metadata.get("key", kebab(field.name))) for field in plain]
 
 
 def written(record: Any) -> dict[str, Any]:
     """Return the text, number and boolean fields of a dataclass object that differ from their default, by key."""
     kind: Any = type(record)
-    values = {key: (getattr(record, each.name), each.default) for each, key in named_fields(kind)}
+    values = {key: (getattr(record, field.name), field.default) for field, key in named_fields(kind)}
     return {key: value for key, (value, default) in values.items() if value != default}
 
 

@@ -126,7 +126,7 @@ def _must_be(value: Any, spec: Field[Any]) -> str:
     wanted, choices = type(default_of(spec)), get_args(spec.type)
     if type(value) is not wanted:
         return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[wanted]
-    if isinstance(value, str) and any(unicodedata.category(each) in ("Cc", "Cs") for each in value):
+    if isinstance(value, str) and any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
         return "text without control characters"
     if choices and value not in choices:
         return f"one of {', '.join(choices)}"

@@ -128,10 +128,10 @@ def unusable(model: Any) -> str:
     if isinstance(model, torch.jit.ScriptModule):
         return ", whose modules TorchScript hides: return the nn.Module from which it was compiled"
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    if absent := next((each for each, tensor in tensors if is_lazy(tensor) or tensor.is_meta), None):
+    if absent := next((name for name, tensor in tensors if is_lazy(tensor) or tensor.is_meta), None):
         return f" whose {absent} has no values yet: create it on the CPU, and run lazy modules on an example first"
     modules = model.named_modules()
-    if sparse := next((each for each, module in modules if getattr(module, "sparse", False) is True), None):
+    if sparse := next((name for name, module in modules if getattr(module, "sparse", False) is True), None):
         return f" whose {sparse} has sparse gradients, which optimisers and averages do not take: set sparse=False"
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return " without a parameter that requires gradients: leave at least the head to train"

@@ -37,7 +37,9 @@ def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) ->
     else:
         options = {"aux_logits": False, "init_weights": True} if model in _WITH_AUXILIARY_OUTPUTS else {}
         network = _import(library).get_model(model, weights=None, num_classes=classes, **options)
-        place, first = next((place, each) for place, each in network.named_modules() if isinstance(each, nn.Conv2d))
+        place, first = next(
+            (place, module) for place, module in network.named_modules() if isinstance(module, nn.Conv2d)
+        )
         if first.in_channels != channels:
             like = ("out_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
             settings = {key: getattr(first, key) for key in like}

@@ -136,7 +136,7 @@ class Representation:
 
     @cached_property
     def _pooled(self) -> str:
-        named = any(type(each).__name__.endswith("ForSequenceClassification") for each in self.model.modules())
+        named = any(type(module).__name__.endswith("ForSequenceClassification") for module in self.model.modules())
         return self.what if self.what in POOLED else "last" if named else ""
 
     def head_output(self) -> AbstractContextManager["Captured | None"]:
@@ -274,7 +274,7 @@ def isolated(model: nn.Module, stream: RandomStream | None = None) -> Iterator[N
 
 def precision(model: nn.Module) -> torch.dtype | None:
     """Return the dtype of a network's first floating parameter, or None if there is none."""
-    return next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
+    return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)
 
 
 def in_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -94,7 +94,7 @@ def read_clients(folder: Path | str) -> list[ClientRow]:
 
 def _client_row(record: Mapping[str, str]) -> ClientRow:
     disclosed = record["accuracy"], record["loss"], record.get("epsilon")
-    accuracy, loss, epsilon = (float(each) if each else None for each in disclosed)
+    accuracy, loss, epsilon = (float(number) if number else None for number in disclosed)
     round, examples, up, down = (int(record[name]) for name in ("round", "examples", "bytes_up", "bytes_down"))
     client, architecture = printable(record["client"]), printable(record["architecture"])
     return ClientRow(round, client, architecture, examples, accuracy, loss, up, down, epsilon)
@@ -176,7 +176,7 @@ def unscored(rows: Sequence[Row], scored: Which) -> dict[str, str]:
     missing = never_took_part(rows)
     missing |= {str(failure.get("client")): str(failure.get("reason")) for failure in last.get("failures", ())}
     there = [last.get("scores", {}).get(name, ()) for name in (scored, f"common-{scored}")]
-    return {client: reason for client, reason in missing.items() if not any(client in each for each in there)}
+    return {client: reason for client, reason in missing.items() if not any(client in clients for clients in there)}
 
 
 def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
     unseen: Row = next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {})
     if starts := unseen.get(on):
         summary["unseen_clients"] = {
-            f"{start}_accuracy": [((each or {}).get("accuracy") or {}).get("weighted") for each in by_epoch]
+            f"{start}_accuracy": [((scores or {}).get("accuracy") or {}).get("weighted") for scores in by_epoch]
             for start, by_epoch in starts.items()
         }
     return summary

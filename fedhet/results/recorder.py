@@ -151,7 +151,7 @@ class RunDirectory(Observer):
             if before_last in earlier:
                 (path.parent / EARLIER).mkdir(exist_ok=True)
             # A new file before the old one is removed: replacing a file makes the disk's journal wait for the data.
-            digests = json.dumps({name: each.hexdigest() for name, each in self._digests.items()})
+            digests = json.dumps({name: digest.hexdigest() for name, digest in self._digests.items()})
             if not final:
                 run.state.save(path, digests=digests)
         except OSError:  # the round does not count

@@ -228,7 +228,9 @@ def _sections(run: RunFiles) -> Iterator[Section]:
         note = "Training examples; missing: examples with NaN; ?: what a node's policy does not tell."
         yield Section("Data", [data_table(data["clients"])], [note], kind="numbers total")
     if further := (run.summary or {}).get("further"):
-        values = [[name, *(format_value((each or {}).get(s)) for s in STATISTICS)] for name, each in further.items()]
+        values = [
+            [name, *(format_value((numbers or {}).get(s)) for s in STATISTICS)] for name, numbers in further.items()
+        ]
         yield Section("Further metrics", [[["metric", *STATISTICS], *values]], kind="numbers")
     failures = _failures(run)
     tables = [[["reason", "times", "rounds", "clients"], *failures]] if failures else []
@@ -256,7 +258,7 @@ def _made_by(run: RunFiles) -> list[tuple[str, str]]:
 def _pictures(figures: "Mapping[str, Figure]") -> list[dict[str, str]]:
     from fedhet.results.figures import to_svg
 
-    return [{"name": name, "svg": to_svg(each, name), "caption": _CAPTIONS[name]} for name, each in figures.items()]
+    return [{"name": name, "svg": to_svg(figure, name), "caption": _CAPTIONS[name]} for name, figure in figures.items()]
 
 
 def _settings(run: RunFiles) -> list[tuple[str, str]]:

@@ -121,5 +121,5 @@ class State:
 
 def _kinds(state: type[State]) -> dict[str, Any]:
     hints = get_type_hints(state)
-    names = [each.name for each in fields(state) if each.name not in ("round", "clients")]
+    names = [field.name for field in fields(state) if field.name not in ("round", "clients")]
     return {name: hints[name] if hints[name] in (Arrays, ArraysBy) else None for name in names}

@@ -167,7 +167,7 @@ class ProgressLine(Observer):
 
     def __init__(self, console: Console, folder: Path | None = None) -> None:
         self._console, self._folder = console, folder
-        text = [progress.TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[news]}")]
+        text = [progress.TextColumn(column, markup=False) for column in ("{task.description}", "{task.fields[news]}")]
         bar = [progress.BarColumn()] if console.width >= 100 else []
         times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
         columns = text[0], *bar, progress.MofNCompleteColumn(), text[1], *times

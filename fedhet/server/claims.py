@@ -98,7 +98,7 @@ def _limit_metric(run: Run, replies: Mapping[str, Reply], name: str, claims: Map
         most = claims[client] ** 2 / 4 if measure.pairs else most
         if weight > most:
             measured = replies[client].measured[name]
-            weights = tuple(each * most / weight for each in measured.metric.weights)
+            weights = tuple(share * most / weight for share in measured.metric.weights)
             replies[client].measured[name] = replace(measured, metric=Metric(measured.metric.values, weights))
     losses = {client: replies[client].measured[name].weight or claims[client] for client in largest}
     for client, weight in limited(run.config, losses).items():

@@ -345,7 +345,7 @@ class Handshake:
             self.accept(reply)
         if traits.shares.averaged and not joining:
             arrays = state.model | self.run.initial
-            missing = {key: each for key, each in reply.report.spec.items() if key not in arrays}
+            missing = {key: array for key, array in reply.report.spec.items() if key not in arrays}
             if missing and (first := self.first_arrays(missing)) is not None:
                 state.model = state.model | first
 
@@ -422,6 +422,6 @@ def _comes_last(reply: Reply, count: int) -> bool:
 
 def most_alike_first(claims: Mapping[int, Claims]) -> list[int]:
     """Return node ids, sorted by the number of properties (`claims`) that differ from the most frequent value."""
-    votes = Counter(claim for each in claims.values() for claim in each)
+    votes = Counter(claim for claimed in claims.values() for claim in claimed)
     most = {name: count for (name, _), count in reversed(votes.most_common())}
     return sorted(claims, key=lambda node: sum(votes[claim] < most[claim[0]] for claim in claims[node]))

@@ -202,10 +202,12 @@ def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluat
     """Return example-weighted means of metrics from users' train ("further") or evaluate ("evaluated") functions."""
 
     def weight(reply: Reply) -> float:
-        tested = [sum(each.metric.weights) for each in reply.measured.values()] or [reply.test_examples]
+        tested = [sum(part.metric.weights) for part in reply.measured.values()] or [reply.test_examples]
         return reply.weight if which == "further" else tested[0]
 
-    reported = grouped((name, (each, weight(r))) for r in replies.values() for name, each in getattr(r, which).items())
+    reported = grouped(
+        (name, (value, weight(r))) for r in replies.values() for name, value in getattr(r, which).items()
+    )
     return {name: weighted_mean(pairs) for name, pairs in reported.items() if sum(weight for _, weight in pairs)}
 
 

@@ -269,7 +269,7 @@ def must_be_equal(config: Config) -> bool:
     dataset = dataset_of(config)
     arrays = [_arrays(name, dataset.input_shape, dataset.classes) for name in dealt]
     # One graph in several widths has arrays of the same names and numbers of axes.
-    return len({tuple((key, axes) for key, (axes, _) in each.items()) for each in arrays}) > 1
+    return len({tuple((key, axes) for key, (axes, _) in spec.items()) for spec in arrays}) > 1
 
 
 @lru_cache(maxsize=256)  # a comparison checks all its runs

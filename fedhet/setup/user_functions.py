@@ -72,7 +72,7 @@ class UserFunctions:
             raise ConfigError("task is for your own data, but the configured data set has its own task: pass data, too")
 
     def __bool__(self) -> bool:
-        return any(each is not None for each in (self.model, self.data, self.client_settings))
+        return any(function is not None for function in (self.model, self.data, self.client_settings))
 
     @cached_property
     def model_of(self) -> ModelFunction | None:
@@ -108,7 +108,7 @@ class UserFunctions:
     @property
     def words(self) -> dict[str, str]:
         """A text for each attribute that was passed, such as `package.make_model`, for the files of a run."""
-        said = {name: described(each) for name, each in self.arguments.items() if each is not None}
+        said = {name: described(function) for name, function in self.arguments.items() if function is not None}
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     @property
@@ -293,7 +293,9 @@ def data_of(function: DataFunction | None, client: ClientInfo) -> ClientData:
 
 
 def _as_settings(client: str, value: Any) -> dict[str, Any]:
-    settings = {kebab(str(key)): each for key, each in value.items()} if isinstance(value, Mapping) else {"": value}
+    settings = (
+        {kebab(str(key)): setting for key, setting in value.items()} if isinstance(value, Mapping) else {"": value}
+    )
     if not settings.keys() <= {*CLIENT_KEYS}:
         raise ConfigError(
             f"client {client}: client_settings returned {shown(value)}, but must return a dict with some of "
@@ -328,7 +330,7 @@ def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[Cli
     if not unclear and not wanted & {"client", "partition_id"}:
         unclear = [p.name for p in taken if p.name not in wanted]
         if argument == "model":  # options with defaults, such as numbers of units, are usual
-            unclear = [] if is_class else [each for each in unclear if each in _CLIENT_NAMES]
+            unclear = [] if is_class else [parameter for parameter in unclear if parameter in _CLIENT_NAMES]
     if not unclear:
         return lambda client: function(**{name: _FACTS[name](client) for name in wanted})
     only = needed[0] if len(needed) == 1 and not is_class else None
@@ -384,8 +386,10 @@ def _copied(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Forward pre-hook that returns copies of the inputs, since the network could change the user's data in place."""
     if len(args) == 1 and isinstance(args[0], Inputs):
         args, kwargs = args[0].arguments
-    args = tuple(each.clone() if isinstance(each, Tensor) else each for each in args)
-    return args, {name: each.clone() if isinstance(each, Tensor) else each for name, each in kwargs.items()}
+    args = tuple(argument.clone() if isinstance(argument, Tensor) else argument for argument in args)
+    return args, {
+        name: argument.clone() if isinstance(argument, Tensor) else argument for name, argument in kwargs.items()
+    }
 
 
 def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:

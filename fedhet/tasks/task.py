@@ -179,7 +179,7 @@ class Task:
 
         Raises a ConfigError if a metric is unknown or, unless the task is yet to be inferred, is not one of the task.
         """
-        measures = {name: each for kind in OUTPUTS.values() for name, each in kind.metrics.items()}
+        measures = {name: measure for kind in OUTPUTS.values() for name, measure in kind.metrics.items()}
         for name in filter(None, (metric, *further)):
             if name not in measures:
                 raise ConfigError(nearest("metric", name, measures))
@@ -299,7 +299,7 @@ class Task:
             twice = self.loss(torch.cat([leaf, leaf]), torch.cat([labels, labels])).item()
         if math.isclose(twice, 2 * value.item(), rel_tol=1e-4) and abs(value.item()) > 1e-6:
             raise ConfigError(f"the task's loss {name} returned a sum over a batch: return the mean (reduction='mean')")
-        if any(each.requires_grad for each in module.parameters()):
+        if any(parameter.requires_grad for parameter in module.parameters()):
             raise ConfigError(f"the task's loss {name} has untrained parameters: freeze them (requires_grad_(False))")
         if not (torch.equal(value, again) and all(map(torch.equal, before, module.buffers()))):
             raise ConfigError(f"the task's loss {name} keeps state, which clients would share: use its arguments only")

@@ -75,8 +75,8 @@ def forward(
 
 def uses_batch_statistics(model: nn.Module) -> bool:
     """Return whether a network has a BatchNorm layer that, in its current mode, uses the statistics of a batch."""
-    layers = (each for each in model.modules() if isinstance(each, _BatchNorm))
-    return any(each.training or each.running_mean is None for each in layers)
+    layers = (layer for layer in model.modules() if isinstance(layer, _BatchNorm))
+    return any(layer.training or layer.running_mean is None for layer in layers)
 
 
 @dataclass(frozen=True, eq=False)

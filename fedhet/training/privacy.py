@@ -145,7 +145,7 @@ class Privacy:
 
     def _gradients(self, model: nn.Module, loss: ExampleLoss) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
         whole = _Loss(model, loss)
-        live = {name: each.detach() for name, each in whole.named_parameters() if each.requires_grad}
+        live = {name: parameter.detach() for name, parameter in whole.named_parameters() if parameter.requires_grad}
 
         def of_one(parameters: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
             value: Tensor = functional_call(whole, parameters, (inputs, labels))

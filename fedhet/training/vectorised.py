@@ -385,7 +385,7 @@ def _batches(
 ) -> Iterator[Batch]:
     """Yield for each step the active clients' examples, padded (see `Batch`)."""
     examples = [training.rows for training in group]
-    size = sum(len(each) * each.inputs[:1].numel() for each in examples) * dtype.itemsize
+    size = sum(len(part) * part.inputs[:1].numel() for part in examples) * dtype.itemsize
     lengths = [length for _, length in drawn]
     iterators = [iterator for iterator, _ in drawn]
     if group[0].augments or size > MEMORY:

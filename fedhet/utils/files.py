@@ -72,7 +72,7 @@ def check_place(folder: Path) -> None:
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             folder.lstat()  # raises an OSError for a name that is too long; `exists` does not
-        there = next(each for each in (folder, *folder.parents) if each.exists() or each.is_symlink())
+        there = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if not os.access(there, os.W_OK | os.X_OK):

@@ -50,11 +50,11 @@ class Inputs:
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Apply `torch.cat` and `torch.stack` to each tensor, and other functions to the first tensor only."""
-        leaves, tree = _pytree.tree_flatten(args, is_leaf=lambda each: isinstance(each, Inputs))
-        names = next([*each.parts] for each in leaves if isinstance(each, Inputs))
+        leaves, tree = _pytree.tree_flatten(args, is_leaf=lambda leaf: isinstance(leaf, Inputs))
+        names = next([*leaf.parts] for leaf in leaves if isinstance(leaf, Inputs))
         inputs = {}
         for name in names if func in (torch.cat, torch.stack) else names[:1]:
-            chosen = [each.parts[name] if isinstance(each, Inputs) else each for each in leaves]
+            chosen = [leaf.parts[name] if isinstance(leaf, Inputs) else leaf for leaf in leaves]
             inputs[name] = func(*_pytree.tree_unflatten(chosen, tree), **(kwargs or {}))
         return Inputs(inputs) if func in (torch.cat, torch.stack) else inputs[names[0]]
 

@@ -166,10 +166,10 @@ def room_on(device: "torch.device") -> int:
     """Return how many more processes like this one fit into a GPU's memory; unused cached memory is freed first."""
     import torch
 
-    each = (torch.cuda.max_memory_reserved(device) or _RUN_ON_GPU) + _CUDA_CONTEXT
+    needed = (torch.cuda.max_memory_reserved(device) or _RUN_ON_GPU) + _CUDA_CONTEXT
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
-    return int(free // each)
+    return int(free // needed)
 
 
 def runs_at_once(device: "torch.device") -> int:

@@ -64,7 +64,7 @@ def one_at_a_time() -> Iterator[None]:
 @contextmanager
 def standard_settings() -> Iterator[None]:
     """Context manager in which PyTorch has the `STANDARD` settings, computes gradients, and no warning is an error."""
-    filters = [each for each in warnings.filters if each[0] != "error"]
+    filters = [entry for entry in warnings.filters if entry[0] != "error"]
     with torch.inference_mode(False), settings_restored({**STANDARD, "warnings": filters}):
         yield
 

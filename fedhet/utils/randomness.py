@@ -185,11 +185,11 @@ def reseeded(values: Iterable[object]) -> Iterator[None]:
 
     A generator's new seed depends on its state, which a user may have seeded, and on torch's initial seed.
     """
-    held = ((each, {} if isinstance(each, ModuleType) else getattr(each, "__dict__", {})) for each in values)
-    nested = (inner for each, attributes in held for inner in (each, *attributes.values()))
+    held = ((value, {} if isinstance(value, ModuleType) else getattr(value, "__dict__", {})) for value in values)
+    nested = (inner for holder, attributes in held for inner in (holder, *attributes.values()))
     kinds = torch.Generator, random.Random, np.random.Generator, np.random.RandomState
-    generators = {id(each): each for each in nested if isinstance(each, kinds)}
-    restore = [_reseed(each, torch.initial_seed()) for each in generators.values()]
+    generators = {id(generator): generator for generator in nested if isinstance(generator, kinds)}
+    restore = [_reseed(generator, torch.initial_seed()) for generator in generators.values()]
     try:
         yield
     finally:

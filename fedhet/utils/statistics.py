@@ -33,7 +33,7 @@ class Metric:
     def total(metrics: Iterable["Metric"]) -> "Metric":
         """Return the weighted mean and total weight of each entry; raises a `ValueError` if lengths differ."""
         values, weights = [], []
-        pairs = (zip(each.values, each.weights, strict=True) for each in metrics)
+        pairs = (zip(metric.values, metric.weights, strict=True) for metric in metrics)
         for label in map(list, zip(*pairs, strict=True)):
             weights.append(math.fsum(weight for _, weight in label))
             # A value with weight 0 is nan, and nan * 0 is not 0.

@@ -33,8 +33,8 @@ def all_printable(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
-        return {printable(key): all_printable(each) for key, each in value.items()}
-    return [all_printable(each) for each in value] if isinstance(value, list) else value
+        return {printable(key): all_printable(item) for key, item in value.items()}
+    return [all_printable(item) for item in value] if isinstance(value, list) else value
 
 
 def cell(value: object) -> object:

@@ -92,7 +92,7 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"x has {x.shape[1]} features and y {y.shape[1]}, but Procrustes needs equally many: use CKA")
     tiny = torch.finfo(x.dtype).tiny
-    x, y = (each / torch.linalg.vector_norm(each).clamp_min(tiny) for each in (centred(x), centred(y)))
+    x, y = (features / torch.linalg.vector_norm(features).clamp_min(tiny) for features in (centred(x), centred(y)))
     product = x.T @ y
     with torch.no_grad():
         u, singular, v = torch.linalg.svd(product)

@@ -156,7 +156,7 @@ def describe(
         # Gradients reach the blocks from the inputs, too, also if a block is frozen.
         batch = for_each(transform(inputs[rows]), lambda x: x.detach().requires_grad_(x.is_floating_point()))
         with ExitStack() as stack, torch.enable_grad():
-            captured = [stack.enter_context(each.capture()) for each in captures]
+            captured = [stack.enter_context(capture.capture()) for capture in captures]
             logits = model(batch)
             if logits.ndim != 2 or logits.shape[1] < 2:
                 got = tuple(logits.shape)
@@ -164,7 +164,7 @@ def describe(
             classes = (logits.argmax(1) if labels is None else labels[rows])[:, None]
             others = logits.scatter(1, classes, -torch.inf).logsumexp(1)
             score = (logits.gather(1, classes)[:, 0] - others).sum()  # the log-odds log(p_c / (1 - p_c))
-            outputs = [each() for each in captured]
+            outputs = [output() for output in captured]
         for block, gradient in enumerate(torch.autograd.grad(score, outputs)):
             scores = gradient.flatten(1).abs_()
             if not scores.isfinite().all():
@@ -198,11 +198,11 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
         return [cluster_rows([posteriors for (posteriors,) in clients], generator=generator)]
     means = []
     for block in zip(*clients, strict=True):
-        width = max(each.shape[1] for each in block)
+        width = max(descriptors.shape[1] for descriptors in block)
         sums, counts = torch.zeros(len(block[0]), width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
-        for each in block:
-            sums[:, : each.shape[1]] += each
-            counts[: each.shape[1]] += 1
+        for descriptors in block:
+            sums[:, : descriptors.shape[1]] += descriptors
+            counts[: descriptors.shape[1]] += 1
         means.append((sums / counts).to(block[0].dtype))
     return means
 
@@ -215,7 +215,7 @@ def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Ten
     """
     if kind == "cosine":
         pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in zip(parts, target, strict=True)]
-        ours, theirs = (torch.cat(each, 1) for each in zip(*pairs, strict=True))
+        ours, theirs = (torch.cat(columns, 1) for columns in zip(*pairs, strict=True))
         return 1 - F.cosine_similarity(ours, theirs).mean()
     (features,), (rows,) = parts, target
     return features.new_zeros(()) if len(features) < LEAST_ROWS else 1 - debiased_linear_cka(features, rows)

@@ -66,7 +66,7 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
         if not name or not (size in since or follows):
             continue
         above = (modules[name[:end]] for end, letter in enumerate(name) if letter == ".")
-        nesting = sum(not isinstance(each, nn.Sequential | nn.ModuleList) for each in above)
+        nesting = sum(not isinstance(module, nn.Sequential | nn.ModuleList) for module in above)
         ends = {other: end for other, end in ends.items() if other >= size}
         if known is None or nesting <= known[0]:
             ends[size] = nesting, name, layers[place]
@@ -121,7 +121,7 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
         )
     chosen = [0]
     for number in range(1, count):
-        possible = [each for each in places if each > chosen[-1]]
+        possible = [place for place in places if place > chosen[-1]]
         fitting = possible[: len(possible) - (count - 1 - number)]
         chosen.append(min(fitting, key=lambda layers: abs(layers - total * number / count)))
     return tuple(places[layers] for layers in chosen[1:])
@@ -301,7 +301,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
         slots.append(Slot(name, "output", axis := output_axis(graph, name, shape)))
         shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], shape[axis]
         shapes[f"{EXITS}.{number}.bias"] = (outputs.shape[1],)
-        needed |= {f"{EXITS}.{number}.{each}": number + 1 for each in ("weight", "bias")}
+        needed |= {f"{EXITS}.{number}.{role}": number + 1 for role in ("weight", "bias")}
     axes = {name: tuple(map(fixed, shape)) for name, shape in shapes.items()}
     group = PermutationGroup(0, ",".join(ends), model.count, rows=tuple(slots), completes=())
     needs = {name: (0, depth) for name, depth in needed.items()}

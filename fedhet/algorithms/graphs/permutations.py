@@ -93,7 +93,7 @@ class PermutationGroups:
         """Return arrays' shapes by name for a network with the same layers, but with `widths[i]` units in group i."""
         lacking = {name for name, (group, least) in self.needs.items() if widths[group] < least}
         axes = self.with_widths(widths).axes
-        return {name: tuple(map(entries, each)) for name, each in axes.items() if name not in lacking}
+        return {name: tuple(map(entries, layout)) for name, layout in axes.items() if name not in lacking}
 
 
 def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole: bool = False) -> PermutationGroups:
@@ -232,7 +232,7 @@ def _solved(variables: Variables) -> PermutationGroups:
 def _groups(
     names: Sequence[str], axes: Mapping[str, tuple[Axis, ...]], slots: Sequence[Slot], kinds: Mapping[str, Kind]
 ) -> tuple[PermutationGroup, ...]:
-    widths = {segment.group: segment.width for each in axes.values() for axis in each for segment in axis}
+    widths = {segment.group: segment.width for layout in axes.values() for axis in layout for segment in axis}
     rows: list[list[Slot]] = [[] for _ in names]
     completes: list[list[Slot]] = [[] for _ in names]
     for slot in slots:
@@ -246,9 +246,9 @@ def _groups(
             rows[group].append(slot)
         if along and (last := max(along | others)) not in matched:
             completes[last].append(slot)
-    described = {slot.parameter for each in rows for slot in each}  # by another of its axes
-    completes = [[slot for slot in each if slot.parameter not in described] for each in completes]
-    weights_first = [sorted(each, key=lambda slot: len(axes[slot.parameter]) == 1) for each in rows]
+    described = {slot.parameter for slots in rows for slot in slots}  # by another of its axes
+    completes = [[slot for slot in slots if slot.parameter not in described] for slots in completes]
+    weights_first = [sorted(slots, key=lambda slot: len(axes[slot.parameter]) == 1) for slots in rows]
     return tuple(
         PermutationGroup(index, name, widths[index], tuple(weights_first[index]), tuple(completes[index]))
         for index, name in enumerate(names)

@@ -187,7 +187,7 @@ class StackedRecurrent(nn.Module):
                 options = weights, self.bias, 1, 0.0, False, False, self.batch_first
                 output, *end = run(source, start if pair else start[0], *options)
                 outputs.append(output.flip(time) if suffix else output)
-                ends.append(tuple(each[0] for each in end))
+                ends.append(tuple(state[0] for state in end))
             sequence = torch.cat(outputs, -1)
             if layer < self.num_layers - 1:
                 sequence = F.dropout(sequence, self.dropout, self.training)

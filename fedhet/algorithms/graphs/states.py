@@ -89,7 +89,7 @@ def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple
     of an array, its kept indices along each axis (None for all), or () if it is removed; whole arrays are left out.
     """
     entries = {name: tuple(_entries(axis, units) for axis in axes) for name, axes in groups.axes.items()}
-    units_of = {group: np.asarray(each).size for group, each in units.items()}
+    units_of = {group: np.asarray(chosen).size for group, chosen in units.items()}
     lacking = [name for name, (group, least) in groups.needs.items() if least > units_of.get(group, least)]
     moved = {name: axes for name, axes in entries.items() if any(axis is not None for axis in axes)}
     return moved | dict.fromkeys(lacking, ())

@@ -55,7 +55,7 @@ class Latents(nn.Module):
         `h` (nodes, width) has embeddings of layers (nodes), and `row` (nodes,) the index of each one's type in `types`.
         """
         parameters = self.weight, self.bias, self.factor
-        weight, bias, factor = (torch.stack([each[type] for type in types])[row] for each in parameters)
+        weight, bias, factor = (torch.stack([tensors[type] for type in types])[row] for tensors in parameters)
         z, hidden = F.leaky_relu(torch.baddbmm(bias[..., None], weight, h[..., None])[..., 0]).chunk(2, 1)
         return normalised(z) if self.normalise else z, 1 + (hidden * factor).sum(-1)
 

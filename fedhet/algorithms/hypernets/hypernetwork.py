@@ -68,7 +68,7 @@ def shape_features(node: LayerNode) -> list[float]:
     stride, groups = (int(option[1]) if option else 1 for option in options)
     sizes = (prod(weight[1:2]), prod(units[:1]), prod(weight[2:3]), stride, groups)
     doublings = [log2(max(size, 1)) for size in sizes]
-    waves = [wave(each * pi / 4) for each in doublings for wave in (sin, cos)]
+    waves = [wave(exponent * pi / 4) for exponent in doublings for wave in (sin, cos)]
     match = re.match(r"(?:ct|c|l)(?=\d)|[a-z_]+(?=_|$)", node.type)
     kind = match[0] if match and match[0] in KINDS else ""
     return [*(each / 8 for each in doublings), *waves, *(float(kind == each) for each in ("", *KINDS))]
@@ -148,7 +148,7 @@ class GraphHypernetwork(nn.Module):
             tiles = tiling(((nodes[place].parameters, slots[place]) for place in order), device)
         row = [number for number, members in enumerate(places.values()) for _ in members]
         indices = {"order": order, "row": row, "edges": graph.edges}
-        tensors = {name: torch.tensor(each, dtype=torch.long, device=device) for name, each in indices.items()}
+        tensors = {name: torch.tensor(numbers, dtype=torch.long, device=device) for name, numbers in indices.items()}
         tensors["edges"] = tensors["edges"].view(-1, 2).T.contiguous()
         tensors["features"] = torch.tensor([shape_features(node) for node in nodes], device=device)
         named = {nodes[place].parameters[role]: slot for place in order for role, slot in slots[place].items()}

@@ -188,7 +188,7 @@ class GlobalRows:
         """Return the cost of assigning each of a client's `rows` (L_j, D) to each global row, then to each new row."""
         clients, size, s, s0 = len(self.weights), len(self.counts), self.s, self.s0
         room = len(rows) if self.max_rows is None else max(min(len(rows), self.max_rows - size), len(rows) - size)
-        norms, squares = (np.einsum("ld,ld->l", each, each) for each in (rows, self.g))
+        norms, squares = (np.einsum("ld,ld->l", matrix, matrix) for matrix in (rows, self.g))
         precision, popularity = s0 + s * self.counts, np.minimum(self.counts, MOST_POPULAR)
         # |g|^2 / (s + G) - |g|^2 / G is computed as one fraction to avoid cancellation.
         column = squares * s / (precision * (s + precision)) - np.log(popularity / (clients - popularity))

@@ -134,7 +134,7 @@ def match_networks(
     moved = [dict(state) for state in states]
     assignments: list[dict[int, Array]] = [{} for _ in states]
     for group in groups:
-        sizes = [len(each.match.counts) for each in settled]
+        sizes = [len(layer.match.counts) for layer in settled]
         matched = match_group(moved, groups, group.index, assignments, sizes, how, random)
         settled.append(matched)
         size = {group.index: len(matched.match.counts)}
