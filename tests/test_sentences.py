@@ -171,6 +171,8 @@ def run(model: Any = model, data: Any = data, task: Any = None, **settings: Any)
     return fedhet.run(common | settings, model=model, data=data, task=task, progress=False)
 
 
+BYTES = torch.full((9, 4), 200).byte(), torch.arange(9) % 2
+
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a state-dir that is a file": (lambda: run(**{"state-dir": __file__}), "cannot be written to ("),
     "method ..": (lambda: run(method=".."), "unknown method '..'"),
@@ -259,6 +261,14 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "bytes and floats": (
         lambda: run(data=varied(test=(torch.full((3, 4), 7).byte(), torch.arange(3) % 2))),
         "the test inputs are bytes, which are scaled to [0, 1], but the train inputs are torch.float32 beyond [0, 1]",
+    ),
+    "bytes and floats in a later row": (
+        lambda: run(data=varied(train=BYTES, test=(torch.arange(9.0)[:, None].expand(9, 4) / 7, BYTES[1]))),
+        "the train inputs are bytes, which are scaled to [0, 1], but the test inputs are torch.float32 beyond [0, 1]",
+    ),
+    "bytes and a public dataset of floats": (
+        lambda: run(data=varied(train=BYTES, test=BYTES, public=torch.full((9, 4), 7.0)), method="fedmd"),
+        "the train inputs are bytes, which are scaled to [0, 1], but the public inputs are torch.float32 beyond [0, 1]",
     ),
     "one example without statistics": (
         lambda: run(lambda client: normalised(track_running_stats=False), varied(test=(torch.ones(1, 4), [0]))),

@@ -14,6 +14,7 @@ from fedhet.client.job import Job
 from fedhet.data import ClientData, Examples
 from fedhet.data.examples import digest
 from fedhet.data.own import check_scale
+from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError, FedhetError, ModelError, Refused
 from fedhet.messages import WireError
 from fedhet.messages.protocol import HANDSHAKE
@@ -68,7 +69,8 @@ def check_model(
     model, origin = representation.model.eval(), user_functions.origin(function)
     owner = f"the client's {model._get_name()}"
     parts = {name: part for name in PARTS if (part := getattr(data, name))}
-    check_scale(raw := {name: part.inputs[:8] for name, part in parts.items()})
+    check_scale({name: _read(part.inputs) for name, part in parts.items()})
+    raw = {name: part.inputs[:8] for name, part in parts.items()}
     inputs = transform(raw.pop("train"))
     with representation.head_output() as head:
         outputs = _outputs(model, inputs, "training inputs", function)
@@ -106,6 +108,11 @@ def check_model(
         )
         note = "; ".join(filter(None, (note, lost)))
     return ModelCheck(task, task.outputs.scores(outputs).shape[-1], "; ".join(filter(None, (note, joined))))
+
+
+def _read(inputs: Tensor | LazyInputs) -> Tensor:
+    """Return inputs that are in memory, or the first of those that are read on demand."""
+    return inputs[:8] if isinstance(inputs, LazyInputs) else inputs
 
 
 def _unlike_in_training(model: nn.Module, inputs: Tensor) -> str:
@@ -240,6 +247,7 @@ def check_public_dataset(client: Client, *, labelled: bool) -> None:
             f"the server's public dataset has {_shapes(public.inputs)}, but this client's examples have "
             f"{_shapes(example)}: choose a public dataset with the same inputs"
         )
+    check_scale({"train": _read(client.data.train.inputs), "public": public.inputs})
     labels = public.labels if labelled else None
     if labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), labels)):
         raise DataError(f"the client cannot learn from the public dataset: {problem}")

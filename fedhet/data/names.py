@@ -7,6 +7,7 @@ several tensors); `labels`, the columns of a table of labels.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
@@ -21,6 +22,7 @@ CLASSES, COLUMNS, LABEL_COLUMNS = "classes", "columns", "labels"
 
 def names_of(value: Any) -> Names:
     """Return the names of classes and columns in examples `value`, in a form that users have."""
+    given = value
     if isinstance(value, Mapping) and value.keys() & {*LABELS}:
         value = pair_of(value)
     if isinstance(value, tuple | list) and len(value) == 2:
@@ -34,7 +36,10 @@ def names_of(value: Any) -> Names:
     if len(getattr(labels, "columns", ())) > 1:
         tables[LABEL_COLUMNS] = labels
     columns = {k: _printable(getattr(t, "columns", ())) for k, t in tables.items() if hasattr(t, "to_numpy")}
-    names = columns | {CLASSES: _categories(labels) or _classes(value)}
+    features = getattr(given, "feature_names", None)  # of scikit-learn's data sets
+    if features is not None and np.shape(inputs)[1:] == (len(features),):
+        columns.setdefault(COLUMNS, _printable(features))
+    names = columns | {CLASSES: _categories(labels) or _classes(given)}
     return {kind: listed for kind, listed in names.items() if listed}
 
 
@@ -48,6 +53,18 @@ def _categories(labels: Any) -> tuple[str, ...]:
     dtype: Any = getattr(labels, "dtype", None)
     categories = dtype.categories if type(dtype).__name__ == "CategoricalDtype" else ()
     return _printable(categories) if any(isinstance(category, str) for category in categories) else ()
+
+
+def check_index(inputs: Any, labels: Any) -> None:
+    """Raise a DataError if pandas tables of inputs and labels have the same index in different orders."""
+    tables = [*(inputs.values() if isinstance(inputs, Mapping) else [inputs]), labels]
+    indices = [table.index for table in tables if hasattr(table, "to_numpy") and hasattr(table, "index")]
+    for other in indices[1:]:
+        if not other.equals(indices[0]) and {*other} == {*indices[0]}:
+            raise DataError(
+                "the rows of inputs and labels have one index in different orders: give both in the same order, such "
+                "as labels.loc[inputs.index], or labels.to_numpy() if they have the order of the inputs' rows"
+            )
 
 
 def numbered(labels: Any) -> Any:
@@ -75,7 +92,8 @@ def _classes(dataset: Any) -> tuple[str, ...]:
         return _printable(getattr(feature, "names", None) or ())
     if getattr(dataset, "target_transform", None) is not None:  # which can change the numbers
         return ()
-    numbers, classes = getattr(dataset, "class_to_idx", None), getattr(dataset, "classes", ())
+    numbers = getattr(dataset, "class_to_idx", None)
+    classes = getattr(dataset, "classes", getattr(dataset, "target_names", ()))  # the second of scikit-learn's
     if numbers is None and isinstance(classes, Mapping):
         numbers = classes if all(isinstance(name, str) for name in classes) else {n: k for k, n in classes.items()}
     if isinstance(numbers, Mapping):

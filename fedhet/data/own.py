@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import default_collate
 from torch.utils.data.sampler import BatchSampler, RandomSampler, WeightedRandomSampler
 
 from fedhet.data.examples import UNLABELLED, Augment, ClientData, Examples, PublicDataset, in_order
-from fedhet.data.names import CLASSES, Names, alike, merged, names_of, numbered, permuted, shown, unlike
+from fedhet.data.names import CLASSES, Names, alike, check_index, merged, names_of, numbered, permuted, shown, unlike
 from fedhet.data.reading import (
     INPUTS,
     LABELS,
@@ -169,6 +169,7 @@ def examples_of(value: Any) -> Examples:
     if two and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in two):
         raise DataError("two pairs may be two examples or inputs and labels: give inputs and labels as tensors")
     if two and not isinstance(two[1], Mapping):
+        check_index(*two)
         inputs = as_tensor(two[0])
         labels = torch.full((len(inputs),), UNLABELLED) if two[1] is None else as_labels(numbered(two[1]))
         for part in parts_of(inputs).values():

@@ -78,7 +78,7 @@ def identify(message: Message, ids: Iterator[int]) -> str:
 
 def colour_terminals_only() -> None:
     """Turn off colours in Flower's log unless the log goes to a terminal."""
-    update_console_handler(colored=sys.stderr.isatty())
+    update_console_handler(colored=sys.stderr is not None and sys.stderr.isatty())
 
 
 def be_server() -> None:

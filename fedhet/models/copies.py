@@ -35,13 +35,17 @@ class _ComputedTensors(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    """Return the network inside a wrapper, or None if `module` is no wrapper."""
+    return module.module if isinstance(module, _WRAPPERS) else module._modules.get("_orig_mod")
+
+
 def copied(model: nn.Module) -> nn.Module:
     """Return a deep copy of a network without wrappers, such as `torch.compile`, which add prefixes to array names."""
     memo: dict[int, Any] = {}
     with _ComputedTensors():
         for module in reversed([*model.modules()]):  # inner wrappers first
-            inner = module.module if isinstance(module, _WRAPPERS) else module._modules.get("_orig_mod")
-            if inner is not None:
+            if (inner := _wrapped(module)) is not None:
                 memo[id(module)] = copy.deepcopy(inner, memo)
         return copy.deepcopy(model, memo)
 
@@ -82,6 +86,8 @@ def _bound(model: nn.Module) -> tuple[str, bool]:
     # Why a copy would still call modules of the model ("" if not), and whether through a global variable.
     modules = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
+        if _wrapped(module) is not None:  # which a copy does not have
+            continue
         for each in (each for held in vars(module).values() for each in entries(held)):
             for variable, value in _outside(each, set()):
                 if id(getattr(value, "__self__", value)) in modules:  # of a bound method, such as model.forward

@@ -345,7 +345,7 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
 
 def _ran() -> dict[str, str]:
     """Return this machine and the command, and the commits of fedhet and of the user's program, if git has them."""
-    command = shlex.join(sys.argv) if sys.argv[0] else "Python"
+    command = shlex.join(sys.argv) if any(sys.argv[:1]) else "Python"
     ran = {"host": f"{platform.system()} {platform.machine()}, {cores()} cores"}
     ran["command"] = SECRET.sub(r"\1...", command)
     package = Path(__file__).resolve().parents[2]

@@ -42,12 +42,15 @@ def verify(
     modules = [*model.modules()]
     kept: dict[int, Any] = {id(value): value for value in (*modules, *arrays_of(model))}
     attributes = [{name: copy.deepcopy(value, kept) for name, value in own_attributes(module)} for module in modules]
+    tensors = _tensor_attributes(modules)
     with isolated(model), recorded(examples) as draws:
         arrays = arrays_of(model)
         versions = [array._version for array in arrays]
         expected = alone(draws)
         after = arrays_of(model)
         same = all(map(operator.is_, arrays, after)) and versions == [array._version for array in after]
+        # Such as the weight that the hook of `weight_norm` computes, which would be that of a batch afterwards.
+        same = same and all(map(operator.is_, tensors, _tensor_attributes(modules)))
     try:
         if Kinds(model).network() != before:
             same = False
@@ -66,6 +69,10 @@ def verify(
         VERIFIED[kind] = None
         raise
     VERIFIED[kind] = draws
+
+
+def _tensor_attributes(modules: Sequence[nn.Module]) -> list[Tensor]:
+    return [value for module in modules for _, value in own_attributes(module) if isinstance(value, Tensor)]
 
 
 @contextmanager

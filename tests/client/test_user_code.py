@@ -292,6 +292,18 @@ def test_wrapped_networks(wrap: Callable[[nn.Module], nn.Module], trained: Calla
     assert same(trained(whole_or_part, method="lg-fedavg"), trained(method="lg-fedavg"))
 
 
+def test_compiled_networks_of_a_users_class_are_copied() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = model()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layers(inputs)
+
+    assert type(separated(torch.compile(Own(), backend="eager"))) is Own  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("method", ["fedhenn", "fedgen"])
 @pytest.mark.parametrize(("body", "head"), [(torch.bfloat16, torch.float32)])
 def test_networks_of_two_dtypes(

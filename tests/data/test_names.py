@@ -5,13 +5,14 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from sklearn.utils import Bunch
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, random_split
 from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
 
 import fedhet
-from fedhet.data.names import CLASSES, alike, names_of
+from fedhet.data.names import CLASSES, COLUMNS, alike, names_of
 from fedhet.data.own import as_client_data
 from fedhet.errors import DataError
 from fedhet.messages import Report, WireError
@@ -158,6 +159,26 @@ def test_categories_are_classes():
     data = as_client_data("0", ((FRAME, train), (FRAME, test)))
     assert data.train.labels.tolist() == data.test.labels.tolist() == LABELS.tolist()
     assert data.names[CLASSES] == ("no", "yes", "maybe")
+
+
+def test_names_in_data_sets_of_scikit_learn():
+    names = {"feature_names": ["age", "bmi", "bp"], "target_names": np.array(["no", "yes"])}
+    train = Bunch(data=FRAME.to_numpy(), target=LABELS.numpy(), **names)
+    names = {"feature_names": ["bp", "age", "bmi"], "target_names": np.array(["yes", "no"])}
+    test = Bunch(data=OTHER.to_numpy(), target=1 - LABELS.numpy(), **names)
+    data = as_client_data("0", (train, test))
+    assert torch.equal(data.train.inputs, data.test.inputs)
+    assert torch.equal(data.train.labels, data.test.labels)
+    assert names_of(Bunch(data=FRAME, target=LABELS, feature_names=["a", "b"]))[COLUMNS] == ("age", "bmi", "bp")
+
+
+def test_rows_with_one_index_in_different_orders_are_refused():
+    labels = pd.Series(LABELS.numpy())
+    for inputs in (FRAME[::-1], {"a": FRAME, "b": FRAME[::-1]}):
+        with pytest.raises(DataError, match="train: the rows of inputs and labels have one index in different orders"):
+            as_client_data("0", ((inputs, labels), (FRAME, labels)))
+    same = as_client_data("0", ((FRAME[::-1], labels[::-1]), (FRAME[::-1], labels.set_axis([5, 6, 7, 8]))))
+    assert same.train.labels.tolist() == same.test.labels.tolist()[::-1]
 
 
 def test_columns_are_aligned_in_all_parts():

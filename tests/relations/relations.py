@@ -345,7 +345,7 @@ def on_ray(draw: Draw, program: Program, folder: Path) -> None:
     supplied = functions.words.keys()
     settings = configuration.settings_of(program.all_settings, supplied)
     config = functions.adapted(configuration.resolve(settings, supplied=supplied))
-    run_on_ray(out, config, functions.public_dataset(config), **program.arguments())
+    run_on_ray(out, config, **program.arguments())
     equal(first, outcomes.read(out))
 
 
