@@ -368,10 +368,12 @@ def test_evaluation_in_a_batch(task):
 def test_networks_whose_hooks_set_weights_are_evaluated_alone():
     """A hook that computes a weight in a forward pass leaves no tensor of a batch behind."""
     examples = Examples(torch.rand(9, 4).double(), torch.arange(9) % 3)
-    networks = [nn.utils.weight_norm(nn.Linear(4, 3).double()) for _ in range(2)]
-    with torch.no_grad():
-        for each in networks:
-            each(examples.inputs)
+    networks = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        networks.append(nn.utils.weight_norm(nn.Linear(4, 3).double()))
+        with torch.no_grad():
+            networks[-1](examples.inputs)
     evaluations = [Evaluation(each, examples, Task("classification"), plainly) for each in networks]
     scores = [score.loss for score in Batches().evaluate(evaluations)]
     assert all(each.weight.isfinite().all() for each in networks)
