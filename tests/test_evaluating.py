@@ -1,6 +1,7 @@
 """Evaluation of saved models and descriptions of data, against plain loops and pooled statistics."""
 
 import csv
+import shutil
 
 import numpy as np
 import pytest
@@ -87,6 +88,15 @@ def test_the_global_model_is_evaluated_everywhere_and_what_does_not_fit_is_named
         fedhet.evaluate(run, {"learning-rate": 1.0}, model=equal_network, data=narrow)
     with pytest.raises(ConfigError, match="used arguments of your own: pass data=..., too"):
         fedhet.evaluate(run, model=equal_network)
+
+
+def test_evaluations_of_a_runs_folders_of_models_are_kept(trained, tmp_path):
+    run = trained("local", network).folder
+    shutil.copytree(run / "models", tmp_path / "best")
+    (tmp_path / "best").rename(run / "models" / "best")
+    for place in (run, run / "models" / "best"):
+        assert fedhet.evaluate(place, model=network, data=data).folder == place
+        assert (place / "evaluation.csv").is_file()
 
 
 @pytest.mark.parametrize(("method", "model"), [("fedavg", equal_network), ("local", network)])

@@ -375,6 +375,8 @@ class Answers:
         report.labels = numbers[0]
         report.further = ",".join(map(str, numbers[1:]))
         report.architecture = client.architecture if client.config.disclose_architecture else ""
+        if not job.side.trains_network:
+            report.architecture = client.config.method_name
         if info.partition_id is not None and info.num_partitions is not None and "num-partitions" in info.node_config:
             report.partition_id = info.partition_id
             report.partitions = info.num_partitions

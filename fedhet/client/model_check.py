@@ -245,7 +245,7 @@ def check_public_dataset(client: Client, *, labelled: bool) -> None:
     if not alike or (shape[1] != expected[1] and not free):
         raise WireError(
             f"the server's public dataset has {_shapes(public.inputs)}, but this client's examples have "
-            f"{_shapes(example)}: choose a public dataset with the same inputs"
+            f"{_shapes(example)}: choose one with the same inputs, or set dataset = own if the clients have it"
         )
     check_scale({"train": _read(client.data.train.inputs), "public": public.inputs})
     labels = public.labels if labelled else None

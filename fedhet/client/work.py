@@ -102,7 +102,8 @@ def restore(job: Job) -> None:
     side = job.side
     expected = client.request.expected
     saved: dict[str, Tensor] = {}
-    if expected >= 0 and (side.remembers or client.estimator or _lasting(side)):
+    fits = side.trains_network and client.estimator
+    if expected >= 0 and (side.remembers or fits or _lasting(side)):
         saved = client.store.load(expected) or {}
         if not saved:
             job.reply.report.lost_state = expected

@@ -303,7 +303,10 @@ def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
     if missing := {name: text for name, text in notes.items() if name not in ("task", *supplied)}:
         words = " and ".join(f"{name} ({text})" for name, text in missing.items())
         again = ", ".join(f"{name}=..." for name in missing)
-        raise NotPassed(f"the run of {path} used your own {words}: pass it again, fedhet.run({str(path)!r}, {again})")
+        raise NotPassed(
+            f"the run of {path} used your own {words}: in Python, fedhet.run({str(path)!r}, {again}) repeats the run, "
+            f"and fedhet.run(resume={str(path.parent)!r}, {again}) continues it"
+        )
     settings = toml.chosen(table)
     if EXTRA in settings:  # it could hide keys from checks, such as the method of another person's run
         raise ConfigError(f"{path}: {EXTRA} is for Flower's run config only: write the keys into the file instead")

@@ -263,7 +263,8 @@ def as_labels(value: Any) -> Tensor:
         value = [np.array(label) if hasattr(label, "getbands") else label for label in value]  # PIL images
     if isinstance(value, list) and value and isinstance(value[0], Tensor | np.ndarray):
         value = torch.stack([torch.as_tensor(label) for label in value])
-    labels = _dense(value, "labels", "number the classes from 0, in the same way for all clients")
+    remedy = "number the classes from 0, in the same way for all clients, or give names as pandas.Categorical(labels)"
+    labels = _dense(value, "labels", remedy)
     labels = labels.float() if labels.dtype in (torch.float16, torch.bfloat16) else labels
     if labels.ndim > 2:
         return labels.squeeze(1) if labels.ndim > 3 else labels

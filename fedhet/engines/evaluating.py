@@ -111,7 +111,7 @@ def evaluate(
             examples, all of which are evaluated: those of a `fedhet.by_column` at their client, others at each client.
             By default, the test examples of the configured data set.
         task: the task of `data`, as for `fedhet.run`.
-        out: folder for `evaluation.csv`, `.png` and `.html`; by default the folder of models' run.
+        out: folder for `evaluation.csv`, `.png` and `.html`; by default `run`.
 
     Raises:
         ConfigError: the folder has no models, or an argument is missing or cannot be changed.
@@ -121,7 +121,7 @@ def evaluate(
     noted = load(folder / "config.toml").get("own", {})
     given = {"data": data, "task": task}
     if lacking := [f"{name}=..." for name in noted if name in given and given[name] is None]:
-        raise ConfigError(f"the run in {folder} used arguments of your own: pass {', '.join(lacking)}, too")
+        raise ConfigError(f"the run in {folder} used arguments of your own: pass {', '.join(lacking)}, too, in Python")
     clients: Sequence[str] = ()
     if isinstance(data, Mapping) and data.keys() == {"test"}:
         pool = as_pooled(data["test"])
@@ -130,7 +130,7 @@ def evaluate(
     functions = UserFunctions(model, _with_training_part(data) if callable(data) else data, task)
     clients = clients or functions.clients or [str(place) for place in range(complete.clients)]
     models = place / "models" if (place / "models").is_dir() else place
-    result = ModelsByClients(expanded(out or folder))
+    result = ModelsByClients(expanded(out or place))
     with standard_settings():
         _fill(result, complete, models, functions, clients)
     if not result.scores:

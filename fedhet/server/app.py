@@ -1,6 +1,6 @@
 """The server side of a run: on any Flower Grid, or as a Flower ServerApp."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fedhet.flower.insides import simulated
 from fedhet.messages.protocol import names_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
-from fedhet.methods.options import Config, listed
+from fedhet.methods.options import OWN, Config, listed
 from fedhet.models.representation import precision
 from fedhet.results.observers import Observer
 from fedhet.results.recorder import recorded
@@ -79,7 +79,7 @@ def serve(
 def make_server_app(
     *,
     model: Any = None,
-    public: Callable[[Config], Any] | None = None,
+    public: Any = None,
     evaluate_fn: EvaluateFunction | None = None,
     methods: Sequence[Method | type[Any]] = (),
 ) -> ServerApp:
@@ -88,8 +88,9 @@ def make_server_app(
     Args:
         model: function from a `ClientInfo` to the client's `nn.Module`, as for `make_client_app`; needed if the
             server builds networks, and clients do not have the configured architectures.
-        public: function from the configuration to the public dataset: raw inputs (n, ...) or a pair (inputs, labels).
-            By default, it is held out of the configured data set (`public-samples`) or comes with the clients' data.
+        public: the public dataset, or a function from the configuration to it: raw inputs (n, ...) or a pair (inputs,
+            labels). By default, it comes with the clients' data (`dataset = own`) or is held out of the configured data
+            set (`public-samples`).
         evaluate_fn: function that evaluates the global model; the default uses the common test set (see `test-on`).
         methods: your own methods, or their strategies, to register; raises a ConfigError if one's name is installed.
     """
@@ -103,10 +104,10 @@ def make_server_app(
         engine = config.engine if "engine" in config.chosen else "flwr"
         effective(config.replace(engine=engine), registry.traits(config))  # refuses local keys
         dataset = None
-        if public:
+        if public is not None:
             with seeded(config.seed, "public dataset"):
-                dataset = as_public_dataset(public(config))
-        elif registry.traits(config).public != "none":
+                dataset = as_public_dataset(public(config) if callable(public) else public)
+        elif config.dataset != OWN and registry.traits(config).public != "none":
             dataset = client_setup.public_dataset(config)
         folder = out.resolve() if (out := expanded(config.out)).is_absolute() else run_folder(config, grid)
         with private_files(not simulated(grid)):

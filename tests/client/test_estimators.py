@@ -1,5 +1,9 @@
 """Clients with estimators of scikit-learn in place of networks, against scikit-learn's own predictions."""
 
+import json
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,9 @@ from sklearn.svm import LinearSVC
 from torch import nn
 
 import fedhet
+from fedhet.cli import new_project
 from fedhet.config import configuration
+from fedhet.engines.superlink import _free_port, begin, command, end, environment_of_commands
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.models.estimators import Estimator
@@ -203,6 +209,16 @@ def test_a_node_sends_scores_and_metrics_only(tmp_path):
     assert not [path for path in (tmp_path / "state").rglob("*") if path.suffix in (".pkl", ".pickle", ".joblib")]
 
 
+@pytest.mark.parametrize("method", ["gradient-boosting", "logistic-regression"])
+def test_a_classifier_of_the_method_has_no_state_to_lose(tmp_path, method, caplog):
+    """The clients' estimators are not fitted under such a method, and its clients are listed under its name."""
+    settings = {**SETTINGS, "method": method, "clients": 3, "rounds": 2}
+    done = fedhet.run(settings, model=model, data=DATA, out=tmp_path / "run")
+    assert "lost" not in caplog.text
+    assert not any(row.get("lost_state") for row in Run(done.folder).rows)
+    assert {row.architecture for row in read_clients(done.folder)} == {method}
+
+
 @pytest.mark.slow
 def test_on_ray(tmp_path):
     settings = {"preset": "own", **FEDMD, "clients": 3}
@@ -210,3 +226,97 @@ def test_on_ray(tmp_path):
     config = configuration.resolve(settings, supplied={"model", "data"})
     run_on_ray(tmp_path / "ray", config, model=model, data=DATA)
     assert Run(tmp_path / "ray").rows == Run(tmp_path / "local").rows
+
+
+APP = """
+import fedhet
+from sklearn.datasets import load_breast_cancer
+from sklearn.ensemble import HistGradientBoostingClassifier
+from torch import nn
+
+ROWS, LABELS = load_breast_cancer(return_X_y=True)
+ROWS = (ROWS - ROWS.mean(0)) / ROWS.std(0)
+
+
+def my_model(client):
+    if client.partition_id == 0:
+        return HistGradientBoostingClassifier(min_samples_leaf=5)
+    return nn.Sequential(nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def my_data(client):
+    rows, test = slice(100 + client.partition_id, 200, 2), slice(200, None)
+    return {"train": (ROWS[rows], LABELS[rows]), "test": (ROWS[test], LABELS[test]), "public": ROWS[:100]}
+
+
+app = fedhet.make_client_app(model=my_model, data=my_data)
+"""
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of Flower's commands, with a SuperLink `nodes` and two SuperNodes."""
+    port = _free_port()
+    environment = environment_of_commands() | {"FLWR_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    (tmp_path / "config.toml").write_text(f'[superlink.nodes]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    words = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port)]
+    words.append("--disable-runtime-dependency-installation")
+    processes = [begin(words, tmp_path, environment, tmp_path / "superlink.log")]
+    patience = time.monotonic() + 60
+    try:
+        while subprocess.run([command("flwr"), "list", "nodes"], env=environment, capture_output=True).returncode:
+            assert time.monotonic() < patience
+            time.sleep(1)
+        for number in range(2):
+            config = f"name='{number}' partition-id={number} num-partitions=2 state-dir='{tmp_path / str(number)}'"
+            words = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}"]
+            words += ["--port", str(_free_port()), "--node-config", f"{config} allow='posteriors,metrics'"]
+            processes.append(begin(words, tmp_path, environment, tmp_path / f"{number}.log"))
+        yield environment
+    finally:
+        for process in reversed(processes):
+            end(process)
+
+
+@pytest.mark.long
+def test_at_nodes_as_in_a_simulation(tmp_path: Path, nodes: dict[str, str]) -> None:
+    app = tmp_path / "app"
+    new_project.write(app, flower=True)
+    (app / "client_app.py").write_text(APP)
+    (app / "server_app.py").write_text(
+        "import fedhet\nfrom client_app import ROWS\napp = fedhet.make_server_app(public=ROWS[:100])\n"
+    )
+    project = (app / "pyproject.toml").read_text()
+    functions: dict[str, Any] = {}
+    exec(APP, functions)
+    for method in ("local", "fedmd", "feddf", "gradient-boosting"):
+        settings = {
+            "preset": "own",
+            "method": method,
+            "rounds": 2,
+            "clients": 2,
+            "device": "cpu",
+            "wait-for-clients": 60.0,
+        }
+        if method == "fedmd":
+            settings["fedmd.public-epochs"] = 0
+        if method == "feddf":
+            settings |= {"feddf.teach": True, "feddf.server-steps": 20}
+        out = tmp_path / "runs" / method
+        lines = [f"{key} = {json.dumps(value)}" for key, value in {**settings, "out": str(out)}.items()]
+        text = "\n".join([project.partition("[tool.flwr.app.config]")[0], "[tool.flwr.app.config]", *lines])
+        (app / "pyproject.toml").write_text(text)
+        words = [command("flwr"), "run", str(app), "nodes", "--stream"]
+        done = subprocess.run(words, cwd=tmp_path, env=nodes, capture_output=True, text=True, check=False)
+        assert (out / "summary.json").is_file(), done.stdout + done.stderr
+        here = fedhet.run(
+            settings, model=functions["my_model"], data=functions["my_data"], out=tmp_path / f"{method}-here"
+        )
+        assert Run(out).summary["status"] == "completed"
+        assert not [row for row in Run(out).rows if row["failures"] or row.get("lost_state")]
+        # A node with a policy draws its own batches.
+        assert accuracies(out) == pytest.approx(accuracies(here.folder), abs=0.02)
+        boosted = "gradient-boosting" if method == "gradient-boosting" else "HistGradientBoostingClassifier"
+        assert boosted in {row.architecture for row in read_clients(out)}
+    assert not list(tmp_path.rglob("*.pkl"))
+    assert sorted(path.name for path in tmp_path.glob("[01]/*/models/*")) == ["1.safetensors"] * 3
