@@ -4,6 +4,7 @@ import csv
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -50,6 +51,47 @@ def equal_network(client):
 def accuracy(network, inputs, labels):
     with torch.no_grad():
         return float((network(inputs).argmax(1) == labels).double().mean())
+
+
+def table(seed, columns=(0, 1, 2, 3, 4, 5), classes=("ant", "bee", "cat"), lacking=""):
+    """Rows of a table and a column of classes by name, without those of the class `lacking`."""
+    inputs, labels = drawn(seed, 60)
+    names = pd.Series(np.array(["ant", "bee", "cat"])[labels])
+    frame = pd.DataFrame(inputs.numpy(), columns=list("uvwxyz"))[["uvwxyz"[place] for place in columns]]
+    kept = names != lacking
+    return frame[kept], names[kept].astype(pd.CategoricalDtype(list(classes)))
+
+
+def tables(client):
+    return table(client.partition_id), table(10 + client.partition_id)
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg"])
+def test_new_examples_are_aligned_with_the_network_by_name(tmp_path, method):
+    run = fedhet.run({"method": method, **SETTINGS}, model=equal_network, data=tables, out=tmp_path / "run")
+
+    def scores(**changes):
+        data = {"test": table(20, **changes)}
+        return fedhet.evaluate(run, model=equal_network, data=data, out=tmp_path / "scores").table
+
+    whole, without_ant = scores(), scores(lacking="ant")
+    assert scores(columns=(3, 4, 5, 0, 1, 2), classes=("cat", "ant", "bee")) == whole != without_ant
+    assert scores(lacking="ant", classes=("bee", "cat")) == without_ant
+    for kind in ("columns", "classes"):
+
+        def other(client, kind=kind):
+            frame, labels = table(client.partition_id)
+            if kind == "columns":
+                part = frame.rename(columns={"u": "U"}), labels
+            else:
+                part = frame, labels.cat.rename_categories({"ant": "ape"})
+            return part, part
+
+        with pytest.raises(FedhetError, match=f"the data's {kind} are .*, but the network's are"):
+            fedhet.evaluate(run, model=equal_network, data=other)
+        settings = {"method": method, **SETTINGS, "rounds": 0, "start-from": str(run.folder)}
+        with pytest.raises(FedhetError, match=f"the {kind} of the network in"):
+            fedhet.run(settings, model=equal_network, data=other, out=tmp_path / kind)
 
 
 @pytest.fixture

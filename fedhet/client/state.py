@@ -24,7 +24,7 @@ from fedhet.algorithms.graphs.blocks import EXITS
 from fedhet.config import configuration
 from fedhet.config.toml import from_json, load
 from fedhet.data import PublicDataset
-from fedhet.data.names import Names, permuted, shown
+from fedhet.data.names import Names, alike, permuted, shown
 from fedhet.errors import ConfigError, FedhetError, ModelError, check_kinds
 from fedhet.messages import LostState, difference, spec_of
 from fedhet.methods import registry
@@ -249,11 +249,15 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
 
 
 def check_order(info: ClientInfo, names: Names) -> None:
-    """Raise a ConfigError if the client's network in `start-from` has another order of `names` than its data now."""
+    """Raise a ConfigError if the client's network in `start-from` has another order of `names` than its data now.
+
+    A network can go on with other names, such as those of new classes, but not be evaluated with them.
+    """
     places = [expanded(info.config.start_from) / inner for inner in ("", "models")]
     for path in (place / f"{file_name(name)}.safetensors" for place in places for name in (info.name, GLOBAL)):
         for kind, theirs in names_of_model(path).items():
-            if permuted(ours := names.get(kind, theirs), theirs):
+            ours = names.get(kind, theirs)
+            if permuted(ours, theirs) or not (info.config.rounds or alike(kind, ours, theirs)):
                 raise ConfigError(
                     f"start-from: the {kind} of the network in {path} have the order {shown(theirs)}, but this run's "
                     f"is {shown(ours)}: repeat that run with the client's data in this order, or leave start-from out"

@@ -12,9 +12,11 @@ import numpy as np
 from fedhet.client.state import GLOBAL, load_model
 from fedhet.config import configuration
 from fedhet.config.toml import load
-from fedhet.data import ClientData
+from fedhet.data import ClientData, Examples
+from fedhet.data.examples import relabelled
+from fedhet.data.names import CLASSES, Names, alike, renumbering, shown
 from fedhet.data.pooled import Pooled, as_pooled
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.methods import registry
 from fedhet.methods.options import Config, keys_about
 from fedhet.results.history import names_of_model, run_of
@@ -200,7 +202,7 @@ def _fill(
             owner = client if name == GLOBAL and client not in personal else name
             try:
                 network = network_of(owner)
-                test = data.aligned(names_of_model(models / f"{file_name(name)}.safetensors")).test
+                test = _aligned(data, names_of_model(models / f"{file_name(name)}.safetensors"))
                 task = data.dataset.task if data.dataset else as_task(functions.task)
                 score = scored(network, test, task, data.dataset, config, device_of(config.device))
             except Exception as error:  # whatever a network raises for inputs that do not fit it
@@ -208,6 +210,20 @@ def _fill(
                 continue
             if score is not None:
                 result.scores.setdefault(name, {})[client] = score
+
+
+def _aligned(data: ClientData, names: Names) -> Examples:
+    """Return a client's test examples with columns and classes as in `names`; raise a DataError if others are there."""
+    data = data.aligned(names)
+    test = data.test
+    for kind, ours in data.names.items():
+        theirs = names.get(kind, ours)
+        if not alike(kind, ours, theirs):
+            if kind != CLASSES or not {*ours} <= {*theirs}:
+                differ = f"the data's {kind} are {shown(ours, theirs)}, but the network's are {shown(theirs, ours)}"
+                raise DataError(f"{differ}: give the data the names that they had in the network's run")
+            test = relabelled(test, renumbering(ours, theirs))
+    return test
 
 
 def _write(result: ModelsByClients) -> None:

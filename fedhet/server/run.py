@@ -269,6 +269,7 @@ def public_for(config: Config, public: Any) -> PublicDataset | None:
 
 def named(clients: Sequence[str], most: int = 3) -> str:
     """Return the clients in words: "client NAME", or their number and the names of the first `most` of them."""
+    clients = [*dict.fromkeys(clients)]
     if len(clients) == 1:
         return f"client {clients[0]}"
     return f"{len(clients)} clients ({', '.join(clients[:most])}{', ...' if len(clients) > most else ''})"
