@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedhet.errors import ModelError
+
 LEAST = 1e-6
 """Lowest probability of a class, so that the cross entropy of a wrong prediction is finite."""
 
@@ -79,6 +81,9 @@ class Estimator(nn.Module):
             soft: inputs (m, ...) and their class probabilities (m, outputs). Each example is repeated for each class,
                 with its probability as weight; if the estimator takes no weights, it has its most probable class.
             threads: number of threads of libraries that compute in several.
+
+        Raises:
+            ModelError: the estimator refuses the examples, or does not predict classes where labels are classes.
         """
         from threadpoolctl import threadpool_limits
 
@@ -96,7 +101,12 @@ class Estimator(nn.Module):
         if key == self._key:  # an equal fit
             return
         with threadpool_limits(threads):
-            self._fitted = fitted(_unfitted(self.estimator), features, targets, weights)
+            try:
+                self._fitted = fitted(_unfitted(self.estimator), features, targets, weights)
+            except ValueError as error:
+                raise ModelError(f"fitting {self.title} raised {type(error).__name__}: {error}") from error
+        if self.meaning != "numbers" and not hasattr(self._fitted, "classes_"):
+            raise ModelError(f"{self.title} predicts numbers, but the labels are classes: return a classifier")
         self._key = key
 
     @property
@@ -112,7 +122,7 @@ class Estimator(nn.Module):
         if self._fitted is None:
             return torch.zeros(len(inputs), width, dtype=torch.float32, device=inputs.device)
         if self.meaning == "numbers":
-            predicted = np.asarray(self._fitted.predict(flat(inputs)), dtype=np.float32)
+            predicted = np.asarray(self._fitted.predict(flat(inputs)), dtype=np.float64)
             return torch.from_numpy(predicted.reshape(len(inputs), width)).to(inputs.device)
         logs = log_probabilities(self._fitted, inputs, self.outputs)
         return logs if self.meaning == "classes" else logs[:, 1:] - logs[:, :1]
@@ -169,5 +179,7 @@ def _copies(inputs: Tensor, targets: Tensor, *, weighted: bool) -> tuple[NDArray
 
 
 def flat(batch: Tensor) -> NDArray[Any]:
-    """Return inputs (n, ...) as floating-point vectors (n, d) in NumPy."""
-    return batch.detach().flatten(1).to(torch.promote_types(batch.dtype, torch.float32)).cpu().numpy()
+    """Return inputs (n, ...) as floating-point vectors (n, d) in NumPy, in float64 if float32 lacks their digits."""
+    long = batch.dtype in (torch.int32, torch.int64)
+    dtype = torch.float64 if long else torch.promote_types(batch.dtype, torch.float32)
+    return batch.detach().flatten(1).to(dtype).cpu().numpy()

@@ -13,7 +13,7 @@ import torch
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier, RandomForestRegressor
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -170,6 +170,9 @@ def test_regression(tmp_path):
         ({"start-from": "."}, {}, "start-from has no model of RandomForestClassifier, which no run saves"),
         ({}, {"task": fedhet.Task(class_weights=[1, 2])}, "is fitted without class weights and a loss of your own"),
         ({}, {"data": (INPUTS, np.stack([LABELS, LABELS], 1))}, "predicts one class or numbers for each example"),
+        ({}, {"model": Ridge()}, "Ridge predicts numbers, but the labels are classes: return a classifier"),
+        ({}, {"data": (INPUTS, INPUTS[:, 0])}, "fitting RandomForestClassifier raised ValueError: Unknown label type"),
+        ({}, {"data": (INPUTS, 1e6 * INPUTS[:, 0]), "model": Ridge()}, "its targets are large .divide them"),
     ],
 )
 def test_refusals(tmp_path, settings, arguments, message):
@@ -187,6 +190,20 @@ def test_one_class_and_a_logit(tmp_path):
     done = fedhet.run(settings, model=LogisticRegression(), data=data, task="binary", out=tmp_path / "run")
     right = LogisticRegression().fit(INPUTS[:100], LABELS[:100]).score(INPUTS[300:], LABELS[300:])
     assert accuracies(done.folder) == {"0": np.mean(LABELS[300:] == 1), "1": right}
+
+
+def test_large_numbers_keep_their_digits(tmp_path):
+    """Integers above 2^24 as inputs, and predictions of targets of which float32 has not all digits."""
+
+    def data(client: ClientInfo) -> Any:
+        inputs = (1000 * INPUTS[:, :3]).astype(np.int64) + 2**40
+        targets = 3000.0 + (inputs[:, 0] - 2**40) * 2e-6
+        return (inputs[:200], targets[:200]), (inputs[200:], targets[200:])
+
+    settings = {"method": "local", "clients": 1, "rounds": 1, "report": False}
+    estimator = make_pipeline(StandardScaler(), LinearRegression())
+    done = fedhet.run(settings, model=estimator, data=data, out=tmp_path / "run")
+    assert done.summary["personal_accuracy"]["weighted"] == pytest.approx(1, abs=1e-6)
 
 
 def test_outputs_before_a_fit():
