@@ -270,6 +270,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: run(data=varied(train=BYTES, test=BYTES, public=torch.full((9, 4), 7.0)), method="fedmd"),
         "the train inputs are bytes, which are scaled to [0, 1], but the public inputs are torch.float32 beyond [0, 1]",
     ),
+    "an empty public dataset": (
+        lambda: run(data=varied(public=torch.ones(0, 4)), method="fedmd"),
+        "client 0: public: it has no examples: add some, or leave it out",
+    ),
     "one example without statistics": (
         lambda: run(lambda client: normalised(track_running_stats=False), varied(test=(torch.ones(1, 4), [0]))),
         "BatchNorm cannot normalise one example by its own statistics: set batch-size to at least 2",

@@ -136,6 +136,8 @@ def as_public_dataset(value: Any) -> PublicDataset | None:
 def _part(name: str, value: Any, *, public: bool) -> Any:
     try:
         part: Any = _public(value) if public else examples_of(value)
+        if public and not len(part):
+            raise DataError("it has no examples: add some, or leave it out")
         for kind, tensor in (("inputs", part.inputs), ("labels", part.labels)):
             if tensor is not None and not isinstance(tensor, LazyInputs):  # rows are checked when they are read
                 check_finite(tensor, kind, range(len(tensor)))

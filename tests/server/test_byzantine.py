@@ -233,8 +233,7 @@ def test_too_few_outputs_for_public_labels_are_refused(method, own, tmp_path):
         parts = client_setup.data_of(client)
         most = 3 if client.name == "1" else 10
         return [
-            (part.inputs[part.labels < most].float(), part.labels[part.labels < most])
-            for part in (parts.train, parts.test)
+            (part.inputs[part.labels < most], part.labels[part.labels < most]) for part in (parts.train, parts.test)
         ]
 
     config = Case.of(method, own).config(rounds=2).replace(origins={})  # the data are the configured ones
