@@ -56,7 +56,8 @@ class ByPrototype(nn.Module):
         self.register_buffer("prototypes", prototypes)
         self.register_buffer("rows", rows)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    # A hook passes named inputs as one; that they may be given, torch.export reads here.
+    def forward(self, inputs: Tensor | None = None, **named: Tensor) -> Tensor:
         with self._representation.capture() as phi:  # torch.export cannot trace a pass that ends before the head
             self.network(inputs)
         return self.scores(phi())

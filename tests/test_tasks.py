@@ -297,6 +297,19 @@ def test_one_hot_labels_are_pointed_out(run, caplog):
     assert "each of its examples" not in caplog.text
 
 
+@pytest.mark.parametrize("shift", [0, 1])
+def test_labels_that_copy_the_tokens_are_pointed_out(run, caplog, shift):
+    """As they are for networks that shift them in their own loss, which fedhet does not use."""
+
+    def data(client):
+        tokens = torch.randint(1, 9, (30, 7), generator=torch.Generator().manual_seed(client.partition_id))
+        labels = tokens.roll(-shift, 1).index_fill(1, torch.tensor([6]), -100)  # the last one is unknown
+        return (tokens, labels), (tokens, labels)
+
+    run("local", lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)), data)
+    assert ("labels are its inputs, token for token" in caplog.text) == (shift == 0)
+
+
 def test_one_label_is_ranked_where_the_task_is_named(run):
     summary = run("fedavg", network(1), with_public(yes), task="multi-label")
     assert (summary["metric"], personal(summary) > 0.8) == ("auc", True)

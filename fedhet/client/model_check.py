@@ -100,6 +100,11 @@ def check_model(
             "each of the client's examples has exactly one of several labels: if these are classes, give their numbers "
             "as labels, labels.argmax(1)"
         )
+    if not note and task.name == "token-classification" and _copies(data.train):
+        note = (
+            "the client's labels are its inputs, token for token, which a network can copy: to predict the next token, "
+            "give inputs[:, :-1] and labels[:, 1:]"
+        )
     if function is not None and unsaved_state(model, inputs[:2]):
         lost = (
             f"{owner} keeps values from training that its state dict lacks, such as a counter: files and other "
@@ -108,6 +113,14 @@ def check_model(
         )
         note = "; ".join(filter(None, (note, lost)))
     return ModelCheck(task, task.outputs.scores(outputs).shape[-1], "; ".join(filter(None, (note, joined))))
+
+
+def _copies(examples: Examples) -> bool:
+    """Return whether the labels of the first examples are their inputs, apart from tokens whose label is ignored."""
+    labels = examples.labels[:8]
+    counted = labels >= 0
+    alike = (part for part in parts_of(examples.inputs[:8]).values() if part.shape == labels.shape)
+    return bool(counted.any()) and any(torch.equal(part[counted], labels[counted]) for part in alike)
 
 
 def _read(inputs: Tensor | LazyInputs) -> Tensor:

@@ -267,5 +267,5 @@ def outcome(run: ComparedRun, files: RunFiles, alone: Mapping[str, float]) -> Ru
     gains = sorted(sign * (value - alone[client]) for client, value in accuracies(files).items() if client in alone)
     if gains:
         values["worse_off"] = sum(gain < 0 for gain in gains) / len(gains)
-        values["worst_tenth"] = statistics.fmean(gains[: math.ceil(len(gains) / 10)])
+        values["worst_tenth"] = sign * statistics.fmean(gains[: math.ceil(len(gains) / 10)])
     return RunOutcome(run, files, dict.fromkeys(MEASURES) | values, scores)

@@ -93,7 +93,10 @@ def as_pooled(value: Any) -> Pooled:
     examples: dict[str, Any] = {}
     for name, part in parts.items():
         if isinstance(part, DataLoader):
-            raise DataError("data is a DataLoader, whose batches cannot be split among clients: pass its dataset")
+            raise DataError(
+                "data is a DataLoader, whose batches cannot be split among clients: pass its dataset, with rows "
+                "padded to one length if its collate_fn pads, or a function that returns each client's DataLoader"
+            )
         try:
             examples[name] = examples_of(part)
         except TypeError as error:  # numbers, which have no rows

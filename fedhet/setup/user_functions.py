@@ -275,7 +275,7 @@ def data_function(data: Any) -> DataFunction | None:
     try:
         return Shares(as_pooled(data))
     except DataError as error:
-        raise DataError(f"data must be a function of a client, or examples to split among clients: {error}") from error
+        raise DataError(f"data (a function of a client, or examples to split among clients): {error}") from error
 
 
 def data_of(function: DataFunction | None, client: ClientInfo) -> ClientData:

@@ -138,6 +138,27 @@ def test_prototypes_predict_their_classes_only():
         assert torch.allclose(exported(inputs), network(inputs))
 
 
+class _Sum(nn.Module):
+    """A network with two named inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return self.head((one + other).relu())
+
+
+def test_a_predictor_of_named_inputs_is_exported_by_their_names(tmp_path):
+    inputs = {"one": torch.randn(20, 4), "other": torch.randn(20, 4)}
+    part = inputs, torch.arange(20) % 3
+    settings = {"method": "fedproto", "clients": 2, "rounds": 1, "report": False}
+    run = fedhet.run(settings, model=_Sum, data=lambda: (part, part), out=tmp_path / "run", progress=False)
+    network = fedhet.load_model(run, 0, model=_Sum)
+    exported = torch.export.export(network, (), inputs).module()
+    assert torch.allclose(exported(**inputs), network(**inputs))
+
+
 def test_only_the_network_of_a_method_with_two_starts_another_run(tiny, tmp_path):
     first = _run(tiny, tmp_path / "first", "fedmrl", rounds=1)
     second = _run(tiny, tmp_path / "second", "local", rounds=1, **{"start-from": str(first.folder)}, seed=7)

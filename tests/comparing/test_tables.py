@@ -180,6 +180,19 @@ def accuracies_of(each):
 LONE = by_clients("local", {0: 0.9, 1: 0.8, 2: 0.7, 3: 0.1})
 
 
+@pytest.mark.parametrize(("metric", "worst"), [("accuracy", -0.3), ("rmse", 0.1)])
+def test_the_worst_tenth_is_a_difference_to_local_like_the_other_column(metric, worst):
+    """A client whose error rises by 0.1 is the worst off, as one whose accuracy falls by 0.3."""
+    values = {"0": 1.0, "1": 0.5}
+    rows = [ClientRow(1, client, "cnn", 9, value, None, 0, 0) for client, value in values.items()]
+    config = configuration.resolve({"clients": 2})
+    files = RunFiles(Path(), config.flat(), {}, rows=[], clients=rows, summary={"metric": metric})
+    run = SimpleNamespace(seed=0, variant="fedavg")
+    values = outcome(run, files, {"0": 0.9, "1": 0.8}).values
+    assert values["worst_tenth"] == pytest.approx(worst)
+    assert values["worse_off"] == 0.5
+
+
 def test_a_difference_is_over_the_clients_that_both_scored():
     fedavg = by_clients("fedavg", {0: 0.85, 1: 0.75, 2: 0.65}, alone=LONE.outcomes)
     assert fedavg.mean("personal_accuracy") - LONE.mean("personal_accuracy") > 0.2

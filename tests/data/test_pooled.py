@@ -150,7 +150,7 @@ def test_by_column(tmp_path):
         ((INPUTS, LABELS), {"partition": "natural"}, "the data has no natural clients"),
         ((INPUTS, INPUTS[:, :1]), {"partition": "dirichlet"}, "the data has examples without exactly one class each"),
         (DataLoader(TensorDataset(torch.tensor(INPUTS))), {}, "a DataLoader, whose batches cannot be split"),
-        ("all of them", {}, "data must be a function of a client, or examples to split among clients: rows of a str"),
+        ("all of them", {}, r"data \(a function of a client, or examples to split among clients\): rows of a str"),
         ((INPUTS, LABELS), {"method": "fedmd"}, "fedmd needs a public dataset: set, for example, public-samples"),
     ],
 )
