@@ -388,8 +388,8 @@ class _Search:
             verdict += f" Training without exchange, too, but not compared (validation): {', '.join(absent)}."
         if self.shorter:
             words = _training(runs[0].settings.rounds, runs[0].settings.local_epochs)
-            verdict += f" The time budget was enough for {words} only, not for those of recommended.toml:"
-            verdict += " a larger one can give another verdict."
+            verdict += f" The time budget was enough for {words} only: a larger one can give another verdict."
+            verdict += " recommended.toml has the rounds and epochs as configured."
         refused = self.refused
         left = Section("Methods left out", [[["method", "reason"], *map(list, refused.items())]])
         sections = [Section("Trials", [self.standing()]), left]

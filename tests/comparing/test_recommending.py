@@ -158,6 +158,7 @@ def test_a_short_budget_is_enough_for_fewer_rounds(made, monkeypatch, budget, fe
     done = made.go(budget)
     assert f"the time budget allows {fewer} per run (configured: 3 rounds of 5 epochs)" in made.printed
     assert f"enough for {fewer} only: a larger one" in done.verdict
+    assert done.verdict.endswith("recommended.toml has the rounds and epochs as configured.")
     config = configuration.resolve(done.settings)
     assert (config.rounds, config.local_epochs) == (3, 5)
     kept = set(made.started)
