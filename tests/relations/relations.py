@@ -227,7 +227,7 @@ def a_constant_added_to_targets(draw: Draw, program: Program, folder: Path) -> N
 
 @relation(task="classification", form=tuple(form for form in IN_ORDER if form != "lists"), sizes="equal")
 def bytes_are_scaled(draw: Draw, program: Program, folder: Path) -> None:
-    """Bytes are the same inputs as their 255ths."""
+    """Bytes are the same inputs as their 255ths; methods that make views of rows need floats."""
     assume(program.form != "named")
 
     def as_bytes(rows: Rows) -> Rows:
@@ -239,7 +239,9 @@ def bytes_are_scaled(draw: Draw, program: Program, folder: Path) -> None:
     parts = ("train", "test", "public")
     first = run(program.edited(everywhere(parts, as_floats)), folder)
     assume(not first.refused)
-    equal(first, run(program.edited(everywhere(parts, as_bytes)), folder))
+    changed = run(program.edited(everywhere(parts, as_bytes)), folder)
+    if "views are known for images" not in changed.refused:
+        equal(first, changed)
 
 
 # ---- clients
