@@ -109,14 +109,19 @@ class LinearEvaluation(TwoViews[E]):
             assert client.public.labels is not None  # as the traits say
             return Examples(client.public.inputs, client.public.labels)
         rows = train.labelled
-        if not len(rows):
+        if train.groups is not None:  # Each has one class, and stays whole.
+            known = {*rows.tolist()}
+            return replace(train, groups=tuple(group for group in train.groups if int(group[0]) in known))
+        least = max(client.least, 1)
+        if len(rows) < least:
             family = client.config.family
             raise DataError(
-                f"client {client.name}: its training examples have no labels for the linear classifier that is "
-                f"evaluated: set {family}.probe = public, which uses the labels of the public dataset"
+                f"client {client.name}: its training examples have {len(rows) or 'no'} labels for the linear "
+                f"classifier that is evaluated, which needs {least}: set {family}.probe = public, which uses the "
+                "labels of the public dataset"
             )
         drawn = torch.randperm(len(rows), generator=torch_generator(client.root, "labels", client.name))
-        return train.subset(rows[drawn[: max(1, round(keys.labels * len(rows)))]])
+        return train.subset(rows[drawn[: max(least, round(keys.labels * len(rows)))]])
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         # Only the classifier of the received encoder is trained.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedhet.algorithms.graphs import PermutationGroups, Submodel
-from fedhet.client.client import Client
+from fedhet.client.client import AnySide, Client
 from fedhet.client.estimators import check_client, check_estimator, fit_to_data
 from fedhet.client.job import Job
 from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
@@ -33,6 +33,7 @@ from fedhet.setup.client_setup import ClientInfo, ModelFunction
 from fedhet.tasks import Task
 from fedhet.training import Privacy
 from fedhet.utils.files import state_folder
+from fedhet.utils.inputs import for_each
 from fedhet.utils.machine import cores, device_of, keep_freed_memory
 from fedhet.utils.randomness import derive_seed
 from fedhet.utils.text import log
@@ -100,7 +101,7 @@ class Clients:
                 "batch_size: leave it out"
             )
         policy.check_examples(len(data.train), data.batch_size or config.batch_size)
-        with self._network(info, data, device) as network:
+        with self._network(info, data, device, blank=policy.noise > 0) as network:
             transform = client_setup.transform_of(data.dataset, network.representation.precision)
             with missing_allowed(described):
                 checked = self._checked.get(info.name) or self._check(info, data, network.representation, placeholders)
@@ -136,15 +137,15 @@ class Clients:
                 store=ClientStore(config.state_dir, request.run, request.called or info.name),
                 least=policy.least,
                 secret=secret.seed if secret else None,
-                privacy=_privacy(
-                    info.name, secret, policy, checked.task, network.representation.model, len(data.train)
-                ),
+                privacy=_privacy(info.name, secret, policy, checked.task, len(data.train)),
                 outputs=checked.outputs,
                 part=network.part,
                 starts=network.starts,
             )
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
+            if client.privacy:
+                _check_private(side)
             if client.estimator:
                 client.estimator.seed(derive_seed(client.root, "estimator", info.name))
                 check_client(client, placeholders=placeholders)
@@ -227,23 +228,28 @@ class Clients:
         return check_model(network, data, transform, task, self._model, guessed=guessed)
 
     @contextmanager
-    def _network(self, info: ClientInfo, data: ClientData, device: torch.device) -> Iterator[_Network]:
-        """Context manager that yields a network for a client, from the cache if possible, with arbitrary weights."""
+    def _network(self, info: ClientInfo, data: ClientData, device: torch.device, *, blank: bool) -> Iterator[_Network]:
+        """Context manager that yields a network for a client, from the cache if possible, with arbitrary weights.
+
+        If `blank`, no value of the network depends on the inputs of the client's examples.
+        """
         config, parts = info.config, registry.client_side(info.config.method_name).parts
         kind: tuple[object, ...] = (info.name, config.seed)
         if self._model is None:
             dataset = client_setup.dataset_of(config)
             kind = (client_setup.architecture_of(info), dataset.input_shape, dataset.classes)
-        kind += (device, config.head, config.method_name, config.options, parts and client_setup.width_of(info))
+        kind += (blank, device, config.head, config.method_name, config.options, parts and client_setup.width_of(info))
         place = next((i for i in reversed(range(len(self._free))) if self._free[i].kind == kind), None)
-        network = self._new(info, data, device, kind) if place is None else self._free.pop(place)
+        network = self._new(info, data, device, kind, blank) if place is None else self._free.pop(place)
         try:
             yield network
         finally:
             self._free.append(network)
             del self._free[:-64]  # as many as a process keeps for later clients
 
-    def _new(self, info: ClientInfo, data: ClientData, device: torch.device, kind: tuple[object, ...]) -> _Network:
+    def _new(
+        self, info: ClientInfo, data: ClientData, device: torch.device, kind: tuple[object, ...], blank: bool
+    ) -> _Network:
         config, side, part = info.config, registry.client_side(info.config.method_name), None
         model = self._build(info, client_setup.owner_of_weights(config, info.name)).to(device)
         transform = client_setup.transform_of(data.dataset, precision(model))
@@ -259,7 +265,8 @@ class Clients:
 
         def inputs() -> Tensor:
             source = data if self._model else client_setup.dataset_of(config)
-            return transform(source.train.inputs[:16].to(device))
+            rows = source.train.inputs[:16].to(device)
+            return transform(for_each(rows, torch.zeros_like) if blank else rows)
 
         # The same for all clients and messages: this network's own weights depend on which client needed it first.
         starts = side.starts_of(lambda: self._build(info, "all").to(device), inputs)
@@ -298,17 +305,9 @@ class Clients:
             ) from error
 
 
-def _privacy(
-    name: str, secret: NodeSecret | None, policy: Policy, task: Task, model: nn.Module, examples: int
-) -> Privacy | None:
+def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, examples: int) -> Privacy | None:
     if not policy.noise or secret is None:
         return None
-    for layer, module in model.named_modules():
-        if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
-            raise Refused(
-                f"this node trains with differential privacy (dp-noise), but {layer} ({module._get_name()}) normalises "
-                "over the examples of a batch: use GroupNorm instead"
-            )
     if task.outputs.joint:
         raise Refused(
             "this node trains with differential privacy (dp-noise), which needs a loss of each example by itself, and "
@@ -332,3 +331,16 @@ def _privacy(
         return epsilon
 
     return Privacy(policy.noise, policy.clip, spend)
+
+
+def _check_private(side: AnySide) -> None:
+    """Raise `Refused` if a client under `dp-noise` trains nothing by DP-SGD, or one of its networks mixes examples."""
+    client = side.client
+    reason = "this node trains with differential privacy (dp-noise), but "
+    if not side.trains_network:
+        raise Refused(f"{reason}{client.config.method_name} fits a classifier without noise: choose another method")
+    for layer, module in (*client.model.named_modules(), *side.network.named_modules()):
+        if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
+            raise Refused(
+                f"{reason}{layer} ({module._get_name()}) normalises over the examples of a batch: use GroupNorm instead"
+            )

@@ -39,7 +39,7 @@ from fedhet.utils.machine import out_of_memory, proof
 from fedhet.utils.statistics import Metric
 from fedhet.utils.text import log
 
-NOISY = frozenset({*KINDS} - {"statistics", "prototypes"} | {STRUCTURE})
+NOISY = frozenset({*KINDS} - {"statistics", "prototypes", "projections"} | {STRUCTURE})
 """Kinds of values that depend on training examples only through a network, whose training gets noise (`dp-noise`)."""
 
 LEAST = 10

@@ -424,8 +424,10 @@ def _common(job: Job, when: str) -> Examples | None:
     client, traits = job.client, job.side.traits
     if when in ("received", "trained") and when != traits.scored:
         return None
+    if client.privacy and (client.own_data or client.config.data):  # files in a folder of the node's are private
+        return None
     if client.own_data:
-        return client.data.common if client.privacy is None else None
+        return client.data.common
     if when == "received" and _shares_all(job.side):
         return None
     return resident(client_setup.dataset_of(client.config).test, client.device)

@@ -8,6 +8,7 @@ the low bits of a floating-point number can disclose it in spite of noise (Miron
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedhet.data import Examples
+from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
+from fedhet.utils.inputs import for_each
 from fedhet.utils.machine import out_of_memory
 from fedhet.utils.randomness import SecretStream
 from fedhet.utils.text import log
@@ -39,6 +42,15 @@ class _Loss(nn.Module):
 
     def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
         return self.loss(inputs[None], labels[None])
+
+
+def one_by_one(read: Callable[[Tensor], tuple[Tensor, Tensor]], rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inputs and labels that `read` returns for each of `rows` alone.
+
+    A user's function that augments or collates examples could mix those of a batch, as mixup does.
+    """
+    inputs, labels = map(torch.cat, zip(*(read(row[None]) for row in rows), strict=True))
+    return inputs, labels
 
 
 @dataclass
@@ -125,14 +137,15 @@ class Privacy:
         vector and count, as a multiple of `clip`, have the norm sqrt(2) `clip`. The noise multiplier is `noise`
         * sqrt(n / size) for n examples and batches of `size`, so that the sums cost about as much as an epoch.
         """
-        width = vectors(torch.zeros_like(examples.at(slice(0, 1))[0])).shape[1]
+        width = vectors(for_each(examples.at(slice(0, 1))[0], torch.zeros_like)).shape[1]
         noise = self.noise * math.sqrt(max(len(examples) / size, 1.0))
         self.epsilon = self.spend(noise, 1.0, 1)
         device = examples.labels.device
+        read = partial(one_by_one, examples.at) if isinstance(examples.inputs, LazyInputs) else examples.at
         total = torch.zeros(classes, width + 1, dtype=torch.float64, device=device)
 
         def of(rows: Tensor) -> tuple[Tensor, Tensor]:
-            inputs, labels = examples.at(rows)
+            inputs, labels = read(rows)
             return vectors(inputs).double(), labels
 
         for values, labels in self._each(of, torch.arange(len(examples), device=device)):

@@ -5,6 +5,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, count, islice
 
 import torch
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from fedhet.data import Examples
+from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
 from fedhet.tasks import LARGEST, Task
 from fedhet.training.evaluation import forward, uses_batch_statistics
 from fedhet.training.phases import Phase, Step, Term, Trained
-from fedhet.training.privacy import ExampleLoss, Privacy
+from fedhet.training.privacy import ExampleLoss, Privacy, one_by_one
+from fedhet.utils.inputs import for_each
 from fedhet.utils.machine import brought
 from fedhet.utils.randomness import SecretStream, permutation, seed_everything
 from fedhet.utils.statistics import Work
@@ -146,14 +149,17 @@ class Training:
         """Return a function for differentially private training, whose loss has only the terms of public data."""
         of_one, phase = private_loss(model, self.phase, self.task)
         inputs, labels = self.rows.at(slice(0, 1))
-        privacy.check(model, of_one, self._prepared(torch.zeros_like(inputs)), labels)
+        privacy.check(model, of_one, self._prepared(for_each(inputs, torch.zeros_like)), labels)
         bf16 = phase.optimisation.bf16
         named = dict(model.named_parameters())
         size = min(phase.optimisation.batch_size, len(self.rows))
         blank = torch.zeros(size, device=next(iter(named.values())).device)
 
+        alone = self.augments or isinstance(self.rows.inputs, LazyInputs)
+        batch = partial(one_by_one, self.batch) if alone else self.batch
+
         def gradients(number: int, index: Tensor) -> tuple[Step, Tensor]:
-            privacy.backward(model, of_one, self.batch, index, size)
+            privacy.backward(model, of_one, batch, index, size)
             step = Step(number, model, named, blank, blank, index[:0], blank, bf16=bf16, task=self.task)
             loss = loss_of(step, phase, recorded, blank.sum())
             # Without such terms, the gradients are set already.

@@ -29,7 +29,9 @@ LONGEST_NAME = 200  # largest number of bytes of a client's name; names of files
 # Device names that Windows reserves, with any ending.
 DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(\.|$)", re.IGNORECASE)
 # Names that fedhet uses itself in folders of states and models.
-TAKEN_NAMES = frozenset({"beginning", "cache", "clients", "models", "nodes", "public", "global"})
+TAKEN_NAMES = frozenset(
+    {"beginning", "cache", "clients", "models", "nodes", "public", "global", "account.json", "audit.jsonl"}
+)
 
 
 def plain_name(text: str) -> bool:

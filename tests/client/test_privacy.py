@@ -11,8 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flwr.clientapp import ClientApp
+from PIL import Image
 from scipy.stats import kstest
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, default_collate
 from typer.testing import CliRunner
 
 from fedhet.cli import app as cli
@@ -21,6 +23,7 @@ from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret, epsilon_of
 from fedhet.config import configuration
 from fedhet.data import Examples
+from fedhet.data.own import examples_of
 from fedhet.engines.running import run_locally
 from fedhet.errors import ConfigError, ModelError, Refused
 from fedhet.flower.messages import decode_arrays
@@ -29,6 +32,7 @@ from fedhet.results.history import read_clients, read_history
 from fedhet.tasks import Task
 from fedhet.training import Optimisation, Phase, Privacy, Term, Training
 from fedhet.training.training import private_loss
+from fedhet.utils.inputs import Inputs, together
 from fedhet.utils.randomness import SecretStream, seed_everything
 from tests.robustness.reading import Victim, correlation, linear, nearest
 from tests.robustness.unmixing import unmixed
@@ -307,7 +311,7 @@ def batch_norm(client=None):
     [
         ("fedgen", linear, "fedgen also sends means or numbers of the client's examples that get no noise"),
         ("heterofl", linear, "heterofl also sends means or numbers"),
-        ("nearest-neighbour", linear, "does not train by fedhet's training loop"),
+        ("nearest-neighbour", linear, "nearest-neighbour fits a classifier without noise"),
         ("fedavg", batch_norm, "2 (BatchNorm1d) normalises over the examples of a batch: use GroupNorm"),
     ],
 )
@@ -315,6 +319,93 @@ def test_what_cannot_be_private_is_refused(method, network, words, tmp_path) -> 
     victim = Victim(0, tmp_path, {"method": method}, network=network, **NODE)
     assert victim.ask("train", Payload(), Request(round=1, epochs=1)) is None
     assert words in victim.refusals[0]
+
+
+def test_a_classifier_that_is_only_evaluated_is_refused(tmp_path) -> None:
+    """Its score on the common test set would depend on all private examples."""
+    victim = Victim(
+        0, tmp_path, {"method": "logistic-regression", "test-on": "both"}, own_data=False, network=None, **NODE
+    )
+    assert victim.ask("evaluate", Payload(), Request(round=1, evaluate=True)) is None
+    assert "logistic-regression fits a classifier without noise" in victim.refusals[0]
+
+
+def test_another_network_of_the_method_cannot_normalise_over_examples(tmp_path) -> None:
+    """With `batch-norm = re-estimate` its statistics would be private ones, also without a step of training."""
+    settings = {"method": "flha-distillation", "flha-distillation.teacher": "resnet8", "batch-norm": "re-estimate"}
+    victim = Victim(0, tmp_path, settings | {"architectures": "mlp"}, own_data=False, network=None, **NODE)
+    assert victim.ask("train", Payload(), Request(round=1)) is None
+    assert "(BatchNorm2d) normalises over the examples of a batch" in victim.refusals[0]
+
+
+def test_test_images_in_a_folder_of_the_node_are_private(tmp_path) -> None:
+    for number in range(60):
+        path = tmp_path / "images" / ("well", "ill")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), 4 * number, np.uint8)).save(path)
+    settings = {"method": "local", "dataset": "folder", "input-size": 8, "architectures": "mlp", "test-on": "both"}
+    here = {"data": str(tmp_path / "images"), "num-partitions": 1}
+    victim = Victim(0, tmp_path / "state", settings, own_data=False, network=None, **NODE, **here)
+    reply = victim.ask("evaluate", Payload(), Request(round=1, evaluate=True))
+    assert reply is not None, victim.refusals
+    assert dict(reply["metrics"]) == {"num-examples": 48, "test-examples": 12}
+
+
+def test_the_scale_of_generated_weights_does_not_depend_on_examples(tmp_path, monkeypatch) -> None:
+    inputs = []
+    monkeypatch.setattr("fedhet.client_apps.flha_ghn.calibrated", lambda model, batch: inputs.append(batch) or {})
+    settings = {"method": "flha-ghn", "flha-ghn.head": "tiled"}
+    victim = Victim(0, tmp_path, settings, network=linear, **NODE)
+    victim.ask("train", Payload(), Request(round=1))
+    assert len(inputs) == 1
+    assert not inputs[0].any()
+
+
+def test_a_function_that_augments_gets_each_example_by_itself() -> None:
+    """It could mix the examples of a batch, as mixup does, so that a gradient would have several of them."""
+    sizes = []
+
+    def prepare(inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        sizes.append(len(inputs))
+        return inputs
+
+    phase, examples = Phase(1, Optimisation(batch_size=20)), Examples(torch.randn(20, 3), torch.zeros(20).long())
+    options = {"generator": torch.Generator(), "privacy": privacy(1.0, 1.0), "augments": True}
+    Training(nn.Linear(3, 2), phase, examples, Task("classification"), prepare, **options).result()
+    assert {*sizes} == {1}
+
+
+def test_a_function_that_collates_gets_each_example_by_itself() -> None:
+    sizes = []
+
+    def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        sizes.append(len(rows))
+        return default_collate(rows)
+
+    loader = DataLoader([(torch.randn(3), row % 2) for row in range(20)], batch_size=20, collate_fn=collate)
+    examples, model = examples_of(loader), nn.Linear(3, 2)
+    options = {"generator": torch.Generator(), "privacy": privacy(1.0, 1.0)}
+    sizes.clear()
+    phase = Phase(1, Optimisation(batch_size=20))
+    Training(model, phase, examples, Task("classification"), lambda inputs, _: inputs, **options).result()
+    privacy(1.0, 1.0).class_sums(model, examples, 2, 20)
+    assert {*sizes} == {1}
+
+
+def test_networks_of_several_inputs_are_trained() -> None:
+    class Masked(nn.Linear):
+        def forward(self, inputs: Inputs) -> Tensor:
+            return super().forward(inputs.parts["values"] * inputs.parts["mask"])
+
+    inputs = together({"values": torch.randn(20, 3), "mask": torch.ones(20, 3)})
+    model, examples = Masked(3, 2), Examples(inputs, torch.arange(20) % 2)
+    phase, task = Phase(1, Optimisation(learning_rate=1.0, batch_size=20)), Task("classification")
+    before = model.weight.detach().clone()
+    options = {"generator": torch.Generator(), "privacy": privacy(0.0, 1.0)}
+    Training(model, phase, examples, task, lambda inputs, _: inputs, **options).result()
+    assert not torch.equal(model.weight, before)
+    sums, _ = privacy(0.0, 100.0).class_sums(model, examples, 2, 20)
+    torch.testing.assert_close(sums.sum(0).float(), model(inputs).sum(0))
 
 
 def test_loss_terms_are_clipped_with_the_tasks_loss() -> None:

@@ -35,6 +35,8 @@ COUNTS = ("num-examples", "test-examples", "validation-examples", "private-steps
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Last parts of names of BatchNorm's running statistics, in the built-in networks."""
 
+configured = client_setup.data_of
+
 NODE = 1
 """The node that is attacked, by its partition id."""
 
@@ -64,6 +66,18 @@ def other_data(client: ClientInfo) -> ClientData:
         return Examples(inputs, torch.randint(10, part.labels.shape, generator=generator))
 
     return replace(same, train=other(same.train), test=other(same.test))
+
+
+def replaced(client: ClientInfo) -> ClientData:
+    """Data of a client with as many examples of the configured data set's form as it has, and no others in common."""
+    same, generator = configured(client), torch.Generator().manual_seed(1)
+
+    def other(part: Examples) -> Examples:
+        inputs = torch.randint(17, part.inputs[:].shape, generator=generator).to(part.inputs[:].dtype)
+        return Examples(inputs, torch.randint(10, part.labels.shape, generator=generator))
+
+    validation = other(same.validation) if same.validation else None
+    return replace(same, train=other(same.train), test=other(same.test), validation=validation)
 
 
 class Node:
@@ -178,8 +192,9 @@ class Privacy:
                 metrics = [key for key in reply["metrics"] if key not in COUNTS]
                 assert not metrics or METRICS in allow
 
+    @pytest.mark.parametrize("attack", ["as it was", pytest.param("test sets", marks=pytest.mark.slow)])
     def test_noise_covers_all_that_depends_on_private_data(
-        self, case: Case, cache: RecordedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, attack: str, case: Case, cache: RecordedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Where training by DP-SGD does nothing, replies do not depend on the examples, or the method is refused."""
 
@@ -194,8 +209,15 @@ class Privacy:
         monkeypatch.setattr("fedhet.training.privacy.Privacy.backward", idle)
         monkeypatch.setattr("fedhet.training.privacy.Privacy.class_sums", idle_sums)
         monkeypatch.setattr("secrets.randbits", lambda bits: 7)
-        messages, noise = self.messages(case, cache, {}, settings={}), {"dp-noise": 1.0, "dp-clip": 1.0}
-        nodes = [Node(data, None, tmp_path / data.__name__, **noise) for data in (same_data, other_data)]
-        for one, other in zip(*(node.answers(messages) for node in nodes), strict=True):
+        settings = HOSTILE[attack] | ({"batch-norm": "re-estimate"} if attack != "as it was" else {})
+        request = {"evaluate": True, "expected": -1, "epochs": 0} if attack != "as it was" else {}
+        messages, noise = self.messages(case, cache, request, settings=settings), {"dp-noise": 1.0, "dp-clip": 1.0}
+        replies = []
+        for data in (same_data, other_data):
+            own = data if attack == "as it was" else None
+            if own is None:  # the common test set is that of the data set
+                monkeypatch.setattr(client_setup, "data_of", configured if data is same_data else replaced)
+            replies.append([*Node(own, None, tmp_path / data.__name__, **noise).answers(messages)])
+        for one, other in zip(*replies, strict=True):
             seen, others = (leaving(each, case.traits.sends, set()) for each in (one, other))
             assert [key for key in {**seen, **others} if seen.get(key) != others.get(key)] == []

@@ -133,8 +133,11 @@ def test_names_that_a_file_can_have_come_through(name, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "..", ".hidden", "a/b", "a\\b", "a ", "a\nb", "\x1b[2J", "\ud800", "x" * 201, "é" * 101, "Public", "global"],
-    ids=range(13),
+    [
+        *("", "..", ".hidden", "a/b", "a\\b", "a ", "a\nb", "\x1b[2J", "\ud800", "x" * 201, "é" * 101),
+        *("Public", "global", "account.json", "audit.jsonl"),
+    ],
+    ids=range(15),
 )
 def test_names_that_a_file_cannot_have_are_refused(name):
     """In bytes, as file systems count; neither hidden, nor a folder that a state folder has already."""

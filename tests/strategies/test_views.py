@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+import fedhet
+from fedhet.client.app import make_client_app
 from fedhet.data import load
 from fedhet.data.views import random_views, two_views
 from fedhet.errors import DataError, FedhetError
+from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.messages import Payload
 from fedhet.methods import registry
 from fedhet.models.representation import Representation
@@ -141,6 +144,20 @@ def test_phases_train_the_encoder_and_evaluation_only_the_head(federate, phases,
     sent = done.sent[1, "0"]["model"]
     assert any("projector" in name for name in sent) == (projector == "shared")
     assert not any("head.head" in name for name in sent)
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("allow", [None, "weights,statistics,metrics"])
+def test_labels_at_a_node_are_as_many_as_it_requires(phases, monkeypatch, tmp_path, allow):
+    """A score by a classifier that is trained on one example would disclose it."""
+    monkeypatch.setattr("fedhet.server.federation.proof", lambda text: "guessed")
+    grid = LocalGrid(make_client_app(), 1)
+    node = {"state-dir": str(tmp_path), "min-examples": 10} | ({"allow": allow} if allow else {})
+    grid._contexts[FIRST_NODE].node_config.update(node)
+    settings = {"samples_per_client": 200, "batch_size": 50, "architectures": "mlp", "local_epochs": 1}
+    fedhet.FedSimCLR(rounds=1, width=8, probe_epochs=1, labels=0.001, **settings).start(grid)
+    labelled = next(phase.examples for phase, *_ in phases if phase.examples is not None)
+    assert min(map(len, labelled.groups or [labelled])) >= 10
 
 
 def own_data(train_labels, **further):
