@@ -4,6 +4,7 @@ import csv
 import shutil
 
 import numpy as np
+import pandas
 import pandas as pd
 import pytest
 import torch
@@ -13,7 +14,7 @@ import fedhet
 from fedhet.client.app import make_client_app
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
-from fedhet.results.description import pooled
+from fedhet.results.description import data_table, pooled
 from fedhet.server.federation import Federation
 from fedhet.setup.client_setup import ClientInfo
 
@@ -204,6 +205,29 @@ def test_a_description_equals_pooled_statistics(tmp_path):
     assert together["range"] == [pytest.approx(values.min()), pytest.approx(values.max())]
     with pytest.raises(FedhetError, match="row 0 contain nan"):
         fedhet.run({**settings, "rounds": 1}, model=Tolerant, data=table_with_gaps, out=tmp_path / "b", progress=False)
+
+
+def test_a_description_adds_classes_by_name(tmp_path):
+    """Clients that lack classes may number the others differently, and the network has an output for each."""
+
+    def lacking(client):
+        inputs, labels = drawn(client.partition_id, 60)
+        kept = labels != client.partition_id
+        texts = pandas.Categorical([("bag", "coat", "dress")[label] for label in labels[kept]])
+        return (inputs[kept], texts), (inputs[kept], texts)
+
+    settings = {"method": "local", "rounds": 0, "clients": 2}
+    run = fedhet.run(settings, model=Tolerant, data=lacking, out=tmp_path / "run", progress=False)
+    counts = [np.bincount(drawn(k, 60)[1], minlength=3) * (np.arange(3) != k) for k in range(2)]
+    together = run.summary["data"]["all"]
+    assert dict(zip(together["names"], together["classes"], strict=True)) == {
+        "coat": counts[0][1],
+        "dress": counts[0][2] + counts[1][2],
+        "bag": counts[1][0],
+    }
+    *_, (name, *_, classes) = data_table(run.summary["data"]["clients"])
+    assert (name, classes.startswith(f"coat {counts[0][1]}, dress ")) == ("all", True)
+    assert set(run.summary["classes"]["1"]) == {"bag", "dress"}
 
 
 def test_a_node_describes_its_data_within_its_policy(elsewhere, new_watch):

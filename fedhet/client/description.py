@@ -60,14 +60,16 @@ def describe(job: Job) -> Arrays:
 
 
 def by_name(job: Job) -> dict[str, int]:
-    """Return the number of training examples by the name of a class or label, which is its number if it has none."""
+    """Return the number of training examples by the name of a class or label, which is its number if it has none.
+
+    Outputs beyond the client's names, which are for classes of others, are left out if no example has them.
+    """
     counts = by_class(job)
     if counts is None:
         return {}
     names = job.client.data.names.get(CLASSES, job.client.data.names.get(LABEL_COLUMNS, ()))
-    if len(names) != len(counts):
-        names = tuple(map(str, range(len(counts))))
-    return dict(zip(names, map(int, counts), strict=True))
+    others = {str(k): int(counts[k]) for k in range(len(names), len(counts)) if counts[k] or not names}
+    return dict(zip(names, map(int, counts), strict=False)) | others
 
 
 def by_class(job: Job) -> torch.Tensor | None:

@@ -29,10 +29,15 @@ def pooled(described: Mapping[str, Description]) -> dict[str, Any]:
     total["range"] = None if None in ranges else [min(low for low, _ in ranges), max(high for _, high in ranges)]
     shapes = [client["shape"] for client in clients]
     total["shape"] = shapes[0] if all(shape == shapes[0] for shape in shapes) else None
-    most = max(len(client["classes"]) for client in clients)
-    columns = [[client["classes"][k] if k < len(client["classes"]) else 0 for client in clients] for k in range(most)]
+    counts_by_name = [dict(zip(_names(client), client["classes"], strict=True)) for client in clients]
+    total["names"] = [*dict.fromkeys(name for counted in counts_by_name for name in counted)]
+    columns = [[counted.get(name, 0) for counted in counts_by_name] for name in total["names"]]
     total["classes"] = [None if None in column else sum(column) for column in columns]
     return total
+
+
+def _names(values: Description) -> list[str]:
+    return values.get("names") or [str(number) for number in range(len(values["classes"]))]
 
 
 def data_table(described: Mapping[str, Description]) -> list[list[str]]:
@@ -42,7 +47,10 @@ def data_table(described: Mapping[str, Description]) -> list[list[str]]:
         numbers = [str(values[key]) for key in ("train", "validation", "test")]
         shape = "?" if values["shape"] is None else "x".join(map(str, values["shape"]))
         span = "?" if values["range"] is None else " to ".join(f"{end:.4g}" for end in values["range"])
-        classes = " ".join("?" if count is None else str(count) for count in values["classes"]) or "-"
+        counts = ["?" if count is None else str(count) for count in values["classes"]]
+        if not all(name.isdecimal() for name in _names(values)):
+            counts = [f"{name} {count}," for name, count in zip(_names(values), counts, strict=True)]
+        classes = " ".join(counts).rstrip(",") or "-"
         missing = "?" if values["missing"] is None else str(values["missing"])
         lines.append([name, *numbers, missing, shape, f"{values['mean']:.4g}", f"{values['std']:.4g}", span, classes])
     return lines

@@ -224,6 +224,8 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         last: Row = next((row[scored] for row in where if row.get(scored)), {})
         summary["further"] = {name: last.get(f"further/{name}") for name in names}
     if described := next((row["data"] for row in rows if row.get("data")), None):
+        named = {client: {"names": [*counts], "classes": [*counts.values()]} for client, counts in run.classes.items()}
+        described = {client: {**values, **named.get(client, {})} for client, values in described.items()}
         summary["data"] = {"clients": described, "all": pooled(described)}
     if config.keep_best and "" in run.state.best:
         summary["best"] = best_models(rows, run, config, on)

@@ -225,7 +225,10 @@ def _sections(run: RunFiles) -> Iterator[Section]:
     else:
         yield Section("Clients by architecture", notes=["No client was evaluated."])
     if data := (run.summary or {}).get("data"):
-        note = "Training examples; missing: examples with NaN; ?: what a node's policy does not tell."
+        note = (
+            "Training examples; missing: examples with NaN; mean, std and range: of all columns together; ?: what a "
+            "node's policy does not tell."
+        )
         yield Section("Data", [data_table(data["clients"])], [note], kind="numbers total")
     if further := (run.summary or {}).get("further"):
         values = [
