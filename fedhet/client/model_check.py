@@ -13,6 +13,7 @@ from fedhet.client.client import Client
 from fedhet.client.job import Job
 from fedhet.data import ClientData, Examples
 from fedhet.data.examples import digest
+from fedhet.data.names import CLASSES, shown
 from fedhet.data.own import check_scale
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError, FedhetError, ModelError, Refused
@@ -82,8 +83,11 @@ def check_model(
             f"row for each example{origin}"
         )
     asked, task = task, task.of(outputs, data.train.labels)
+    classes = data.names.get(CLASSES, ())
     for name, part in parts.items():
         if problem := task.problem(outputs, task.outputs.labels(part.labels)):
+            if classes:
+                problem += f" (its classes, with or without examples, are {shown(classes)})"
             raise DataError(problem if name == "train" else f"{name}: {problem}")
     joined = task.check_loss(outputs, task.outputs.labels(data.train.labels))
     last = _last_function(model, inputs[:2])

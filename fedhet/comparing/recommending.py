@@ -215,7 +215,7 @@ def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str,
 
 
 def _line(error: Exception) -> str:
-    lines = str(error).removeprefix(NOBODY).strip().splitlines()
+    lines = str(error).removeprefix(NOBODY).replace(":\n", ": ").strip().splitlines()
     return "; ".join(" ".join(line.split()) for line in lines) or type(error).__name__
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,15 @@ def refused(new_watch: Any) -> Callable[..., str]:
         return str(caught.value)
 
     return refused
+
+
+def test_labels_beyond_the_outputs_are_told_with_the_classes_names(refused: Any) -> None:
+    """A category without examples is a class, too."""
+    texts = pandas.Categorical(["gull", "tern"] * (len(INPUTS) // 2), categories=["auk", "gull", "tern"])
+    part = INPUTS[: len(texts)], texts
+    message = refused(lambda: nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)), lambda: (part, part))
+    assert "its labels go from 1 to 2" in message
+    assert "(its classes, with or without examples, are auk, gull, tern)" in message
 
 
 # ---- numbers that are not finite

@@ -142,6 +142,14 @@ def test_no_federated_method_has_a_result(made, found):
         assert "so it is open whether one beats training alone: alone, the best is" in made.go().verdict
 
 
+def test_a_reason_is_one_line():
+    error = FedhetError("only client 0 was admitted; correct the others:\n  client 1: it has\n  client 2: it lacks")
+    assert (
+        recommending._line(error)
+        == "only client 0 was admitted; correct the others: client 1: it has; client 2: it lacks"
+    )
+
+
 def test_a_budget_that_is_too_short(made):
     with pytest.raises(FedhetError, match=r"too short to compare methods: set --budget 5m"):
         made.go("5s")
