@@ -19,7 +19,7 @@ from fedhet.data.pooled import Pooled, as_pooled
 from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.methods import registry
 from fedhet.methods.options import Config, keys_about
-from fedhet.results.history import names_of_model, run_of
+from fedhet.results.history import names_of_model, read_clients, run_of
 from fedhet.results.report import Section, table, write_page
 from fedhet.results.terminal import format_value
 from fedhet.server.app import scored
@@ -192,7 +192,9 @@ def _fill(
 ) -> None:
     """Evaluate all models in the folder `models` at the `clients`, and add the results to `result`."""
     personal = [unquote(path.stem) for path in models.glob("*.safetensors") if path.stem != GLOBAL]
-    shared = (models / f"{GLOBAL}.safetensors").is_file() and registry.traits(config).whole
+    traits = registry.traits(config)
+    shared = (models / f"{GLOBAL}.safetensors").is_file() and traits.whole
+    known = [*map(str, range(config.clients)), *(row.client for row in read_clients(run_of(models) or models))]
     network_of = cache(partial(load_model, models, model=functions.model, data=functions.data))
     for place, client in enumerate(clients):
         info = ClientInfo(client, place, len(clients), config)
@@ -200,6 +202,8 @@ def _fill(
         for name in [*in_order(personal), *[GLOBAL] * shared]:
             # Clients of the run may have parts of the global model; others have that of a client without its own.
             owner = client if name == GLOBAL and client not in personal else name
+            if name == GLOBAL and owner not in known and traits.networks == "equal":  # such as a new hospital's
+                owner = next((other for other in known if other not in personal), owner)
             try:
                 network = network_of(owner)
                 test = _aligned(data, names_of_model(models / f"{file_name(name)}.safetensors"))

@@ -1,5 +1,7 @@
 """A user's examples of all clients together, which the configuration splits."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -237,6 +239,18 @@ def test_all_new_examples_are_evaluated(tmp_path):
         assert (new.scores[name][name].count, new.value(name, name)) == (rows.sum(), pytest.approx(right[rows].mean()))
         values = [everywhere.value(name, client) for client in everywhere.clients]
         assert values == pytest.approx([right.mean()] * 3)
+
+
+def test_a_global_model_is_evaluated_at_a_client_that_took_no_part(tmp_path):
+    """Its table has the classes that it has, by name, and its columns in another order."""
+    network = partial(nn.Linear, 4, 3)
+    settings = {"method": "fedavg", "rounds": 1, "report": False}
+    done = fedhet.run(settings, model=network, data=fedhet.by_column(FRAME, "hospital"), out=tmp_path / "run")
+    other = FRAME[FRAME["label"] != "ant"].assign(hospital="east")[::-1][[*FRAME.columns[::-1]]]
+    scores = fedhet.evaluate(done, model=network, data={"test": fedhet.by_column(other, "hospital")})
+    rows = torch.from_numpy(INPUTS[LABELS > 0])
+    right = fedhet.load_model(done, "north", model=network)(rows).argmax(1).numpy() == LABELS[LABELS > 0]
+    assert scores.value("global", "east") == pytest.approx(right.mean())
 
 
 def test_missing_values_of_a_client_are_refused_there_only(tmp_path):
