@@ -54,7 +54,8 @@ class NodeSecret:
         self._reply = self._path.with_suffix(".reply")
         self._client = client
         self._data = data
-        self._repeated = 0  # number of charges of the open message that were made again
+        self._message = ""  # the open message of this process; another process can begin another one
+        self._repeated = 0  # number of its charges that were made again
         with locked(self._path.parent, wait=True):
             if not self._path.is_file():
                 log.info("client %s: its new secret seed is stored in %s", client, self._path)
@@ -99,6 +100,7 @@ class NodeSecret:
 
         A message that was not answered, since the node was stopped or failed, has the same noise and charges again.
         """
+        self._message = message
         self._repeated = 0
         with locked(self._path.parent, wait=True):
             content = self._reply.read_bytes() if self._reply.is_file() else b""
@@ -118,8 +120,9 @@ class NodeSecret:
         with locked(self._path.parent, wait=True):
             write_whole(self._reply, lambda path: path.write_bytes(content))
             account = self._read(self._account)
-            account["open"].pop(self._client, None)
-            self._write(account, self._account)
+            if account["open"].get(self._client, {}).get("message") == message:
+                del account["open"][self._client]
+                self._write(account, self._account)
 
     def spend(self, noise: float, rate: float, steps: int, budget: float, delta: float = DELTA) -> float:
         """Charge `steps` of differentially private training to the node's budget; return epsilon over all its runs.
@@ -131,7 +134,8 @@ class NodeSecret:
         charge = [noise, rate, steps]
         with locked(self._path.parent, wait=True):
             account = self._read(self._account)
-            charges = account["open"].get(self._client, {}).get("charges", [])
+            begun = account["open"].get(self._client, {})
+            charges = begun["charges"] if begun.get("message") == self._message else []
             again = charges[self._repeated : self._repeated + 1] == [charge]
             spent = account["spent"] if again else [*account["spent"], charge]
             epsilon = epsilon_of(spent, delta)

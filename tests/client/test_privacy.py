@@ -289,6 +289,23 @@ def test_a_message_that_fails_after_the_charge_is_charged_once(tmp_path, monkeyp
     assert len(spent(tmp_path)) == 1
 
 
+def test_messages_that_are_answered_at_the_same_time_are_both_charged(tmp_path) -> None:
+    nodes = [NodeSecret(tmp_path, "north", "own") for _ in range(2)]
+    streams = [node.begin(message)[0] for node, message in zip(nodes, ("one", "two"), strict=True)]
+    for node in nodes:
+        node.spend(1.0, 0.1, 5, 20.0)
+    nodes[0].answer("one", b"a reply")
+    assert not torch.equal(*(stream.normal(torch.Size([4])) for stream in streams))
+    assert spent(tmp_path) == [[1.0, 0.1, 5]] * 2
+    nodes[1].spend(1.0, 0.1, 5, 20.0)
+    assert len(spent(tmp_path)) == 3
+    again = NodeSecret(tmp_path, "north", "own")
+    again.begin("two")
+    for _ in range(2):
+        again.spend(1.0, 0.1, 5, 20.0)
+    assert len(spent(tmp_path)) == 3, "its second attempt has the same noise, and is not charged"
+
+
 @pytest.mark.parametrize("method", ["fedproto", "fd", "fedmd", "fml", "fedkd"])
 def test_methods_with_other_terms_and_kinds_are_served(method, tmp_path) -> None:
     settings = {"method": method, "architectures": "mlp", "clients": 2, "rounds": 2, "workers": 1, "seed": 1}
