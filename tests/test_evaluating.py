@@ -133,6 +133,13 @@ def test_the_global_model_is_evaluated_everywhere_and_what_does_not_fit_is_named
         fedhet.evaluate(run, model=equal_network)
 
 
+def test_new_labels_are_scored_in_the_runs_task(trained):
+    run = trained("fedavg", equal_network)
+    inputs, labels = drawn(7, 50)
+    with pytest.raises(FedhetError, match="its labels are of shape .n, 3., but its outputs .*: give a class per"):
+        fedhet.evaluate(run, model=equal_network, data={"test": (inputs, nn.functional.one_hot(labels, 3))})
+
+
 def test_evaluations_of_a_runs_folders_of_models_are_kept(trained, tmp_path):
     run = trained("local", network).folder
     shutil.copytree(run / "models", tmp_path / "best")

@@ -222,3 +222,10 @@ def test_a_client_with_one_class_has_no_auc_and_is_named(tmp_path):
     assert last["received"]["further/f1"]["weighted"] == pytest.approx(f1)
     assert run.summary["further"]["f1"]["weighted"] == pytest.approx(f1)
     assert json.loads((tmp_path / "run/summary.json").read_text())["further"].keys() == {"f1", "accuracy"}
+
+
+def test_further_metrics_may_name_the_one_that_counts(tmp_path):
+    settings = {"method": "fedavg", "clients": 2, "rounds": 1, "metrics": "balanced-accuracy,accuracy,f1,f1"}
+    run = fedhet.run(settings, model=model, data=one_class_at_the_last, out=tmp_path / "run", progress=False)
+    assert run.summary["metric"] == "accuracy"
+    assert run.summary["further"].keys() == {"balanced-accuracy", "f1"}

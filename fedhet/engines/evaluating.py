@@ -19,7 +19,7 @@ from fedhet.data.pooled import Pooled, as_pooled
 from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.methods import registry
 from fedhet.methods.options import Config, keys_about
-from fedhet.results.history import names_of_model, read_clients, run_of
+from fedhet.results.history import names_of_model, read_clients, read_run, run_of
 from fedhet.results.report import Section, table, write_page
 from fedhet.results.terminal import format_value
 from fedhet.server.app import scored
@@ -112,7 +112,7 @@ def evaluate(
             examples as for the run, of which each client's test part is evaluated. `{"test": examples}` has new
             examples, all of which are evaluated: those of a `fedhet.by_column` at their client, others at each client.
             By default, the test examples of the configured data set.
-        task: the task of `data`, as for `fedhet.run`.
+        task: the task of `data`, as for `fedhet.run`; by default the run's.
         out: folder for `evaluation.csv`, `.png` and `.html`; by default `run`.
 
     Raises:
@@ -129,6 +129,8 @@ def evaluate(
         pool = as_pooled(data["test"])
         clients = pool.clients
         data = partial(_tested, pool)
+    if task is None:  # new labels alone, such as those of few examples, may fit another task
+        task = (read_run(folder).summary or {}).get("task")
     functions = UserFunctions(model, _with_training_part(data) if callable(data) else data, task)
     clients = clients or functions.clients or [str(place) for place in range(complete.clients)]
     models = place / "models" if (place / "models").is_dir() else place

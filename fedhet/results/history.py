@@ -194,6 +194,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         "seed": config.seed,
         "devices": run.devices,
         "personal": scored,
+        "task": run.task,
         "metric": run.metric,
         "predicts_by": run.traits.predicts,
         "personal_accuracy": _last(rows, scored, on),
@@ -219,7 +220,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         summary["warnings"] = [*run.warnings]
     if absent := never_took_part(rows):
         summary["never_took_part"] = absent
-    if names := listed(config.metrics):
+    if names := [name for name in listed(config.metrics) if name != run.metric]:
         where = (row if on == "own" else row.get(on) or {} for row in reversed(rows))
         last: Row = next((row[scored] for row in where if row.get(scored)), {})
         summary["further"] = {name: last.get(f"further/{name}") for name in names}

@@ -38,6 +38,7 @@ class RunInfo:
         privacy: epsilon and delta of Flower's differential privacy; empty without it.
         warnings: warnings about clients and settings so far.
         classes: in a simulation, each client's numbers of training examples by name of the class.
+        task: the name of the task; empty before the handshake.
     """
 
     method: str
@@ -50,6 +51,7 @@ class RunInfo:
     privacy: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    task: str = ""
 
 
 class Observer:

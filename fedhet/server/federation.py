@@ -257,7 +257,9 @@ class Federation:
             )
         check_claims(self.run.config, reply)
         report = record.report
-        further = zip(listed(self.run.config.metrics), filter(None, report.further.split(",")), strict=False)
+        # The key `metrics` may name the metric that counts, too, or one twice.
+        others = [name for name in dict.fromkeys(listed(self.run.config.metrics)) if name != report.metric]
+        further = zip(others, filter(None, report.further.split(",")), strict=False)
         numbers = {report.metric: report.labels} | {name: int(number) for name, number in further}
         for name, measured in reply.measured.items():
             metric = name.partition("/")[2] or report.metric

@@ -74,6 +74,7 @@ def test_files_of_a_run(tmp_path):
         "engine": "local",
         "devices": ["cpu"],
         "personal": "received",
+        "task": "",
         "metric": "accuracy",
         "predicts_by": "the client's network",
         "personal_accuracy": dict.fromkeys(("weighted", "mean", "std", "min", "max"), 0.75),
