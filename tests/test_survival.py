@@ -121,6 +121,20 @@ def test_clients_learn_hazards(tmp_path, settings):
     assert run.history[-1]["scores"]["trained"]["0"][0] == [pytest.approx(pairs_by_hand(risks, labels))]
 
 
+def test_columns_of_labels_in_another_order_are_told(tmp_path):
+    def run(name, change):
+        parts = lambda client: {part: (x, change(y)) for part, (x, y) in data(client).items()}  # noqa: E731
+        settings = {"method": "local", "clients": 2, "rounds": 1}
+        return fedhet.run(settings, model=model, data=parts, task="survival", out=tmp_path / name, progress=False)
+
+    with pytest.raises(FedhetError, match="event of 0 or 1 in the second column of its labels: swap its columns"):
+        run("swapped", lambda labels: labels[:, [1, 0]])
+    with pytest.raises(FedhetError, match="needs times of 0 or more in the first column"):
+        run("negative", lambda labels: labels * torch.tensor([-1, 1]))
+    told = run("unclear", lambda labels: (labels > 0.5).float()).summary["warnings"]
+    assert any("all times of the client's labels are 0 or 1" in line for line in told)
+
+
 def test_labels_and_methods_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(FedhetError, match="needs labels \\(n, 2\\) of time and event"):
         fedhet.run(

@@ -20,12 +20,13 @@ from fedhet.errors import DataError, FedhetError, ModelError, Refused
 from fedhet.messages import WireError
 from fedhet.messages.protocol import HANDSHAKE
 from fedhet.models.copies import copied, entries
-from fedhet.models.representation import Captured, Representation
+from fedhet.models.representation import Captured, Representation, precision
 from fedhet.setup import user_functions
 from fedhet.setup.client_setup import ModelFunction
 from fedhet.tasks import Task
+from fedhet.tasks.outputs import zeros_and_ones
 from fedhet.training.evaluation import forward
-from fedhet.utils.inputs import Inputs, parts_of
+from fedhet.utils.inputs import Inputs, for_each, parts_of
 from fedhet.utils.randomness import seeded, torch_generator
 
 ROWS = 4  # number of examples, the first of each set (such as the test set), whose inputs are checked for changes
@@ -103,6 +104,11 @@ def check_model(
         note = (
             "each of the client's examples has exactly one of several labels: if these are classes, give their numbers "
             "as labels, labels.argmax(1)"
+        )
+    if not note and task.name == "survival" and zeros_and_ones(data.train.labels):
+        note = (
+            "all times of the client's labels are 0 or 1, as events are: the first column must have times, and the "
+            "second one events"
         )
     if not note and task.name == "token-classification" and _copies(data.train):
         note = (
@@ -224,6 +230,11 @@ def _outputs(model: nn.Module, inputs: Tensor, words: str, function: ModelFuncti
     except (Exception, SystemExit) as error:  # whatever a user's network raises, it cannot take these inputs
         described = f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape)}"
         reason, remedy = f"{type(error).__name__}: {error}", "change the network or the data"
+        dtype = precision(model)
+        with suppress(Exception):  # whatever it raises for floats, too
+            if dtype and not any(part.is_floating_point() for part in parts_of(inputs).values()):
+                forward(model, for_each(inputs, lambda part: part.to(dtype)), learns=False)
+                remedy = "give it floats, such as inputs.float() or table.astype(float), in all parts of the data"
         if function is None:
             reason, remedy = "the configured architectures fit only the configured data set", "pass your own `model`"
         raise ModelError(

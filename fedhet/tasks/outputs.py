@@ -354,15 +354,13 @@ class Survival(Outputs):
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         if outputs[0].numel() != 1:
             return f"a survival task has one output, the log hazard, but its outputs are {_sizes(outputs)}"
-        if (
-            labels.ndim != 2
-            or labels.shape[1] != 2
-            or not zeros_and_ones(labels[:, 1])
-            or bool((labels[:, 0] < 0).any())
-        ):
-            return (
-                f"a survival task needs labels (n, 2) of time and event (0 or 1), but its labels are {_sizes(labels)}"
-            )
+        if labels.ndim != 2 or labels.shape[1] != 2:
+            return f"a survival task needs labels (n, 2) of time and event, but its labels are {_sizes(labels)}"
+        if not zeros_and_ones(labels[:, 1]):
+            swap = ": swap its columns, labels[:, [1, 0]]" if zeros_and_ones(labels[:, 0]) else ""
+            return f"a survival task needs an event of 0 or 1 in the second column of its labels{swap}"
+        if bool((labels[:, 0] < 0).any()):
+            return "a survival task needs times of 0 or more in the first column of its labels"
         return ""
 
 

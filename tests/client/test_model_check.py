@@ -58,6 +58,12 @@ def test_labels_beyond_the_outputs_are_told_with_the_classes_names(refused: Any)
     assert "(its classes, with or without examples, are auk, gull, tern)" in message
 
 
+@pytest.mark.parametrize("convert", [lambda inputs: (10 * inputs).long(), lambda inputs: inputs > 0])
+def test_inputs_without_floats_are_refused_if_the_network_needs_floats(refused: Any, convert: Any) -> None:
+    part = convert(INPUTS), LABELS
+    assert "give it floats, such as inputs.float() or table.astype(float)" in refused(data=lambda: (part, part))
+
+
 # ---- numbers that are not finite
 
 
