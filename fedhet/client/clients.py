@@ -120,8 +120,9 @@ class Clients:
                 used = f"{len(data.train)} of {whole} examples{groups}"
                 log.info("client %s: %s%s; trains on %s", info.name, policy, spent, used)
             data = data.aligned(names_in(request.names))  # after groups and splits, which the server must not change
+            began = ""
             if info.config.start_from and request.question == HANDSHAKE:
-                check_order(info, data.names)
+                began = check_order(info, data.names)
             network.representation.places = checked.task.outputs.places
             client = Client(
                 name=info.name,
@@ -151,7 +152,7 @@ class Clients:
                 check_client(client, placeholders=placeholders)
             build, redraw = partial(self._build, info, part=network.part), partial(self._redraw, info, client)
             job = Job(info, side, payload, policy, build, redraw, account=secret if policy.noise else None)
-            for note in (checked.note, data.note) if request.question == HANDSHAKE else ():
+            for note in (checked.note, data.note, began) if request.question == HANDSHAKE else ():
                 job.say(note)
             if info.name not in self._checked and self._data and request.question != HANDSHAKE:
                 check_unchanged(job)

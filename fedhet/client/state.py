@@ -248,20 +248,26 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     return user_functions.as_given(predictor) if function else predictor
 
 
-def check_order(info: ClientInfo, names: Names) -> None:
+def check_order(info: ClientInfo, names: Names) -> str:
     """Raise a ConfigError if the client's network in `start-from` has another order of `names` than its data now.
 
-    A network can go on with other names, such as those of new classes, but not be evaluated with them.
+    A network can go on with other names, such as those of new classes, as a note says (else ""), but not be evaluated
+    with them.
     """
+    notes = []
     places = [expanded(info.config.start_from) / inner for inner in ("", "models")]
     for path in (place / f"{file_name(name)}.safetensors" for place in places for name in (info.name, GLOBAL)):
         for kind, theirs in names_of_model(path).items():
             ours = names.get(kind, theirs)
+            differ = f"start-from: the {kind} of the network in {path}"
             if permuted(ours, theirs) or not (info.config.rounds or alike(kind, ours, theirs)):
                 raise ConfigError(
-                    f"start-from: the {kind} of the network in {path} have the order {shown(theirs)}, but this run's "
-                    f"is {shown(ours)}: repeat that run with the client's data in this order, or leave start-from out"
+                    f"{differ} have the order {shown(theirs)}, but this run's is {shown(ours)}: repeat that run with "
+                    "the client's data in this order, or leave start-from out"
                 )
+            if ours != theirs:
+                notes.append(f"{differ} are {shown(theirs, ours)}, but this run's are {shown(ours, theirs)}")
+    return "; ".join(notes)
 
 
 def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:

@@ -322,6 +322,31 @@ def test_runs_that_start_from_others_keep_the_order(tmp_path, place):
     assert started.summary["personal_accuracy"] == expected.summary["personal_accuracy"]
 
 
+class Dogs(list):
+    """Names of classes, of which the last has another name than in `LEVELS`."""
+
+    def index(self, name):
+        return super().index("dog" if name == "cat" else name)
+
+
+def test_a_network_that_goes_on_with_other_classes_is_told(tmp_path):
+    run(tmp_path / "whole", "local", data_of([ORDERS[0]] * 3), **{"test-on": "local"})
+    start = {"start-from": str(tmp_path / "whole"), "test-on": "local"}
+    _, same = run(tmp_path / "same", "local", data_of([ORDERS[0]] * 3), **start)
+    assert not any("start-from" in line for line in same.summary.get("warnings", []))
+    data = data_of([ORDERS[0]] * 3)
+
+    def with_dogs(client):
+        parts = data(client)
+        for part in parts.values():
+            part.classes = Dogs(["ant", "bee", "dog"])
+        return parts
+
+    _, renamed = run(tmp_path / "renamed", "local", with_dogs, **start)
+    ends = "are ant, bee, cat, but this run's are ant, bee, dog"
+    assert sum(line.startswith("client") and line.endswith(ends) for line in renamed.summary["warnings"]) == 3
+
+
 def test_a_network_in_another_order_is_refused(tmp_path):
     data = data_of([ORDERS[0], ORDERS[1], ORDERS[0]])
     settings = {"test-on": "local", "learning-rate": 1e-9, "rounds": 1}
