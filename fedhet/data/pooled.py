@@ -13,7 +13,7 @@ from fedhet.data.examples import DataSet, Examples, Indices, Owners
 from fedhet.data.names import CLASSES, COLUMNS, Names, names_of, numbered
 from fedhet.data.own import aligned, examples_of
 from fedhet.data.partitions import proportional_sample, size_of_part, with_drawn_test_set
-from fedhet.data.reading import LABELS
+from fedhet.data.reading import LABELS, LazyInputs, check_finite
 from fedhet.errors import DataError
 from fedhet.tasks import Task
 from fedhet.utils.files import plain_name
@@ -48,6 +48,13 @@ class Pooled:
         the number of those given, or for `TEST_SHARE`.
         """
         return _dataset(self, seed, share)
+
+    def check_finite(self) -> None:
+        """Raise a `DataError` that names the row if examples in memory have NaN or infinity."""
+        for name, part in (("", self.train), ("test ", self.test)):
+            for kind, values in (("inputs", part.inputs), ("labels", part.labels)) if part else ():
+                if not isinstance(values, LazyInputs):
+                    check_finite(values, f"{name}{kind}", range(len(values)))
 
 
 @lru_cache(maxsize=4)

@@ -260,7 +260,11 @@ class Shares:
 
     def __call__(self, client: ClientInfo) -> ClientData:
         """Return the client's data; raise a `DataError` that names the client if they cannot be used."""
-        return as_client_data(client.name, client_setup.share_of(self.pool, client))
+        try:
+            return as_client_data(client.name, client_setup.share_of(self.pool, client))
+        except DataError:
+            self.pool.check_finite()  # names the row as the user knows it
+            raise
 
 
 def model_function(model: Any) -> ModelFunction | None:

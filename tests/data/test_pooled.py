@@ -260,3 +260,12 @@ def test_missing_values_of_a_client_are_refused_there_only(tmp_path):
     done = fedhet.run(settings, model=lambda: nn.Linear(4, 3), data=fedhet.by_column(frame, "hospital"), out=tmp_path)
     assert {failure["client"] for row in done.history for failure in row["failures"]} == {"south"}
     assert {row.client for row in read_clients(tmp_path)} == {"12", "north"}
+
+
+def test_a_row_that_is_not_finite_has_its_number_in_the_given_data(tmp_path):
+    inputs = INPUTS.copy()
+    inputs[57, 1] = np.nan
+    with pytest.raises(DataError, match="the inputs of row 57 contain nan"):
+        split_of((inputs, LABELS), clients=3)
+    with pytest.raises(DataError, match="the test inputs of row 57 contain nan"):
+        split_of({"train": (INPUTS, LABELS), "test": (inputs, LABELS)}, clients=1)
