@@ -177,10 +177,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a state-dir that is a file": (lambda: run(**{"state-dir": __file__}), "cannot be written to ("),
     "method ..": (lambda: run(method=".."), "unknown method '..'"),
     "method .x:y": (lambda: run(method=".x:y"), "method = '.x:y': cannot be imported"),
-    "methods as one text": (lambda: fedhet.compare("fedhenn"), "methods = 'fedhenn': must be a list, such as"),
-    "methods that are no list": (lambda: fedhet.compare(3), "methods = 3: must be a list, such as"),  # type: ignore[arg-type]
-    "seeds that are no list": (lambda: fedhet.compare(["local"], seeds=3), "seeds = 3: must be a list, such as"),  # type: ignore[arg-type]
-    "seeds of texts": (lambda: fedhet.recommend(seeds=["a"]), "seeds = ['a']: must be a list, such as"),  # type: ignore[list-item]
+    "methods as one text": (lambda: fedhet.compare("fedhenn"), "methods = 'fedhenn': must be a list of texts, such as"),
+    "methods that are no list": (lambda: fedhet.compare(3), "methods = 3: must be a list of texts, such as"),  # type: ignore[arg-type]
+    "seeds that are no list": (lambda: fedhet.compare(["local"], seeds=3), "seeds = 3: must be a list of whole"),  # type: ignore[arg-type]
+    "seeds of texts": (lambda: fedhet.recommend(seeds=["a"]), "seeds = ['a']: must be a list of whole"),  # type: ignore[list-item]
     "settings of a run": (lambda: fedhet.run(3), "config = 3: must be"),  # type: ignore[arg-type]
     "settings of a comparison": (lambda: fedhet.compare(["local"], 3), "config = 3: must be a dict"),  # type: ignore[arg-type]
     "settings of a recommendation": (lambda: fedhet.recommend(3), "config = 3: must be a dict"),  # type: ignore[arg-type]

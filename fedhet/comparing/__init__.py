@@ -131,7 +131,7 @@ class Comparison:
 @alone()
 @continued()
 def compare(
-    methods: Sequence[str],
+    methods: Sequence[Any],
     config: Mapping[str, Any] | str | Path | None = None,
     *,
     seeds: Sequence[int] = (0, 1, 2),
@@ -152,7 +152,8 @@ def compare(
     settings are invalid or a folder in `out` has a run with other settings, and a FedhetError if all runs failed.
 
     Args:
-        methods: names of methods in the table's order, or `[NAME=]METHOD,KEY=VALUE,...` for one with its own settings.
+        methods: names of methods in the table's order, or `[NAME=]METHOD,KEY=VALUE,...` for one with its own settings,
+            or a strategy class of your own that declares its method.
         config: settings for all methods, as for `fedhet.run`, without `seed`, `out`, `engine` and `workers`. Keys that
             are not set have the first method's defaults; a method's own keys have the values of its own preset. If one
             method needs public examples or `closing-epochs` (training after the last round), all methods get them.
@@ -167,7 +168,6 @@ def compare(
         tuning: configurations to try before the runs, to choose each method's settings by validation accuracy.
         console: rich console for progress and tables; by default standard output.
     """
-    check_list("methods", methods, str, "['fedhenn', 'local']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
     check_kinds(tuning=(tuning, (Tuning,)), baseline=(baseline, (str,)))
     variants, seeds = variants_of(methods), distinct(seeds)

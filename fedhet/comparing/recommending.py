@@ -115,7 +115,6 @@ def recommend(
     """
     began, seconds = time.monotonic(), min(parsed("budget", budget, _SECONDS, "30m"), 1e9)  # the longest possible wait
     most = parsed("max-bytes", max_bytes, _BYTES, "500KB") if max_bytes is not None else math.inf
-    check_list("methods", methods, str, "['fedhenn', 'fedavg']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
     given = [variant.method for variant in variants_of(methods)]  # an unknown one is refused before anything else
     wanted = distinct([CONTROLS[0], *(given or FIRST), *CONTROLS, *(given or registry.methods())])

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedhet.config import configuration, toml
 from fedhet.config.toml import parse_settings, toml_value
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, check_list
 from fedhet.methods import registry
 from fedhet.methods.keys import default_of
 from fedhet.methods.method import UNSCORED, Method
@@ -43,8 +43,13 @@ class Variant:
     settings: Mapping[str, Value] = field(default_factory=dict)
 
 
-def variants_of(texts: Sequence[str]) -> list[Variant]:
-    """Parse texts `[NAME=]METHOD[,KEY=VALUE,...]`; raises a `ConfigError` for unknown methods and repeated names."""
+def variants_of(methods: Sequence[Any]) -> list[Variant]:
+    """Parse texts `[NAME=]METHOD[,KEY=VALUE,...]`; a strategy class with a method stands for the method's name.
+
+    Raises a `ConfigError` for unknown methods and repeated names.
+    """
+    texts = [registry.name_of(item) for item in methods] if isinstance(methods, list | tuple) else methods
+    check_list("methods", texts, str, f"['fedhenn', 'local']; a method of your own is {registry.EXPECTED}")
     variants = [_variant(text) for text in distinct(texts)]
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):

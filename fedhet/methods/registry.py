@@ -66,6 +66,14 @@ def register(method: Method | type[Any]) -> None:
     _registered[method.name] = method
 
 
+def name_of(value: Any) -> str:
+    """Return the name of a method: `value` itself, or that of a `Method` or strategy class, which is registered."""
+    method = _declaration(value)
+    if isinstance(method, Method) and method.name not in methods():
+        register(method)
+    return method.name if isinstance(method, Method) else value
+
+
 def registered() -> list[Method]:
     """Return the methods that `register` added in this process."""
     return list(_registered.values())

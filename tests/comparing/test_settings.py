@@ -8,6 +8,9 @@ from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.config import configuration
 from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError
+from fedhet.methods import registry
+from fedhet.methods.method import Traits, method
+from fedhet.server import FederatedStrategy
 from fedhet.setup.user_functions import UserFunctions
 
 FEDMA = {"preset": "fedma/digits", "clients": 2, "fedma.passes": 2}
@@ -60,6 +63,23 @@ class TestVariants:
         few, many = variants_of(["few=fedavg,rounds=2", "fedavg"])
         assert (few.name, few.method, few.settings, many.name) == ("few", "fedavg", {"rounds": 2}, "fedavg")
         assert variants_of(["local", "local"]) == variants_of(["local"])
+
+    def test_a_strategy_stands_for_its_method(self, monkeypatch):
+        monkeypatch.setattr(registry, "_registered", {})
+
+        @method("half", Traits())
+        class Half(FederatedStrategy):
+            pass
+
+        local, half = variants_of(["local", Half])
+        assert (local.name, half.name, half.method) == ("local", "half", "half")
+        assert variants_of([registry.method("half")]) == [half]
+
+        class Undeclared(FederatedStrategy):
+            pass
+
+        with pytest.raises(ConfigError, match="list of texts, .* a method of your own is a strategy that fedhet"):
+            variants_of(["local", Undeclared])
 
     @pytest.mark.parametrize(
         ("texts", "reason"),
