@@ -122,3 +122,14 @@ def test_one_exit_is_fedavg(federate):
 def test_wrong_networks(network, count, names, words):
     with pytest.raises((UnsupportedArchitecture, ModelError), match=words):
         groups_by_depth(Exits(network(), count, names), torch.zeros(2, 1, 8, 8))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_shallow_network_is_traced_but_not_exported():
+    torch.manual_seed(0)
+    model, images = Exits(Small(), 3, "one,two").eval(), torch.randn(2, 1, 8, 8)
+    model.add_exits(groups_by_depth(model, images))
+    model.depth = 1
+    with pytest.raises(ModelError, match="ends after block 1 of 3: use torch.jit.trace"):
+        torch.export.export(model, (images,))
+    assert torch.equal(torch.jit.trace(model, (images,))(images), model(images))

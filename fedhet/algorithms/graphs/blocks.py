@@ -260,6 +260,9 @@ class Exits(nn.Module):
         def leave(exit: nn.Module, axis: int, _module: nn.Module, _args: object, value: object) -> None:
             scores.append(exit(channel_means(tensor_of(value), axis)))
             if len(scores) == self.depth:
+                if torch.compiler.is_exporting():
+                    reason = f"the forward pass ends after block {self.depth} of {self.count}"
+                    raise ModelError(f"torch.export cannot trace this network, as {reason}: use torch.jit.trace")
                 raise _LastExit
 
         with ExitStack() as hooks, suppress(_LastExit):
