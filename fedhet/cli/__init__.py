@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from re import findall
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import Annotated, Any, NoReturn
@@ -285,7 +284,9 @@ def accept_data(
     with _errors(everything_is_input=True):
         from fedhet.client.secret import NodeSecret
 
-        NodeSecret.accept(state_folder(state_dir or "", ""), name)
+        home = state_folder(state_dir or "", "")
+        _quietly("fedhet.client.node").check_owner(home)
+        NodeSecret.accept(home, name)
         typer.echo(printable(f"the next run of {name} stores its examples and split"))
         typer.echo("without dp-noise, differences to runs before it can disclose the examples that changed")
 
@@ -299,7 +300,7 @@ def node_check(
 ) -> None:
     """Check a node before a run with the settings --set KEY=VALUE; faults end in exit code 1."""
     with _errors():
-        node = parse_settings(findall(r"(?:'[^']*'|\"[^\"]*\"|\S)+", node_config))
+        node = _quietly("fedhet.flower.insides").node_config(node_config)
         config = configuration.resolve({"method": "local", **_settings_of(settings)}, strict=False)
         results = list(_quietly("fedhet.client.node").check_node(node, config, superlink, root_certificates))
         for passed, sentence in results:

@@ -37,7 +37,7 @@ def check_node(node: Mapping[str, Any], config: Config, superlink: str | None, c
     checks: list[Callable[[], Checks]] = [partial(_superlink, superlink, certificate)]
     try:
         policy, config = Policy.of(node, deployed=True), settings_at_node(config.text, with_data(node), here=False)
-        _check_owner(state_folder(config.state_dir, "").resolve())
+        check_owner(state_folder(config.state_dir, "").resolve())
         checks = [partial(_machine, node, config, policy), partial(_examples, node, config, policy), *checks]
         yield True, f"fedhet {__version__}, as all others need; policy: the node {policy}"
     except FedhetError as error:
@@ -49,16 +49,16 @@ def check_node(node: Mapping[str, Any], config: Config, superlink: str | None, c
             yield False, in_words(error) if isinstance(error, OSError) else str(error)
 
 
-def _check_owner(state: Path) -> None:
+def check_owner(state: Path) -> None:
     """Check that the node's state, if it exists, belongs to this process's user; raise a ConfigError otherwise."""
-    # The check of another user, such as root, would leave files that the node cannot read, and would not notice images
+    # A command of another user, such as root, would leave files that the node cannot read, and would not notice images
     # that the node cannot read.
     if os.name != "posix" or not state.is_dir() or state.stat().st_uid == os.geteuid():
         return
     owner = str(state.stat().st_uid)
     with suppress(KeyError):  # in a container, the user can have no name
         owner = state.owner()
-    raise ConfigError(f"state-dir {state} belongs to the user {owner}: run the check, and the node, as that user")
+    raise ConfigError(f"state-dir {state} belongs to the user {owner}: run this command, and the node, as that user")
 
 
 def _machine(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks:
@@ -114,4 +114,7 @@ def _superlink(address: str | None, certificate: Path | None) -> Checks:
     yield days >= DAYS, f"certificate: valid from {presented['notBefore']} to {presented['notAfter']}, {days:.0f} days"
     if date is not None:  # in whole seconds
         ahead = between - (parsedate_to_datetime(date).timestamp() + 0.5)
-        yield -BEHIND < ahead < AHEAD, f"clock: {ahead:+.0f} s from the SuperLink's; Flower ends nodes beyond +5 s"
+        yield (
+            -BEHIND < ahead < AHEAD,
+            f"clock: {ahead:+.0f} s from the SuperLink's; Flower ends nodes beyond -305 and +5 s",
+        )

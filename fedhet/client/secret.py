@@ -37,6 +37,7 @@ DELTA = 1e-5
 LARGEST_EPSILON = 1e9  # an epsilon beyond this is no privacy
 
 FOLDER = "nodes"  # folder in a node's `state-dir` with a file for each client
+EXAMPLES = ("training labels", "training inputs")  # names of the digests of a client's examples in its file
 ACCOUNT = "account.json"  # file in a node's `state-dir` with the privacy budget that all its clients have spent
 
 
@@ -72,13 +73,14 @@ class NodeSecret:
             content = self._read()
             kept = content["examples"].setdefault(self._data, {})
             if changed := [key for key, value in choice.items() if kept.get(key, value) != value]:
+                key = changed[0]
                 # A run has no key split-seed: its seed splits the data unless the node config has one.
-                key_of_run = "seed" if changed[0] == "split-seed" else changed[0]
+                restore = f"{'seed' if key == 'split-seed' else key} in the run, or {key} in the node config"
                 raise Refused(
-                    f"this node must use the same examples as in its first run with {self._data}, but {changed[0]} has "
-                    f"changed ({FOLDER}/{self._path.name}): restore {key_of_run} in the run, or {changed[0]} in the "
-                    f"node config, or let the node's owner run fedhet node accept-data {shlex.quote(self._client)}, "
-                    "which keeps the privacy account"
+                    f"this node must use the same examples as in its first run with {self._data}, but {key} changed "
+                    f"({FOLDER}/{self._path.name}): restore {'the data' if key in EXAMPLES else restore}, or let the "
+                    f"node's owner run fedhet node accept-data {shlex.quote(self._client)}, which keeps the privacy "
+                    "account"
                 )
             if not choice.keys() <= kept.keys():
                 kept.update(choice)
@@ -164,7 +166,8 @@ class NodeSecret:
         no example is removed, and the client does not train.
         """
         labels = data.train.labels
-        self.keep({"min-examples": least, "training labels": digest(labels)})
+        inputs = digest(data.train.inputs)
+        self.keep({"min-examples": least} | dict(zip(EXAMPLES, (digest(labels), inputs), strict=True)))
         by_class = outputs.places == "one" and outputs.meaning != "numbers"
         groups = groups_of(labels, least, SecretStream.of(self.seed, "groups"), by_class=by_class)
         if left := len(labels) - sum(map(len, groups)):

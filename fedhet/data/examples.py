@@ -82,7 +82,7 @@ def digest(*content: object) -> str:
             continue
         digested.update(f"{part.dtype}{list(part.shape)}".encode())
         if part.numel():  # else its strides may be 0
-            digested.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            digested.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digested.hexdigest()
 
 

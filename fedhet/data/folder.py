@@ -1,6 +1,7 @@
 """A folder of images of one's own: subfolders by class, or a table of labels beside the images."""
 
 import csv
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,10 @@ def folder(place: Path | None) -> DataSet:
     """
     if place is None or not place.is_dir():
         raise DataError(f"dataset = folder: {place or 'no folder'} is not a folder of images: set data to one (--data)")
+    # `glob` leaves out what this user may not read, and a class would be missing.
+    for folder in (place, *place.glob("*/**/")):
+        if not os.access(folder, os.R_OK | os.X_OK):
+            raise DataError(f"{folder} cannot be read by this user: permit it, or start the node as another user")
     table = place / TABLE
     files = [path for path in sorted(place.glob("*/**/*")) if path.is_file() and not path.name.startswith(".")]
     rows = _rows_of(table) if table.is_file() else [(file, file.relative_to(place).parts[0], "") for file in files]

@@ -10,8 +10,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+from click import ClickException
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.config import parse_config_args
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import update_console_handler
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
@@ -169,3 +171,16 @@ def check_cluster() -> None:
                 f"no Ray cluster answers at RAY_ADDRESS = {address}: start it (ray start --head), or unset RAY_ADDRESS "
                 "to simulate on this machine"
             ) from error
+
+
+def node_config(text: str) -> dict[str, Any]:
+    """Parse a node config as `flower-supernode` does; raise a ConfigError for what it refuses or ignores."""
+    # This is Flower's own pattern. Flower ignores text that does not match, such as `min-examples = 20`.
+    ignored = "" if text.endswith(".toml") else re.sub(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)", "", text).strip()
+    try:
+        if not ignored:
+            return dict(parse_config_args([text]))
+        reason = f"Flower would ignore {ignored!r}"
+    except (ClickException, OSError, ValueError):
+        reason = "Flower cannot read it"
+    raise ConfigError(f"the node config cannot be used: {reason}; write KEY='TEXT' KEY=NUMBER, with spaces between")

@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fedhet.cli import app
 from fedhet.client.node import check_node
 from fedhet.config import configuration
+from fedhet.errors import ConfigError
+from fedhet.flower.insides import node_config
 
 CONFIG = configuration.resolve({"method": "local", "dataset": "digits"})
 
@@ -43,6 +47,19 @@ def test_faults(tmp_path: Path) -> None:
     assert "does not exist" in checked(base | {"dataset": "mnist", "data": str(tmp_path / "no")})[1][0]
 
 
+def test_a_node_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
+    assert node_config("name='north' allow='' min-examples=20") == {"name": "north", "allow": "", "min-examples": 20}
+    (tmp_path / "node.toml").write_text("name = 'north'\nmin-examples = 20\n")
+    assert node_config(str(tmp_path / "node.toml")) == {"name": "north", "min-examples": 20}
+    # A key with `_` is another key for Flower, and so is a fault.
+    assert "did you mean 'min-examples'" in checked(node_config("name='north' min_examples=20"))[1][0]
+    for refused in ("name=north", "name='north' name='south'"):
+        with pytest.raises(ConfigError, match="Flower cannot read it; write KEY='TEXT'"):
+            node_config(refused)
+    with pytest.raises(ConfigError, match="Flower would ignore 'min-examples = 20'"):
+        node_config("name='north' min-examples = 20")
+
+
 def test_another_users_state_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root's check would leave files that the service's user cannot read."""
     state = tmp_path / "state"
@@ -52,7 +69,11 @@ def test_another_users_state_is_left_alone(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "geteuid", lambda: state.stat().st_uid + 1)
     before = [*state.rglob("*")]
     (fault,) = checked(node)[1]
-    assert fault == f"state-dir {state} belongs to the user {state.owner()}: run the check, and the node, as that user"
+    assert (
+        fault == f"state-dir {state} belongs to the user {state.owner()}: run this command, and the node, as that user"
+    )
+    result = CliRunner().invoke(app, ["node", "accept-data", "north", "--state-dir", str(state)])
+    assert (result.exit_code, "belongs to the user" in result.output) == (2, True)
     assert [*state.rglob("*")] == before
 
 

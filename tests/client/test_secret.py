@@ -17,7 +17,7 @@ CLASSES = Task("classification").outputs
 
 
 def data(labels=LABELS):
-    part = Examples(torch.randn(len(labels), 4), labels)
+    part = Examples(torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(0)), labels)
     return ClientData(part, part)
 
 
@@ -74,7 +74,7 @@ def test_choice_of_examples_outlives_flowers_node_id(node_config, tmp_path):
         info = ClientInfo(name, None, None, config, node_config)
         if number == 4711:
             clients._secret_of(info)
-    with pytest.raises(Refused, match="validation has changed"):
+    with pytest.raises(Refused, match="validation changed"):
         clients._secret_of(info)
 
 
@@ -84,7 +84,7 @@ def test_changed_settings_are_refused(change, tmp_path):
     NodeSecret(tmp_path, "north", "digits").keep(choice)
     NodeSecret(tmp_path, "north", "digits").keep(choice)
     NodeSecret(tmp_path, "north", "mnist").keep(choice | change)
-    with pytest.raises(Refused, match=f"digits, but {next(iter(change))} has changed") as refusal:
+    with pytest.raises(Refused, match=f"digits, but {next(iter(change))} changed") as refusal:
         NodeSecret(tmp_path, "north", "digits").keep(choice | change)
     assert "4711" not in str(refusal.value)
     assert f"restore {'seed' if 'split-seed' in change else 'alpha'} in the run" in str(refusal.value)
@@ -95,6 +95,14 @@ def test_changed_examples_are_refused(labels, least, tmp_path):
     NodeSecret(tmp_path, "north", "own").grouped(data(), 10, CLASSES)
     with pytest.raises(Refused, match="this node must use the same examples as in its first run"):
         NodeSecret(tmp_path, "north", "own").grouped(data(labels), least, CLASSES)
+
+
+def test_an_example_that_another_one_of_its_class_replaced_is_refused(tmp_path):
+    NodeSecret(tmp_path, "north", "own").grouped(data(), 10, CLASSES)
+    changed = data()
+    changed.train.inputs[3] += 1
+    with pytest.raises(Refused, match="but training inputs changed .*: restore the data, or let the node's owner run"):
+        NodeSecret(tmp_path, "north", "own").grouped(changed, 10, CLASSES)
 
 
 def test_damaged_file(tmp_path):

@@ -1,5 +1,6 @@
 """The data set `folder`: one's own images, by subfolder or table."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,16 @@ def test_subfolders_are_classes_and_every_fifth_image_is_for_tests(
     assert tuple(dataset.transform(dataset.test.inputs[:]).shape) == (4, *dataset.input_shape)
     (kept,) = (tmp_path / "cache").rglob("*.safetensors")
     assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_cannot_be_read_is_no_missing_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ill/0.png", "ill/later/0.png", "healthy/0.png"):
+        write(tmp_path, name)
+    for folder in (tmp_path, tmp_path / "ill", tmp_path / "ill/later"):
+        # Root may read everything.
+        monkeypatch.setattr(os, "access", lambda path, mode, locked=folder: path != locked)
+        with pytest.raises(DataError, match=f"^{folder} cannot be read by this user"):
+            data.load("folder", tmp_path)
 
 
 def test_a_node_keeps_only_the_images_that_its_folder_has(tmp_path: Path) -> None:
