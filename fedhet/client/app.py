@@ -22,6 +22,7 @@ from fedhet.client.policy import Policy, limiting_keys, memory_limited, name_of,
 from fedhet.client.state import CACHE
 from fedhet.data import PublicDataset
 from fedhet.data.files import cache_folder, nothing_downloaded
+from fedhet.data.names import CLASSES, LABEL_COLUMNS
 from fedhet.data.reading import missing_allowed
 from fedhet.errors import FedhetError, UserCodeError, WriteError
 from fedhet.flower import ClientApp, Context, Message, MessageType, RecordDict
@@ -385,8 +386,11 @@ class Answers:
         report.spec = spec_of(job.side.shared())
         # A shared layer of a network with one layer has both inputs and classes.
         all_kinds = bool(report.common) or 0 < len(job.side.shared_names()) == len(client.names)
-        compared = (kind for kind in client.data.names if all_kinds or job.side.traits.compares(kind))
-        report.names = names_text({kind: client.data.names[kind] for kind in compared})
+        compared = [kind for kind in client.data.names if all_kinds or job.side.traits.compares(kind)]
+        free = [kind for kind in (CLASSES, LABEL_COLUMNS) if kind in client.data.names and kind not in compared]
+        free = free if task.by_number else []
+        report.names = names_text({kind: client.data.names[kind] for kind in (*compared, *free)})
+        report.free = ",".join(free)
         report.noise = self._noise
         report.wrapped = self._backend is not None
         report.groups = groups_to_json(client.part.groups) if client.part else ""

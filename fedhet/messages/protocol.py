@@ -136,6 +136,7 @@ class Report:
         groups: if clients train parts of one network, the description of the whole network, as JSON.
         wrapped: whether the user's own functions train (`fedhet.wrap`), whose numbers of examples may change.
         names: names of classes and columns that must agree with other clients' (see `names_in`).
+        free: kinds of `names`, separated by commas, that need not agree, but have one order if clients have the same.
         classes: in a simulation, its numbers of training examples by class (each a list of one number, see `names_in`).
         alike: in a simulation, what clients whose networks may be trained as one batch have in common.
     """
@@ -164,6 +165,7 @@ class Report:
     groups: Text = field(default="", metadata={"longest": 2**20})  # ResNet-152 has 200,000 characters
     wrapped: bool = False
     names: Text = field(default="", metadata={"longest": MOST_NAMES})
+    free: Name = ""
     classes: Text = field(default="", metadata={"longest": 2**16})
     alike: Name = ""
 

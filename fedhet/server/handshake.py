@@ -236,7 +236,8 @@ class Handshake:
         traits = self.run.traits
         spec = reply.report.spec
         claims: Claims = [*self._common(reply).items(), ("lacks common", self._lacks_common_test(reply))]
-        claims += names_in(reply.report.names).items()
+        free = reply.report.free.split(",")
+        claims += [(kind, names) for kind, names in names_in(reply.report.names).items() if kind not in free]
         if traits.networks == "equal":
             return [*claims, ("network", tuple(spec.items()))]
         arrays = spec.items() if traits.shares.averaged else ()
@@ -355,6 +356,8 @@ class Handshake:
             chosen = names_in(run.state.names).get(kind, names)
             if alike(kind, names, chosen):
                 self._note_names(kind, merged(chosen, names))
+                continue
+            if kind in report.free.split(","):
                 continue
             # A method for any networks does not average heads of different sizes.
             others = [r.report for r in self.federation.known.values() if r.report.outputs == report.outputs]

@@ -169,6 +169,12 @@ class Task:
         """Names of all metrics to compute, first the one that counts."""
         return self._metrics or (next(iter(self.outputs.metrics)),)
 
+    @property
+    def by_number(self) -> bool:
+        """Whether the loss or a metric may depend on the numbers of classes, or of columns of labels."""
+        measures = [self.outputs.metrics[name] for name in self.metrics]
+        return not self.plain or any(measure.by_class or measure.table for measure in measures)
+
     def counts_classes(self, metric: str) -> bool:
         """Return whether the weights of a metric are numbers of examples by class."""
         kind = self.outputs

@@ -303,6 +303,45 @@ def test_clients_in_another_order_give_the_same_networks(tmp_path, method, table
         assert other.summary["names"][kind] == [*ORDERS[0]]
 
 
+@pytest.mark.parametrize("settings", [{"metric": "macro-f1"}, {"class_weights": [1, 9, 0.1]}])
+def test_numbers_by_class_of_clients_that_share_nothing_do_not_depend_on_their_orders(tmp_path, settings):
+    weights = settings.get("class_weights", ())
+    given = {key: value for key, value in settings.items() if key == "metric"} | {"test-on": "local", "rounds": 1}
+    scores = []
+    for name, second in (("same", ORDERS[0]), ("other", ORDERS[1])):
+        orders = [ORDERS[0], second, ORDERS[0]]
+        done = fedhet.run(
+            {"clients": 3, "method": "local", "workers": 1, "report": False, "learning-rate": 0.2, **given},
+            model=fixed,
+            data=data_of(orders),
+            task=fedhet.Task(class_weights=weights),
+            out=tmp_path / name,
+            progress=False,
+        )
+        scores.append((done.summary["personal_accuracy"], done.history[-1]["scores"]["trained"]))
+    assert scores[0] == scores[1]
+
+
+def fixed(client):
+    """A network whose initial weights are the same in any order of the classes."""
+    network = nn.Linear(3, 3)
+    for parameter in network.parameters():
+        nn.init.zeros_(parameter)
+    return network
+
+
+def test_clients_that_share_nothing_may_have_other_classes(tmp_path):
+    def data(client):
+        parts = data_of([ORDERS[0]] * 3)(client)
+        for part in parts.values():
+            part.classes = Dogs(["ant", "bee", "dog"]) if client.partition_id else part.classes
+        return {name: part for name, part in parts.items() if name != "common"}
+
+    _, done = run(tmp_path / "run", "local", data, **{"test-on": "local", "metric": "macro-f1"})
+    assert not done.summary["failures"]
+    assert len(done.history[-1]["scores"]["trained"]) == 3
+
+
 def test_resumed_runs_keep_the_order(tmp_path):
     data = data_of([ORDERS[0], ORDERS[1], ORDERS[0]])
     whole, _ = run(tmp_path / "whole", "fedavg", data, rounds=2)
