@@ -111,7 +111,8 @@ CHANGED = ("training examples", "test examples", "common test set", "network", "
 def test_resuming_needs_the_same_task_model_and_data(run, tiny, changed):
     def data(client, changed=""):  # of client 1 alone others
         (x, y), (tested, right) = tiny.data(client)
-        x, y = (x.flip(0), y.flip(0)) if changed == "training examples" and client.name == "1" else (x, y)
+        if changed == "training examples" and client.name == "1":
+            x = torch.cat([x[:4], x[4:] + 1])  # the labels and the first rows are the same
         test = tested + (changed == "test examples" and client.name == "1"), right
         common = {} if changed == "common test set" else {"common": (torch.eye(3, 4), torch.arange(3))}
         return {"train": (x, y), "test": test, **common}

@@ -29,7 +29,7 @@ from fedhet.training.evaluation import forward
 from fedhet.utils.inputs import Inputs, for_each, parts_of
 from fedhet.utils.randomness import seeded, torch_generator
 
-ROWS = 4  # number of examples, the first of each set (such as the test set), whose inputs are checked for changes
+ROWS = 4  # number of examples of each set (such as the test set), from its first to its last, that must not change
 
 _OF_TORCH = frozenset(vars(nn.Module()))  # attributes of every module, such as its buffers
 
@@ -105,6 +105,11 @@ def check_model(
             "each of the client's examples has exactly one of several labels: if these are classes, give their numbers "
             "as labels, labels.argmax(1)"
         )
+    if not note and any(map(_unscaled, parts_of(data.train.inputs[:8]).values())):
+        note = (
+            "the client's images are floats up to 255, which are not scaled, as images of bytes are (to [0, 1]): "
+            "convert them to torch.uint8, or divide all clients' images by 255"
+        )
     if not note and task.name == "survival" and zeros_and_ones(data.train.labels):
         note = (
             "all times of the client's labels are 0 or 1, as events are: the first column must have times, and the "
@@ -131,6 +136,13 @@ def _copies(examples: Examples) -> bool:
     counted = labels >= 0
     alike = (part for part in parts_of(examples.inputs[:8]).values() if part.shape == labels.shape)
     return bool(counted.any()) and any(torch.equal(part[counted], labels[counted]) for part in alike)
+
+
+def _unscaled(images: Tensor) -> bool:
+    """Return whether inputs are images (n, channels, height, width) of floats that have the values of bytes."""
+    if images.ndim != 4 or not images.is_floating_point():
+        return False
+    return bool(2 < images.max() <= 255) and bool(((images >= 0) & (images == images.round())).all())
 
 
 def _read(inputs: Tensor | LazyInputs) -> Tensor:
@@ -309,8 +321,9 @@ def _digests_of_examples(job: Job) -> dict[str, str]:
     for name, words in PARTS.items():
         part: Examples | None = getattr(job.client.data, name)
         if part is not None:
-            first = partial(part.inputs.__getitem__, slice(ROWS))
-            rows = _repeatable(job, f"reading its {words}", first) if len(part) else []
+            spread = torch.linspace(0, len(part) - 1, min(ROWS, len(part))).long()
+            some = partial(part.inputs.__getitem__, spread)
+            rows = _repeatable(job, f"reading its {words}", some) if len(part) else []
             digests[words] = digest(len(part), part.labels, *rows)
     return digests
 

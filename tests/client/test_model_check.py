@@ -64,6 +64,16 @@ def test_inputs_without_floats_are_refused_if_the_network_needs_floats(refused: 
     assert "give it floats, such as inputs.float() or table.astype(float)" in refused(data=lambda: (part, part))
 
 
+@pytest.mark.parametrize(("scale", "told"), [(1, True), (255, False)])
+def test_images_with_the_values_of_bytes_are_pointed_out(new_watch: Any, scale: int, told: bool) -> None:
+    images = torch.randint(256, (40, 1, 2, 2), generator=torch.Generator().manual_seed(0)) / scale
+    watch = new_watch()
+    strategy = fedhet.FedAvg(rounds=1, learning_rate=1e-6, observers=[watch])
+    network = lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 3))  # noqa: E731
+    strategy.start(LocalGrid(make_client_app(network, lambda: ((images, LABELS), (images, LABELS))), 1))
+    assert any("images are floats up to 255" in line for line in strategy.run.told) is told
+
+
 # ---- numbers that are not finite
 
 
