@@ -100,6 +100,9 @@ def _superlink(address: str | None, certificate: Path | None) -> Checks:
     if address is None:
         yield True, "clock and certificate: not checked; add --superlink HOST:PORT --root-certificates ca.crt"
         return
+    if certificate is not None and not certificate.is_file():
+        yield False, f"certificate: {certificate} does not exist: correct the path of ca.crt"
+        return
     try:
         connection = HTTPSConnection(address, timeout=10, context=ssl.create_default_context(cafile=certificate))
         connection.connect()

@@ -114,7 +114,8 @@ class Policy:
     def __str__(self) -> str:
         """Return the effective policy in words, for the node's log."""
         kinds = "all kinds of values" if self.allowed is None else ", ".join(sorted(self.allowed)) or "nothing"
-        noise = f"dp-noise {self.noise:g}, epsilon at most {self.budget:g}" if self.noise else "without dp-noise"
+        budget = f"epsilon at most {self.budget:g}" if self.budget < math.inf else "no limit of epsilon (dp-epsilon)"
+        noise = f"dp-noise {self.noise:g}, {budget}" if self.noise else "without dp-noise"
         return f"may send {kinds}, from at least {self.least} examples, {noise}"
 
     def delta_of(self, examples: int) -> float:

@@ -45,6 +45,11 @@ def test_faults(tmp_path: Path) -> None:
     assert "which must be a valid file name" in checked(base | {"name": "a/b"})[1][0]
     assert "did you mean 'data'" in checked(base | {"dta": "x"})[1][0]
     assert "does not exist" in checked(base | {"dataset": "mnist", "data": str(tmp_path / "no")})[1][0]
+    (fault,) = checked({**base, "min-examples": 10}, "localhost:9", tmp_path / "ca.crt")[1]
+    assert fault == f"certificate: {tmp_path / 'ca.crt'} does not exist: correct the path of ca.crt"
+    noise = {**base, "dp-noise": 1.0, "dp-clip": 1.0, "min-examples": 10}
+    assert "dp-noise 1, no limit of epsilon (dp-epsilon)" in checked(noise)[0][0]
+    assert "dp-noise 1, epsilon at most 5" in checked(noise | {"dp-epsilon": 5.0})[0][0]
 
 
 def test_a_node_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
