@@ -21,6 +21,7 @@ from fedhet.messages import Reply, check, to_arrays
 from fedhet.methods.sharing import Sharing
 from fedhet.models.registry import expand
 from fedhet.server import Arrays, Common, FederatedStrategy, Options, Payload, State, Traits, in_order, method, option
+from fedhet.tasks import LARGEST
 
 from .families.at_server import build_at_server
 from .families.by_class import outputs_of
@@ -70,7 +71,9 @@ class Fens(nn.Module):
         nn.init.zeros_(last.bias)
         self.members = nn.ModuleList(members)
         self.aggregator = nn.Sequential(first, nn.ReLU(), last)
-        self.register_buffer("architectures", torch.tensor([*",".join(architectures).encode()], dtype=torch.uint8))
+        # A client may claim a name that has a comma.
+        names = ",".join(name.replace(",", ";") for name in architectures)
+        self.register_buffer("architectures", torch.tensor([*names.encode()], dtype=torch.uint8))
 
     def train(self, mode: bool = True) -> "Fens":
         super().train(mode)
@@ -80,6 +83,8 @@ class Fens(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         with torch.no_grad():
             outputs = torch.stack([member(inputs) for member in self.members], 1)
+        # Larger ones, and NaN, are a broken network's: with a squared error, its own loss would be refused.
+        outputs = outputs.where(outputs.abs() < LARGEST**0.5, 0.0)
         outputs = outputs.to(next(self.aggregator.parameters()).dtype)
         aggregated: Tensor = outputs.mean(1) + self.aggregator(outputs.flatten(1))
         return aggregated

@@ -164,7 +164,7 @@ class Report:
     noise: float = 0.0
     groups: Text = field(default="", metadata={"longest": 2**20})  # ResNet-152 has 200,000 characters
     wrapped: bool = False
-    names: Text = field(default="", metadata={"longest": MOST_NAMES})
+    names: Text = field(default="", metadata={"longest": MOST_NAMES // 2})  # leaves room for others' in a request
     free: Name = ""
     classes: Text = field(default="", metadata={"longest": 2**16})
     alike: Name = ""

@@ -3,7 +3,7 @@
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from inspect import getclosurevars, unwrap
 from types import FunctionType
@@ -147,16 +147,25 @@ def unusable(model: Any) -> str:
     return ""
 
 
+class _NumbersOnCpu(TorchFunctionMode):
+    """Context manager under which sequences of numbers, from which libraries compute sizes of layers, have values."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.arange, torch.linspace, torch.tensor):
+            kwargs = {"device": "cpu"} | (kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
 def without_memory(build: Callable[[], nn.Module]) -> nn.Module:
     """Return the network that `build` returns on the meta device, or on its own if it computes while it is built.
 
     So the shapes of a large network, which a false claim can name, cost no memory.
     """
-    try:
-        with torch.device("meta"):
+    for numbers in (nullcontext(), _NumbersOnCpu()):
+        # A network may compute with values, which the meta device does not have.
+        with suppress(NotImplementedError, RuntimeError), torch.device("meta"), numbers:
             return build()
-    except (NotImplementedError, RuntimeError):  # it computes with values, which the meta device does not have
-        return build()
+    return build()
 
 
 @contextmanager

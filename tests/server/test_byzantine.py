@@ -16,6 +16,7 @@ from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.messages import decode_arrays, encode_arrays
+from fedhet.models.copies import without_memory
 from fedhet.setup import client_setup
 from fedhet.testing import Case, Run, Tampering, run
 from tests.small import SMALL
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("home", "no_report")
     [
         ("fedavg", {}),
         ("fedproto", {"fedproto.width": 9}),
+        ("fens", {}),
         ("flha-ghn", {"optimizer": "adam", "learning-rate": 0.005}),
         ("heterofl", {"heterofl.widths": "1,0.5"}),
         ("inclusivefl", SMALL["inclusivefl"]),
@@ -261,6 +263,31 @@ def test_claimed_architectures_are_checked_without_memory(tmp_path, monkeypatch)
     done = Run(tmp_path / "run")
     assert [client for _, client in done.failures] == ["1"]
     assert [where for name, where in built if name == "mlp-100"] == [{"meta"}]
+
+
+@pytest.mark.parametrize("name", ["torchvision/resnet18", "torchvision/regnet_y_128gf"])
+def test_networks_of_libraries_are_checked_without_memory(name):
+    """Also one that computes the sizes of its layers from tensors; it would have 2.6 GB."""
+    network = without_memory(lambda: client_setup.models.build(name, (3, 32, 32), 10))
+    assert {tensor.device.type for tensor in network.parameters()} == {"meta"}
+
+
+def test_names_of_one_client_leave_room_for_the_classes_of_others(tmp_path):
+    """Else classes in another order would be averaged."""
+    long = "\n".join("\t".join([f"columns.{part}", *["x" * 999] * 260]) for part in range(4))
+    classes = {str(client): "\t".join(["classes", *"abcdefghij"[client:], *"abcdefghij"[:client]]) for client in (1, 2)}
+
+    def change(message, name, reply):
+        if message.metadata.message_type == "query" and reply.has_content():
+            reply.content["report"]["names"] = {"0": long.ljust(2**20 - 1, "x")}.get(
+                name, classes.get(name, classes["1"])
+            )
+
+    config = Case.of("fedavg", {}).config(rounds=1, clients=4)
+    run_locally(config, tmp_path / "run", app=Tampering(after=change))
+    done = Run(tmp_path / "run")
+    assert [client for _, client in done.failures] == ["0", "2"]
+    assert done.summary["names"] == {"classes": [*"bcdefghija"]}
 
 
 def test_robust_choice_of_first_weights(around):

@@ -1,6 +1,7 @@
 """FENS, against plain computations from its paper."""
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -83,12 +84,13 @@ def test_unlike_networks_of_the_clients_own_are_refused(federate):
     assert (client, "equal ones of your own" in reason) == ("2", True)
 
 
-def test_a_network_with_a_false_name_is_silent(federate, monkeypatch):
+@pytest.mark.parametrize("name", ["vgg9", "mlp-8,mlp-8", "torchvision/resnet18"])
+def test_a_network_with_a_false_name_is_silent(name, federate, monkeypatch):
     aggregate = FENS.aggregate_fit
 
     def renamed(strategy, round, replies):
         if round == 1:
-            strategy.state.clients["1"].architecture = "vgg9"
+            strategy.state.clients["1"].architecture = name
         return aggregate(strategy, round, replies)
 
     monkeypatch.setattr(FENS, "aggregate_fit", renamed)
