@@ -46,6 +46,8 @@ from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
 
+LEAST_FREE = 1e9  # bytes of a node's disk that no run may fill
+
 KEPT_DAYS = 90  # number of days after which a new run removes unused runs and public datasets from a node's folder
 
 BEGINNING = "beginning"  # folder with hashes of each client's task, network and examples at the start of a run
@@ -88,7 +90,7 @@ class ClientStore:
         If the client's reply is lost, the server asks for the state after round `after` again. A `closing` round, after
         the last one, removes no states: a run that is resumed with more rounds continues from the state before it.
         """
-        write_tensors(self._states / f"{round}.safetensors", tensors, packed=True)
+        self._write(self._states / f"{round}.safetensors", tensors, packed=True)
         for path in self._states.glob("*.safetensors"):
             if not closing and path.stem not in (str(round), str(after)):
                 path.unlink(missing_ok=True)
@@ -119,7 +121,7 @@ class ClientStore:
         `folder` is `round-N`, `best`, or empty at the end of the run.
         """
         path = self._base / self._run / "models" / folder / f"{file_name(self._client)}.safetensors"
-        write_tensors(path, tensors, names=names)
+        self._write(path, tensors, names=names)
         if self._run:  # else the server collects it
             log.info("client %s: its personal model is %s", self._client, path)
 
@@ -129,7 +131,19 @@ class ClientStore:
             self.public_dataset(public.digest)
         except LostState:
             labels = {} if public.labels is None else {"labels": public.labels}
-            write_tensors(self._public(public.digest), {**parts_of(public.inputs, "public"), **labels})
+            self._write(self._public(public.digest), {**parts_of(public.inputs, "public"), **labels})
+
+    def _write(self, path: Path, tensors: Mapping[str, Tensor], **kinds: Any) -> None:
+        """Write a file (see `write_tensors`); raise a FedhetError if it would fill the disk of a node."""
+        if self._run:
+            self._base.mkdir(parents=True, exist_ok=True)
+            left = shutil.disk_usage(self._base).free - sum(tensor.nbytes for tensor in tensors.values())
+            if left < LEAST_FREE:
+                raise FedhetError(
+                    f"the node's disk would have less than {LEAST_FREE / 1e9:g} GB left: make room for its state-dir, "
+                    "for example with fedhet clean"
+                )
+        write_tensors(path, tensors, **kinds)
 
     def public_dataset(self, digest: str) -> PublicDataset:
         """Return the stored public dataset with this digest; raises `LostState` if it is missing."""

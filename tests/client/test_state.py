@@ -1,6 +1,7 @@
 """A client's files: states, and models that are loaded again, start another run, and are saved on the way."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ from torch import nn
 
 import fedhet
 from fedhet.client import ClientStore
+from fedhet.client.state import LEAST_FREE
 from fedhet.client_apps.fedproto import ByPrototype
 from fedhet.config import configuration
+from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import registry
 from fedhet.models.representation import Representation
@@ -270,3 +273,22 @@ def test_a_file_with_a_right_digest_and_wrong_metadata_is_damaged(kinds, tmp_pat
     write_arrays(path, {PACKED: np.zeros(4, np.uint8)}, metadata={PACKED: kinds})
     with pytest.raises(FedhetError, match=r"0\.safetensors is damaged"):
         read_tensors(path)
+
+
+@pytest.mark.parametrize("call", ["save", "keep", "write_model"])
+def test_a_run_cannot_fill_the_disk_of_a_node(call, tmp_path, monkeypatch):
+    """A simulation's folder is the user's own."""
+    arguments = {
+        "save": (1, {"x": torch.zeros(1000)}),
+        "keep": (PublicDataset(torch.zeros(10, 100)),),
+        "write_model": ({"x": torch.zeros(1000)}, "", ""),
+    }[call]
+    keys = {"after": -1} if call == "save" else {}
+    free = SimpleNamespace(free=int(LEAST_FREE) + 3999)
+    monkeypatch.setattr("fedhet.client.state.shutil.disk_usage", lambda _: free)
+    with pytest.raises(FedhetError, match="the node's disk would have less than 1 GB left: make room"):
+        getattr(ClientStore(tmp_path, "run", "north"), call)(*arguments, **keys)
+    assert not [*tmp_path.rglob("*.safetensors")]
+    getattr(ClientStore(tmp_path, "", "north"), call)(*arguments, **keys)
+    free.free += 1
+    getattr(ClientStore(tmp_path, "run", "north"), call)(*arguments, **keys)
