@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedhet.data import ClientData
 from fedhet.data.examples import digest
+from fedhet.data.reading import LazyInputs
 from fedhet.errors import ConfigError, FedhetError, Refused, damage, in_words
 from fedhet.tasks import Outputs
 from fedhet.utils.files import file_name, locked, write_text, write_whole
@@ -37,7 +38,6 @@ DELTA = 1e-5
 LARGEST_EPSILON = 1e9  # an epsilon beyond this is no privacy
 
 FOLDER = "nodes"  # folder in a node's `state-dir` with a file for each client
-EXAMPLES = ("training labels", "training inputs")  # names of the digests of a client's examples in its file
 ACCOUNT = "account.json"  # file in a node's `state-dir` with the privacy budget that all its clients have spent
 
 
@@ -75,12 +75,13 @@ class NodeSecret:
             if changed := [key for key, value in choice.items() if kept.get(key, value) != value]:
                 key = changed[0]
                 # A run has no key split-seed: its seed splits the data unless the node config has one.
-                restore = f"{'seed' if key == 'split-seed' else key} in the run, or {key} in the node config"
+                restored = f"{'seed' if key == 'split-seed' else key} in the run, or {key} in the node config"
+                if key in ("training labels", "training inputs"):
+                    restored = "the data"
                 raise Refused(
                     f"this node must use the same examples as in its first run with {self._data}, but {key} changed "
-                    f"({FOLDER}/{self._path.name}): restore {'the data' if key in EXAMPLES else restore}, or let the "
-                    f"node's owner run fedhet node accept-data {shlex.quote(self._client)}, which keeps the privacy "
-                    "account"
+                    f"({FOLDER}/{self._path.name}): restore {restored}, or let the node's owner run fedhet node "
+                    f"accept-data {shlex.quote(self._client)}, which keeps the privacy account"
                 )
             if not choice.keys() <= kept.keys():
                 kept.update(choice)
@@ -166,8 +167,11 @@ class NodeSecret:
         no example is removed, and the client does not train.
         """
         labels = data.train.labels
-        inputs = digest(data.train.inputs)
-        self.keep({"min-examples": least} | dict(zip(EXAMPLES, (digest(labels), inputs), strict=True)))
+        choice: dict[str, Any] = {"min-examples": least, "training labels": digest(labels)}
+        # A user's Dataset, whose inputs are read on demand, may transform them at random.
+        if not isinstance(data.train.inputs, LazyInputs):
+            choice["training inputs"] = digest(data.train.inputs)
+        self.keep(choice)
         by_class = outputs.places == "one" and outputs.meaning != "numbers"
         groups = groups_of(labels, least, SecretStream.of(self.seed, "groups"), by_class=by_class)
         if left := len(labels) - sum(map(len, groups)):

@@ -7,6 +7,7 @@ from fedhet.client.clients import Clients
 from fedhet.client.secret import NodeSecret, groups_of
 from fedhet.config import configuration
 from fedhet.data import ClientData, Examples
+from fedhet.data.own import examples_of
 from fedhet.errors import FedhetError, Refused
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.tasks import Task
@@ -103,6 +104,22 @@ def test_an_example_that_another_one_of_its_class_replaced_is_refused(tmp_path):
     changed.train.inputs[3] += 1
     with pytest.raises(Refused, match="but training inputs changed .*: restore the data, or let the node's owner run"):
         NodeSecret(tmp_path, "north", "own").grouped(changed, 10, CLASSES)
+
+
+class OnDemand(torch.utils.data.Dataset):
+    """Rows that are read on demand, as from files."""
+
+    def __len__(self):
+        return len(LABELS)
+
+    def __getitem__(self, row):
+        return torch.rand(4), LABELS[row]
+
+
+def test_examples_that_are_read_on_demand_are_the_same_after_a_restart(tmp_path):
+    parts = [examples_of(OnDemand()) for _ in range(2)]
+    groups = [NodeSecret(tmp_path, "north", "own").grouped(ClientData(p, p), 10, CLASSES).train.groups for p in parts]
+    assert rows(groups[0]) == rows(groups[1])
 
 
 def test_damaged_file(tmp_path):
