@@ -56,7 +56,7 @@ class ByPrototype(nn.Module):
         self.register_buffer("prototypes", prototypes)
         self.register_buffer("rows", rows)
 
-    # A hook passes named inputs as one; that they may be given, torch.export reads here.
+    # A hook joins named inputs into `inputs`. They are in the signature for torch.export, which reads it.
     def forward(self, inputs: Tensor | None = None, **named: Tensor) -> Tensor:
         with self._representation.capture() as phi:  # torch.export cannot trace a pass that ends before the head
             self.network(inputs)

@@ -71,7 +71,7 @@ class Fens(nn.Module):
         nn.init.zeros_(last.bias)
         self.members = nn.ModuleList(members)
         self.aggregator = nn.Sequential(first, nn.ReLU(), last)
-        # A client may claim a name that has a comma.
+        # A comma in a name, which a client may claim, would add a name to the list.
         names = ",".join(name.replace(",", ";") for name in architectures)
         self.register_buffer("architectures", torch.tensor([*names.encode()], dtype=torch.uint8))
 
@@ -83,7 +83,7 @@ class Fens(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         with torch.no_grad():
             outputs = torch.stack([member(inputs) for member in self.members], 1)
-        # Larger ones, and NaN, are a broken network's: with a squared error, its own loss would be refused.
+        # One client's broken network could end training by NaN, or by outputs whose square is beyond the largest loss.
         outputs = outputs.where(outputs.abs() < LARGEST**0.5, 0.0)
         outputs = outputs.to(next(self.aggregator.parameters()).dtype)
         aggregated: Tensor = outputs.mean(1) + self.aggregator(outputs.flatten(1))

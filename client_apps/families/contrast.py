@@ -109,9 +109,10 @@ class LinearEvaluation(TwoViews[E]):
             assert client.public.labels is not None  # as the traits say
             return Examples(client.public.inputs, client.public.labels)
         rows = train.labelled
-        if train.groups is not None:  # Each has one class, and stays whole.
-            known = {*rows.tolist()}
-            return replace(train, groups=tuple(group for group in train.groups if int(group[0]) in known))
+        if train.groups is not None:
+            # The examples of a group have one class, so that all of them have a label, or none.
+            labelled = {*rows.tolist()}
+            return replace(train, groups=tuple(group for group in train.groups if int(group[0]) in labelled))
         least = max(client.least, 1)
         if len(rows) < least:
             family = client.config.family

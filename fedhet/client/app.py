@@ -387,8 +387,8 @@ class Answers:
         # A shared layer of a network with one layer has both inputs and classes.
         all_kinds = bool(report.common) or 0 < len(job.side.shared_names()) == len(client.names)
         compared = [kind for kind in client.data.names if all_kinds or job.side.traits.compares(kind)]
-        free = [kind for kind in (CLASSES, LABEL_COLUMNS) if kind in client.data.names and kind not in compared]
-        free = free if task.by_number else []
+        numbered = (CLASSES, LABEL_COLUMNS) if task.by_number else ()
+        free = [kind for kind in numbered if kind in client.data.names and kind not in compared]
         report.names = names_text({kind: client.data.names[kind] for kind in (*compared, *free)})
         report.free = ",".join(free)
         report.noise = self._noise

@@ -71,9 +71,10 @@ def check_model(
     model, origin = representation.model.eval(), user_functions.origin(function)
     owner = f"the client's {model._get_name()}"
     parts = {name: part for name in PARTS if (part := getattr(data, name))}
-    check_scale({name: _read(part.inputs) for name, part in parts.items()})
+    check_scale({name: _in_memory(part.inputs) for name, part in parts.items()})
     raw = {name: part.inputs[:8] for name, part in parts.items()}
-    inputs = transform(raw.pop("train"))
+    rows = raw.pop("train")
+    inputs = transform(rows)
     with representation.head_output() as head:
         outputs = _outputs(model, inputs, "training inputs", function)
     for part, others in raw.items():
@@ -105,7 +106,7 @@ def check_model(
             "each of the client's examples has exactly one of several labels: if these are classes, give their numbers "
             "as labels, labels.argmax(1)"
         )
-    if not note and any(map(_unscaled, parts_of(data.train.inputs[:8]).values())):
+    if not note and any(map(_unscaled, parts_of(rows).values())):
         note = (
             "the client's images are floats up to 255, which are not scaled, as images of bytes are (to [0, 1]): "
             "convert them to torch.uint8, or divide all clients' images by 255"
@@ -115,7 +116,7 @@ def check_model(
             "all times of the client's labels are 0 or 1, as events are: the first column must have times, and the "
             "second one events"
         )
-    if not note and task.name == "token-classification" and _copies(data.train):
+    if not note and task.name == "token-classification" and _labels_are_inputs(data.train):
         note = (
             "the client's labels are its inputs, token for token, which a network can copy: to predict the next token, "
             "give inputs[:, :-1] and labels[:, 1:]"
@@ -130,7 +131,7 @@ def check_model(
     return ModelCheck(task, task.outputs.scores(outputs).shape[-1], "; ".join(filter(None, (note, joined))))
 
 
-def _copies(examples: Examples) -> bool:
+def _labels_are_inputs(examples: Examples) -> bool:
     """Return whether the labels of the first examples are their inputs, apart from tokens whose label is ignored."""
     labels = examples.labels[:8]
     counted = labels >= 0
@@ -145,7 +146,7 @@ def _unscaled(images: Tensor) -> bool:
     return bool(2 < images.max() <= 255) and bool(((images >= 0) & (images == images.round())).all())
 
 
-def _read(inputs: Tensor | LazyInputs) -> Tensor:
+def _in_memory(inputs: Tensor | LazyInputs) -> Tensor:
     """Return inputs that are in memory, or the first of those that are read on demand."""
     return inputs[:8] if isinstance(inputs, LazyInputs) else inputs
 
@@ -287,7 +288,7 @@ def check_public_dataset(client: Client, *, labelled: bool) -> None:
             f"the server's public dataset has {_shapes(public.inputs)}, but this client's examples have "
             f"{_shapes(example)}: choose one with the same inputs, or set dataset = own if the clients have it"
         )
-    check_scale({"train": _read(client.data.train.inputs), "public": public.inputs})
+    check_scale({"train": _in_memory(client.data.train.inputs), "public": public.inputs})
     labels = public.labels if labelled else None
     if labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), labels)):
         raise DataError(f"the client cannot learn from the public dataset: {problem}")
@@ -322,8 +323,8 @@ def _digests_of_examples(job: Job) -> dict[str, str]:
         part: Examples | None = getattr(job.client.data, name)
         if part is not None:
             spread = torch.linspace(0, len(part) - 1, min(ROWS, len(part))).long()
-            some = partial(part.inputs.__getitem__, spread)
-            rows = _repeatable(job, f"reading its {words}", some) if len(part) else []
+            read = partial(part.inputs.__getitem__, spread)
+            rows = _repeatable(job, f"reading its {words}", read) if len(part) else []
             digests[words] = digest(len(part), part.labels, *rows)
     return digests
 

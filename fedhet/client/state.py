@@ -133,7 +133,7 @@ class ClientStore:
             labels = {} if public.labels is None else {"labels": public.labels}
             self._write(self._public(public.digest), {**parts_of(public.inputs, "public"), **labels})
 
-    def _write(self, path: Path, tensors: Mapping[str, Tensor], **kinds: Any) -> None:
+    def _write(self, path: Path, tensors: Mapping[str, Tensor], **options: Any) -> None:
         """Write a file (see `write_tensors`); raise a FedhetError if it would fill the disk of a node."""
         if self._run:
             self._base.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ class ClientStore:
                     f"the node's disk would have less than {LEAST_FREE / 1e9:g} GB left: make room for its state-dir, "
                     "for example with fedhet clean"
                 )
-        write_tensors(path, tensors, **kinds)
+        write_tensors(path, tensors, **options)
 
     def public_dataset(self, digest: str) -> PublicDataset:
         """Return the stored public dataset with this digest; raises `LostState` if it is missing."""
@@ -265,22 +265,21 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
 def check_order(info: ClientInfo, names: Names) -> str:
     """Raise a ConfigError if the client's network in `start-from` has another order of `names` than its data now.
 
-    A network can go on with other names, such as those of new classes, as a note says (else ""), but not be evaluated
-    with them.
+    Return a note, or an empty string, if it has other names, such as without a new class. A run without rounds, which
+    only evaluates the network, raises a ConfigError for these, too.
     """
     notes = []
     places = [expanded(info.config.start_from) / inner for inner in ("", "models")]
     for path in (place / f"{file_name(name)}.safetensors" for place in places for name in (info.name, GLOBAL)):
         for kind, theirs in names_of_model(path).items():
             ours = names.get(kind, theirs)
-            differ = f"start-from: the {kind} of the network in {path}"
+            if ours == theirs:
+                continue
+            differ = f"are {shown(theirs, ours)}, but this run's are {shown(ours, theirs)}"
+            note = f"start-from: the {kind} of the network in {path} {differ}"
             if permuted(ours, theirs) or not (info.config.rounds or alike(kind, ours, theirs)):
-                raise ConfigError(
-                    f"{differ} have the order {shown(theirs)}, but this run's is {shown(ours)}: repeat that run with "
-                    "the client's data in this order, or leave start-from out"
-                )
-            if ours != theirs:
-                notes.append(f"{differ} are {shown(theirs, ours)}, but this run's are {shown(ours, theirs)}")
+                raise ConfigError(f"{note}: repeat that run with these {kind} in this order, or leave start-from out")
+            notes.append(note)
     return "; ".join(notes)
 
 

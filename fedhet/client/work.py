@@ -424,7 +424,7 @@ def _common(job: Job, when: str) -> Examples | None:
     client, traits = job.client, job.side.traits
     if when in ("received", "trained") and when != traits.scored:
         return None
-    if client.privacy and (client.own_data or client.config.data):  # files in a folder of the node's are private
+    if client.privacy and (client.own_data or client.config.data):  # files in a node's folder are private
         return None
     if client.own_data:
         return client.data.common

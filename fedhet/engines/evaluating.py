@@ -219,16 +219,17 @@ def _fill(
 
 
 def _aligned(data: ClientData, names: Names) -> Examples:
-    """Return a client's test examples with columns and classes as in `names`; raise a DataError if others are there."""
+    """Return a client's test examples with columns and classes as in `names`; raise a DataError if they have others."""
     data = data.aligned(names)
     test = data.test
     for kind, ours in data.names.items():
         theirs = names.get(kind, ours)
-        if not alike(kind, ours, theirs):
-            if kind != CLASSES or not {*ours} <= {*theirs}:
-                differ = f"the data's {kind} are {shown(ours, theirs)}, but the network's are {shown(theirs, ours)}"
-                raise DataError(f"{differ}: give the data the names that they had in the network's run")
-            test = relabelled(test, renumbering(ours, theirs))
+        if alike(kind, ours, theirs):
+            continue
+        if kind != CLASSES or not {*ours} <= {*theirs}:
+            differ = f"the data's {kind} are {shown(ours, theirs)}, but the network's are {shown(theirs, ours)}"
+            raise DataError(f"{differ}: give the data the names that they had in the network's run")
+        test = relabelled(test, renumbering(ours, theirs))
     return test
 
 

@@ -86,7 +86,8 @@ def _bound(model: nn.Module) -> tuple[str, bool]:
     # Why a copy would still call modules of the model ("" if not), and whether through a global variable.
     modules = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
-        if _wrapped(module) is not None:  # which a copy does not have
+        # A copy has no wrappers.
+        if _wrapped(module) is not None:
             continue
         for each in (each for held in vars(module).values() for each in entries(held)):
             for variable, value in _outside(each, set()):

@@ -154,7 +154,6 @@ class Training:
         named = dict(model.named_parameters())
         size = min(phase.optimisation.batch_size, len(self.rows))
         blank = torch.zeros(size, device=next(iter(named.values())).device)
-
         alone = self.augments or isinstance(self.rows.inputs, LazyInputs)
         batch = partial(one_by_one, self.batch) if alone else self.batch
 

@@ -400,7 +400,7 @@ def test_a_network_in_another_order_is_refused(tmp_path):
     _, refused = run(tmp_path / "refused", "layer-average", data, **start)
     (reason,) = {failure["reason"] for row in refused.history for failure in row["failures"]}
     assert reason.startswith("start-from: the classes of the network in ")
-    assert "have the order cat, ant, bee, but this run's is ant, bee, cat: repeat that run with" in reason
+    assert "are cat, ant, bee, but this run's are ant, bee, cat: repeat that run with these classes" in reason
     # A method without common classes keeps the client's own order.
     settings.pop("shared-init")
     _, kept = run(tmp_path / "kept", "local", data, **settings | {"start-from": start["start-from"]})
