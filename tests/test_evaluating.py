@@ -15,6 +15,7 @@ from fedhet.client.app import make_client_app
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.results.description import data_table, pooled
+from fedhet.results.history import read_clients
 from fedhet.server.federation import Federation
 from fedhet.setup.client_setup import ClientInfo
 
@@ -114,6 +115,14 @@ def test_models_by_clients_are_those_of_a_plain_loop(trained):
     assert [rows[5][name] for name in ("model", "client", "predictions")] == ["1", "2", "50"]
     assert float(rows[5]["accuracy"]) == table.value(1, 2)
     assert {"evaluation.html", "evaluation.png"} <= {path.name for path in run.folder.iterdir()}
+
+
+def test_a_run_of_a_configured_data_set_is_evaluated_as_it_was_scored(tmp_path):
+    run = fedhet.run({"method": "local", "clients": 2, "rounds": 1}, out=tmp_path / "run", progress=False)
+    table = fedhet.evaluate(run)
+    assert [table.value(client, client) for client in ("0", "1")] == pytest.approx(
+        [row.accuracy for row in read_clients(run.folder) if row.round == 1]
+    )
 
 
 def test_the_global_model_is_evaluated_everywhere_and_what_does_not_fit_is_named(trained):

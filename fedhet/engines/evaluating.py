@@ -129,7 +129,7 @@ def evaluate(
         pool = as_pooled(data["test"])
         clients = pool.clients
         data = partial(_tested, pool)
-    if task is None:  # new labels alone, such as those of few examples, may fit another task
+    if data is not None and task is None:  # new labels alone, such as those of few examples, may fit another task
         task = (read_run(folder).summary or {}).get("task")
     functions = UserFunctions(model, _with_training_part(data) if callable(data) else data, task)
     clients = clients or functions.clients or [str(place) for place in range(complete.clients)]
