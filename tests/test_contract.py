@@ -58,6 +58,8 @@ QUICK = {
     "label-spreading",
 }
 """Methods in the quick suite: one for each way in which something is shared or trained."""
+LIKE_LABEL_SPREADING = ("gradient-boosting", "logistic-regression", "nearest-neighbour")
+"""Methods that differ from another one of the quick suite only in the classifier that they fit."""
 
 SIDES = {"strategies": r"(fedhet\.)?client", "client_apps": r"fedhet\.server"}
 """The folders of the two sides, and what must not be imported there."""
@@ -75,6 +77,12 @@ def test_a_side_does_not_import_the_other(side: str) -> None:
                 assert not [value for value in values if hasattr(value, "run_round")], path
 
 
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    if name in LIKE_LABEL_SPREADING:
+        return [pytest.mark.long]
+    return [] if name in QUICK else [pytest.mark.slow]
+
+
 class TestContract(Contract):
     test_it_learns = None  # test_own_settings.py has all methods but these two
 
@@ -83,7 +91,7 @@ class TestContract(Contract):
     def test_they_learn(self, name: str, tmp_path: Path) -> None:
         MethodContract.test_it_learns(self, CASES[name], tmp_path)
 
-    @pytest.fixture(params=[pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES])
+    @pytest.fixture(params=[pytest.param(name, marks=marks_of(name)) for name in CASES])
     def case(self, request: pytest.FixtureRequest) -> Case:
         """A method's case, with networks that cost little unless it needs others or several processes train them."""
         case = CASES[request.param]
