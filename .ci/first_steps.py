@@ -35,7 +35,8 @@ def own_program() -> None:
     (code,) = re.findall(r"```python\n(# own\.py\n.*?)```", text, re.DOTALL)
     Path("own.py").write_text(code, encoding="utf-8")
     call(sys.executable, "own.py")
-    run = 'fedhet.run({"method": "fedhenn", "clients": 10, "rounds": 2}, model=my_model, data=my_data, out="runs/own")'
+    settings = {"method": "fedhenn", "clients": 10, "rounds": 2, "public-samples": 300}
+    run = f'fedhet.run({settings}, model=my_model, data=my_data, out="runs/own")'
     load = 'print(fedhet.load_model("runs/own", 3, model=my_model))'
     program = f'import fedhet\nfrom own import my_data, my_model\n\nif __name__ == "__main__":\n    {run}\n    {load}\n'
     Path("load.py").write_text(program, encoding="utf-8")

@@ -168,7 +168,8 @@ def ends_in_words(command: list[str]) -> None:
             assert said.strip()
             assert program == "Usage" or "".join(said.splitlines()).isprintable()
         if result.exit_code == 2 and command[0] in ("run", "compare", "recommend"):
-            assert [path.name for path in Path().iterdir()] == ["file"]
+            # A comparison asks the clients first, whose processes have the user's key.
+            assert {path.name for path in Path().iterdir()} <= {"file", ".fedhet"}
 
 
 def any_command(*names: str, examples: int) -> Any:
