@@ -255,6 +255,10 @@ class Config:
             )
         return resources
 
+    def further_metrics(self, metric: str) -> list[str]:
+        """Return each metric of the key `metrics` once, without `metric`, which counts and which the key may name."""
+        return [name for name in dict.fromkeys(listed(self.metrics)) if name != metric]
+
     def on_own_test_parts(self) -> "Config":
         """Return a copy with `test-on = local`, for data without a common test set, and a remark that says so."""
         reason = (

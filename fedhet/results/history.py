@@ -18,7 +18,7 @@ from fedhet.data.names import Names
 from fedhet.errors import FedhetError, damage
 from fedhet.messages.protocol import names_in
 from fedhet.methods.method import ABSENT
-from fedhet.methods.options import OWN, Config, listed
+from fedhet.methods.options import OWN, Config
 from fedhet.methods.registry import client_side
 from fedhet.results.description import pooled
 from fedhet.results.observers import RunInfo
@@ -220,7 +220,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         summary["warnings"] = [*run.warnings]
     if absent := never_took_part(rows):
         summary["never_took_part"] = absent
-    if names := [name for name in listed(config.metrics) if name != run.metric]:
+    if names := config.further_metrics(run.metric):
         where = (row if on == "own" else row.get(on) or {} for row in reversed(rows))
         last: Row = next((row[scored] for row in where if row.get(scored)), {})
         summary["further"] = {name: last.get(f"further/{name}") for name in names}

@@ -12,7 +12,6 @@ from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import simulated
 from fedhet.flower.messages import Encoder, check_written, read_reply, sent_along, write_request
 from fedhet.messages import LostState, Payload, Reply, Request, Spec, WireError, check, check_finite
-from fedhet.methods.options import listed
 from fedhet.server.claims import check_claims, limit_claims
 from fedhet.server.run import Run
 from fedhet.tasks import OUTPUTS
@@ -257,8 +256,7 @@ class Federation:
             )
         check_claims(self.run.config, reply)
         report = record.report
-        # The key `metrics` may name the metric that counts, too, or one twice.
-        others = [name for name in dict.fromkeys(listed(self.run.config.metrics)) if name != report.metric]
+        others = self.run.config.further_metrics(report.metric)
         further = zip(others, filter(None, report.further.split(",")), strict=False)
         numbers = {report.metric: report.labels} | {name: int(number) for name, number in further}
         for name, measured in reply.measured.items():
