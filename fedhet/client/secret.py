@@ -76,7 +76,9 @@ class NodeSecret:
                 key = changed[0]
                 # A run has no key split-seed: its seed splits the data unless the node config has one.
                 restored = f"{'seed' if key == 'split-seed' else key} in the run, or {key} in the node config"
-                if key in ("training labels", "training inputs"):
+                if key == "min-examples":
+                    restored = f"it to {kept[key]} in the node config"
+                elif key.endswith(("labels", "inputs")):
                     restored = "the data"
                 raise Refused(
                     f"this node must use the same examples as in its first run with {self._data}, but {key} changed "
@@ -167,10 +169,14 @@ class NodeSecret:
         no example is removed, and the client does not train.
         """
         labels = data.train.labels
-        choice: dict[str, Any] = {"min-examples": least, "training labels": digest(labels)}
-        # A user's Dataset, whose inputs are read on demand, may transform them at random.
-        if not isinstance(data.train.inputs, LazyInputs):
-            choice["training inputs"] = digest(data.train.inputs)
+        choice: dict[str, Any] = {"min-examples": least}
+        for kind, part in (("training", data.train), ("validation", data.validation), ("test", data.test)):
+            if part is None:
+                continue
+            choice[f"{kind} labels"] = digest(part.labels)
+            # A user's Dataset, whose inputs are read on demand, may transform them at random.
+            if not isinstance(part.inputs, LazyInputs):
+                choice[f"{kind} inputs"] = digest(part.inputs)
         self.keep(choice)
         by_class = outputs.places == "one" and outputs.meaning != "numbers"
         groups = groups_of(labels, least, SecretStream.of(self.seed, "groups"), by_class=by_class)

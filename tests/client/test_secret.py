@@ -1,5 +1,7 @@
 """A node with a policy fixes for all runs its groups of examples, its random streams, and which examples there are."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -98,12 +100,22 @@ def test_changed_examples_are_refused(labels, least, tmp_path):
         NodeSecret(tmp_path, "north", "own").grouped(data(labels), least, CLASSES)
 
 
-def test_an_example_that_another_one_of_its_class_replaced_is_refused(tmp_path):
+@pytest.mark.parametrize("part", ["training", "validation", "test"])
+def test_an_example_that_another_one_of_its_class_replaced_is_refused(part, tmp_path):
+    """Also one that is only evaluated: two accuracies could differ by it."""
+    whole = replace(data(), train=data().train, validation=data().train, test=data().train)
+    NodeSecret(tmp_path, "north", "own").grouped(whole, 10, CLASSES)
+    changed = data().train
+    changed.inputs[3] += 1
+    whole = replace(whole, **{part.replace("training", "train"): changed})
+    with pytest.raises(Refused, match=f"but {part} inputs changed .*: restore the data, or let the node's owner run"):
+        NodeSecret(tmp_path, "north", "own").grouped(whole, 10, CLASSES)
+
+
+def test_a_changed_number_of_examples_in_a_group_is_restored_in_the_node_config(tmp_path):
     NodeSecret(tmp_path, "north", "own").grouped(data(), 10, CLASSES)
-    changed = data()
-    changed.train.inputs[3] += 1
-    with pytest.raises(Refused, match="but training inputs changed .*: restore the data, or let the node's owner run"):
-        NodeSecret(tmp_path, "north", "own").grouped(changed, 10, CLASSES)
+    with pytest.raises(Refused, match="but min-examples changed .*: restore it to 10 in the node config, or let"):
+        NodeSecret(tmp_path, "north", "own").grouped(data(), 9, CLASSES)
 
 
 class OnDemand(torch.utils.data.Dataset):
