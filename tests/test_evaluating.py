@@ -223,15 +223,28 @@ def test_a_description_equals_pooled_statistics(tmp_path):
         fedhet.run({**settings, "rounds": 1}, model=Tolerant, data=table_with_gaps, out=tmp_path / "b", progress=False)
 
 
+def lacking(client):
+    """Examples without one class, so that clients number the others differently."""
+    inputs, labels = drawn(client.partition_id, 60)
+    kept = labels != client.partition_id
+    texts = pandas.Categorical([("bag", "coat", "dress")[label] for label in labels[kept]])
+    return (inputs[kept], texts), (inputs[kept], texts)
+
+
+def test_nodes_descriptions_are_added_by_name(elsewhere, new_watch):
+    watch = new_watch()
+    fedhet.Local(observers=[watch], rounds=0).start(LocalGrid(make_client_app(Tolerant, lacking), 2))
+    together = pooled(watch.rows[0]["data"])
+    counts = [np.bincount(drawn(k, 60)[1], minlength=3) * (np.arange(3) != k) for k in range(2)]
+    assert dict(zip(together["names"], together["classes"], strict=True)) == {
+        "coat": counts[0][1],
+        "dress": counts[0][2] + counts[1][2],
+        "bag": counts[1][0],
+    }
+
+
 def test_a_description_adds_classes_by_name(tmp_path):
-    """Clients that lack classes may number the others differently, and the network has an output for each."""
-
-    def lacking(client):
-        inputs, labels = drawn(client.partition_id, 60)
-        kept = labels != client.partition_id
-        texts = pandas.Categorical([("bag", "coat", "dress")[label] for label in labels[kept]])
-        return (inputs[kept], texts), (inputs[kept], texts)
-
+    """The network has an output for each class."""
     settings = {"method": "local", "rounds": 0, "clients": 2}
     run = fedhet.run(settings, model=Tolerant, data=lacking, out=tmp_path / "run", progress=False)
     counts = [np.bincount(drawn(k, 60)[1], minlength=3) * (np.arange(3) != k) for k in range(2)]

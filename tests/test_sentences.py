@@ -260,15 +260,15 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "bytes and floats": (
         lambda: run(data=varied(test=(torch.full((3, 4), 7).byte(), torch.arange(3) % 2))),
-        "the test inputs are bytes, which are scaled to [0, 1], but the train inputs are torch.float32 beyond [0, 1]",
+        "the test inputs are bytes, which are scaled to [0, 1], but the train inputs are values",
     ),
     "bytes and floats in a later row": (
         lambda: run(data=varied(train=BYTES, test=(torch.arange(9.0)[:, None].expand(9, 4) / 7, BYTES[1]))),
-        "the train inputs are bytes, which are scaled to [0, 1], but the test inputs are torch.float32 beyond [0, 1]",
+        "the train inputs are bytes, which are scaled to [0, 1], but the test inputs are values",
     ),
     "bytes and a public dataset of floats": (
         lambda: run(data=varied(train=BYTES, test=BYTES, public=torch.full((9, 4), 7.0)), method="fedmd"),
-        "the train inputs are bytes, which are scaled to [0, 1], but the public inputs are torch.float32 beyond [0, 1]",
+        "the train inputs are bytes, which are scaled to [0, 1], but the public inputs are values",
     ),
     "an empty public dataset": (
         lambda: run(data=varied(public=torch.ones(0, 4)), method="fedmd"),

@@ -24,6 +24,7 @@ from fedhet.data import PublicDataset
 from fedhet.data.files import cache_folder, nothing_downloaded
 from fedhet.data.names import CLASSES, LABEL_COLUMNS
 from fedhet.data.reading import missing_allowed
+from fedhet.data.scales import scales_of
 from fedhet.errors import FedhetError, UserCodeError, WriteError
 from fedhet.flower import ClientApp, Context, Message, MessageType, RecordDict
 from fedhet.flower.grid import ANSWER_ALL
@@ -39,6 +40,7 @@ from fedhet.messages.protocol import (
     MOST_LISTS,
     names_text,
     public_dataset_in,
+    scales_text,
 )
 from fedhet.methods import registry
 from fedhet.methods.method import Method
@@ -311,6 +313,7 @@ class Answers:
             job.policy.check_kinds("fedhet describe", {"statistics"})
             with missing_allowed(True):
                 job.reply.payload = Payload({DESCRIBE: describe(job)})
+            job.reply.report.names = names_text(client.data.names)  # by which numbers of examples are added
             return
         if question != HANDSHAKE:
             raise WireError(f"unknown query {question[:100]!r}: install the server's version of fedhet on this node")
@@ -327,7 +330,7 @@ class Answers:
         if public is not None:
             client.request = replace(client.request, public=public.digest)  # from now on
             if side.traits.public != "none":
-                check_public_dataset(client, labelled=side.traits.public == "labelled")
+                check_public_dataset(job, labelled=side.traits.public == "labelled")
         job.reply.payload = side.handshake(job.payload)
 
     def _reply(self, job: Job) -> Reply:
@@ -396,6 +399,8 @@ class Answers:
         report.groups = groups_to_json(client.part.groups) if client.part else ""
         if not (job.policy.deployed or self._backend) and 1 < len(counts := by_name(job)) <= MOST_LISTS:
             report.classes = names_text({name: [str(count)] for name, count in counts.items()})
+        if client.own_data and not self._backend and job.policy.tells_scales(len(client.data.train)):
+            report.scales = scales_text(scales_of(client.data.train.inputs))
         # Only the local engine makes batches.
         report.alike = "" if job.policy.deployed or self._backend or in_ray() else _alike(client)
         public = _own_public_dataset(job)

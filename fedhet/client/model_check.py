@@ -1,6 +1,6 @@
 """Checks of a client's network and data before training, with error messages that name the cause."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fedhet.client.client import Client
 from fedhet.client.job import Job
 from fedhet.data import ClientData, Examples
 from fedhet.data.examples import digest
 from fedhet.data.names import CLASSES, shown
-from fedhet.data.own import check_scale
 from fedhet.data.reading import LazyInputs
+from fedhet.data.scales import check_scales, scales_of
 from fedhet.errors import DataError, FedhetError, ModelError, Refused
 from fedhet.messages import WireError
 from fedhet.messages.protocol import HANDSHAKE
@@ -29,7 +28,8 @@ from fedhet.training.evaluation import forward
 from fedhet.utils.inputs import Inputs, for_each, parts_of
 from fedhet.utils.randomness import seeded, torch_generator
 
-ROWS = 4  # number of examples of each set (such as the test set), from its first to its last, that must not change
+ROWS = 16
+"""Number of examples that are read on demand, from a part's first to its last, whose inputs must not change."""
 
 _OF_TORCH = frozenset(vars(nn.Module()))  # attributes of every module, such as its buffers
 
@@ -66,19 +66,19 @@ def check_model(
     network, and `guessed` says that neither the user nor the method named the head.
 
     Raises a `ModelError` if the network cannot process the inputs, or does not return a row for each example, and a
-    `DataError` if outputs or labels do not fit the task, or training and test inputs differ in scale.
+    `DataError` if outputs or labels do not fit the task, or some parts are bytes and others floats beyond [0, 1].
     """
     model, origin = representation.model.eval(), user_functions.origin(function)
     owner = f"the client's {model._get_name()}"
     parts = {name: part for name in PARTS if (part := getattr(data, name))}
-    check_scale({name: _in_memory(part.inputs) for name, part in parts.items()})
+    unlike = check_scales({f"the {name} inputs": scales_of(part.inputs) for name, part in parts.items()})
     raw = {name: part.inputs[:8] for name, part in parts.items()}
     rows = raw.pop("train")
     inputs = transform(rows)
     with representation.head_output() as head:
-        outputs = _outputs(model, inputs, "training inputs", function)
+        outputs = outputs_of(model, inputs, "training inputs", function)
     for part, others in raw.items():
-        _outputs(model, transform(others), f"{part} inputs", function)
+        outputs_of(model, transform(others), f"{part} inputs", function)
     if outputs.shape[:1] != (len(inputs),):
         raise ModelError(
             f"{owner} returned outputs of shape {tuple(outputs.shape)} for {len(inputs)} examples, but must return one "
@@ -100,35 +100,40 @@ def check_model(
         )
     if function is not None and (problem := _unlike_in_training(model, inputs)):
         raise ModelError(f"{owner} returns {problem}{origin}")
-    note = _note(representation, head if guessed else None, outputs, task, last)
-    if not note and task is not asked and task.name == "multi-label" and bool((data.train.labels.sum(1) == 1).all()):
-        note = (
-            "each of the client's examples has exactly one of several labels: if these are classes, give their numbers "
-            "as labels, labels.argmax(1)"
-        )
-    if not note and any(map(_unscaled, parts_of(rows).values())):
-        note = (
-            "the client's images are floats up to 255, which are not scaled, as images of bytes are (to [0, 1]): "
-            "convert them to torch.uint8, or divide all clients' images by 255"
-        )
-    if not note and task.name == "survival" and zeros_and_ones(data.train.labels):
-        note = (
-            "all times of the client's labels are 0 or 1, as events are: the first column must have times, and the "
-            "second one events"
-        )
-    if not note and task.name == "token-classification" and _labels_are_inputs(data.train):
-        note = (
-            "the client's labels are its inputs, token for token, which a network can copy: to predict the next token, "
-            "give inputs[:, :-1] and labels[:, 1:]"
-        )
+    notes = [_note(representation, head if guessed else None, outputs, task, last), unlike]
+    notes += _notes_on_data(data.train, rows, task, inferred=task is not asked)
     if function is not None and unsaved_state(model, inputs[:2]):
-        lost = (
+        notes.append(
             f"{owner} keeps values from training that its state dict lacks, such as a counter: files and other "
             "processes lose them, so results depend on the number of workers; register them in __init__ as buffers, "
             "self.register_buffer('step', torch.zeros(()))"
         )
-        note = "; ".join(filter(None, (note, lost)))
-    return ModelCheck(task, task.outputs.scores(outputs).shape[-1], "; ".join(filter(None, (note, joined))))
+    notes.append(joined)
+    return ModelCheck(task, task.outputs.scores(outputs).shape[-1], "; ".join(filter(None, notes)))
+
+
+def _notes_on_data(train: Examples, rows: Tensor, task: Task, *, inferred: bool) -> Iterator[str]:
+    """Yield what is unusual in training examples for their task; `rows` are the first raw inputs."""
+    if inferred and task.name == "multi-label" and bool((train.labels.sum(1) == 1).all()):
+        yield (
+            "each of the client's examples has exactly one of several labels: if these are classes, give their numbers "
+            "as labels, labels.argmax(1)"
+        )
+    if any(map(_unscaled, parts_of(rows).values())):
+        yield (
+            "the client's images are floats up to 255, which are not scaled, as images of bytes are (to [0, 1]): "
+            "convert them to torch.uint8, or divide all clients' images by 255"
+        )
+    if task.name == "survival" and zeros_and_ones(train.labels):
+        yield (
+            "all times of the client's labels are 0 or 1, as events are: the first column must have times, and the "
+            "second one events"
+        )
+    if task.name == "token-classification" and _labels_are_inputs(train):
+        yield (
+            "the client's labels are its inputs, token for token, which a network can copy: to predict the next token, "
+            "give inputs[:, :-1] and labels[:, 1:]"
+        )
 
 
 def _labels_are_inputs(examples: Examples) -> bool:
@@ -144,11 +149,6 @@ def _unscaled(images: Tensor) -> bool:
     if images.ndim != 4 or not images.is_floating_point():
         return False
     return bool(2 < images.max() <= 255) and bool(((images >= 0) & (images == images.round())).all())
-
-
-def _in_memory(inputs: Tensor | LazyInputs) -> Tensor:
-    """Return inputs that are in memory, or the first of those that are read on demand."""
-    return inputs[:8] if isinstance(inputs, LazyInputs) else inputs
 
 
 def _unlike_in_training(model: nn.Module, inputs: Tensor) -> str:
@@ -235,25 +235,47 @@ def _before_calibration(model: nn.Module, head: str, classes: int) -> str:
     return next((name for name, sizes in reversed(linear.items()) if sizes[1] == classes), "")
 
 
-def _outputs(model: nn.Module, inputs: Tensor, words: str, function: ModelFunction | None) -> Tensor:
+def outputs_of(model: nn.Module, inputs: Tensor, words: str, function: ModelFunction | None) -> Tensor:
+    """Return a network's outputs for `inputs`, which `words` name, in its current mode.
+
+    Raises a `ModelError` that says what to do if the network cannot process them; `function` is the user's function
+    that returned the network, or None for a configured architecture.
+    """
     try:
         return forward(model, inputs, learns=False)[0]
     except FedhetError:
         raise
     except (Exception, SystemExit) as error:  # whatever a user's network raises, it cannot take these inputs
         described = f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape)}"
-        reason, remedy = f"{type(error).__name__}: {error}", "change the network or the data"
-        dtype = precision(model)
-        with suppress(Exception):  # whatever it raises for floats, too
-            if dtype and not any(part.is_floating_point() for part in parts_of(inputs).values()):
-                forward(model, for_each(inputs, lambda part: part.to(dtype)), learns=False)
-                remedy = "give it floats, such as inputs.float() or table.astype(float), in all parts of the data"
-        if function is None:
+        reason = f"{type(error).__name__}: {error}"
+        remedy = _remedy(model, inputs)
+        if function is None and not remedy:
             reason, remedy = "the configured architectures fit only the configured data set", "pass your own `model`"
         raise ModelError(
-            f"the client's {model._get_name()} cannot process {words}, {described}: {reason}; {remedy}"
-            f"{user_functions.origin(function)}"
+            f"the client's {model._get_name()} cannot process {words}, {described}: {reason}; "
+            f"{remedy or 'change the network or the data'}{user_functions.origin(function)}"
         ) from error
+
+
+def _remedy(model: nn.Module, inputs: Tensor) -> str:
+    """Return what changes `inputs` so that a network can process them, or an empty string."""
+    dtype = precision(model)
+    parts = parts_of(inputs).values()
+    changes: list[tuple[str, Callable[[Tensor], Tensor]]] = []
+    if dtype and not any(part.is_floating_point() for part in parts):
+        floats = "give it floats, such as inputs.float() or table.astype(float), in all parts of the data"
+        changes.append((floats, lambda part: part.to(dtype)))
+    images = "give images as (n, channels, height, width), such as"
+    if all(part.ndim == 4 for part in parts):
+        last = f"the last axis looks like the channels: {images} inputs.permute(0, 3, 1, 2)"
+        changes.append((last, lambda part: part.permute(0, 3, 1, 2)))
+    if all(part.ndim == 3 for part in parts):
+        changes.append((f"the axis of channels is missing: {images} inputs[:, None]", lambda part: part[:, None]))
+    for remedy, change in changes:
+        with suppress(Exception, SystemExit):  # whatever it raises for other inputs, too
+            forward(model, for_each(inputs, change), learns=False)
+            return remedy
+    return ""
 
 
 def _last_function(model: nn.Module, inputs: Tensor) -> str:
@@ -277,8 +299,9 @@ def _is_head_of(head: Captured, outputs: Tensor) -> bool:
     return pooled or scores.numel() == outputs.numel()  # pooled over pixels, or one of several tokens
 
 
-def check_public_dataset(client: Client, *, labelled: bool) -> None:
-    """Raise an error if the inputs or, with `labelled`, the labels of the public dataset do not fit the client."""
+def check_public_dataset(job: Job, *, labelled: bool) -> None:
+    """Raise an error if the inputs or, with `labelled`, the labels of the public dataset do not fit a job's client."""
+    client = job.client
     public, example = client.public, client.data.train.inputs[:1]
     expected, shape = example.shape, public.inputs.shape
     alike = parts_of(example).keys() == parts_of(public.inputs).keys() and len(shape) == len(expected)
@@ -288,7 +311,8 @@ def check_public_dataset(client: Client, *, labelled: bool) -> None:
             f"the server's public dataset has {_shapes(public.inputs)}, but this client's examples have "
             f"{_shapes(example)}: choose one with the same inputs, or set dataset = own if the clients have it"
         )
-    check_scale({"train": _in_memory(client.data.train.inputs), "public": public.inputs})
+    scales = {"the train inputs": scales_of(client.data.train.inputs), "the public inputs": scales_of(public.inputs)}
+    job.say(check_scales(scales))
     labels = public.labels if labelled else None
     if labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), labels)):
         raise DataError(f"the client cannot learn from the public dataset: {problem}")
@@ -322,9 +346,10 @@ def _digests_of_examples(job: Job) -> dict[str, str]:
     for name, words in PARTS.items():
         part: Examples | None = getattr(job.client.data, name)
         if part is not None:
-            spread = torch.linspace(0, len(part) - 1, min(ROWS, len(part))).long()
-            read = partial(part.inputs.__getitem__, spread)
-            rows = _repeatable(job, f"reading its {words}", read) if len(part) else []
+            rows = [part.inputs] if isinstance(part.inputs, Tensor) else []
+            if isinstance(part.inputs, LazyInputs) and len(part):
+                spread = torch.linspace(0, len(part) - 1, min(ROWS, len(part))).long()
+                rows = _repeatable(job, f"reading its {words}", partial(part.inputs.__getitem__, spread))
             digests[words] = digest(len(part), part.labels, *rows)
     return digests
 

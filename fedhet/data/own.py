@@ -48,20 +48,6 @@ def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return for_each(inputs, scaled)
 
 
-def check_scale(raw: Mapping[str, Tensor]) -> None:
-    """Raise a `DataError` if some raw inputs (by set, such as `train`) are bytes, and others lie beyond [0, 1]."""
-    for name in parts_of(raw["train"]):
-        tensors = {part: parts_of(inputs)[name] for part, inputs in raw.items() if name in parts_of(inputs)}
-        scaled = [part for part, tensor in tensors.items() if tensor.dtype == torch.uint8]
-        real = {part: tensor for part, tensor in tensors.items() if part not in scaled and not tensor.is_complex()}
-        others = [part for part, tensor in real.items() if scaled and (tensor.min() < 0 or tensor.max() > 1)]
-        if others:
-            raise DataError(
-                f"the {scaled[0]} inputs are bytes, which are scaled to [0, 1], but the {others[0]} inputs are "
-                f"{tensors[others[0]].dtype} beyond [0, 1], which are not scaled: give both in the same type and scale"
-            )
-
-
 def as_client_data(client: str, value: Any) -> ClientData:
     """Convert `value`, which a user's data function returned for the named client, to `ClientData`.
 

@@ -260,7 +260,10 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     """
     n = len(dataset.train)
     if not 0 <= size < n:
-        raise DataError(f"public-samples = {size} must be less than the {n} training examples of {dataset.name}")
+        raise DataError(
+            f"public-samples = {size} must be less than the {n} training examples of {dataset.name}: set a smaller "
+            "number or, for a method without a public dataset, public-samples = 0"
+        )
     rng = numpy_generator(seed, "hold-out")
     if not size or dataset.together is None:
         public = rng.permutation(proportional_sample(dataset.train.labels, size, rng))

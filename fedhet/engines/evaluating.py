@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from fedhet.client.model_check import outputs_of
 from fedhet.client.state import GLOBAL, load_model
 from fedhet.config import configuration
 from fedhet.config.toml import load
@@ -16,20 +17,23 @@ from fedhet.data import ClientData, Examples
 from fedhet.data.examples import relabelled
 from fedhet.data.names import CLASSES, Names, alike, renumbering, shown
 from fedhet.data.pooled import Pooled, as_pooled
+from fedhet.data.scales import Scales, check_scales, scales_of
 from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.methods import registry
 from fedhet.methods.options import Config, keys_about
+from fedhet.models.representation import precision
 from fedhet.results.history import names_of_model, read_clients, read_run, run_of
 from fedhet.results.report import Section, table, write_page
 from fedhet.results.terminal import format_value
 from fedhet.server.app import scored
-from fedhet.setup.client_setup import ClientInfo
+from fedhet.setup.client_setup import ClientInfo, transform_of
 from fedhet.setup.user_functions import UserFunctions, data_of
 from fedhet.tasks import Score, Task, as_task
 from fedhet.utils.files import csv_lines, expanded, file_name, write_text
 from fedhet.utils.machine import device_of
 from fedhet.utils.process import alone, standard_settings
 from fedhet.utils.statistics import Metric, in_order
+from fedhet.utils.text import log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,11 +50,13 @@ class ModelsByClients:
         folder: the folder with `evaluation.csv`, `evaluation.png` and `evaluation.html`.
         scores: scores by model (`global` or a client's name) and client.
         refused: the reason why a model was not evaluated at a client, by model and client.
+        warnings: what makes scores doubtful, such as inputs in other units than in the run.
     """
 
     folder: Path
     scores: dict[str, dict[str, Score]] = field(default_factory=dict, repr=False)
     refused: dict[tuple[str, str], str] = field(default_factory=dict, repr=False)
+    warnings: list[str] = field(default_factory=list, repr=False)
 
     @property
     def metric(self) -> str:
@@ -121,6 +127,9 @@ def evaluate(
     place = expanded(getattr(run, "folder", run))
     folder, complete = _configured(place, config or {})
     noted = load(folder / "config.toml").get("own", {})
+    summary = read_run(folder).summary or {}
+    if data is not None and task is None and noted.get("task") in (None, summary.get("task")):
+        task = summary.get("task")  # new labels alone, such as those of few examples, may fit another task
     given = {"data": data, "task": task}
     if lacking := [f"{name}=..." for name in noted if name in given and given[name] is None]:
         raise ConfigError(f"the run in {folder} used arguments of your own: pass {', '.join(lacking)}, too, in Python")
@@ -129,14 +138,12 @@ def evaluate(
         pool = as_pooled(data["test"])
         clients = pool.clients
         data = partial(_tested, pool)
-    if data is not None and task is None:  # new labels alone, such as those of few examples, may fit another task
-        task = (read_run(folder).summary or {}).get("task")
     functions = UserFunctions(model, _with_training_part(data) if callable(data) else data, task)
     clients = clients or functions.clients or [str(place) for place in range(complete.clients)]
     models = place / "models" if (place / "models").is_dir() else place
     result = ModelsByClients(expanded(out or place))
     with standard_settings():
-        _fill(result, complete, models, functions, clients)
+        _fill(result, complete, models, functions, clients, summary.get("scales", {}))
     if not result.scores:
         reasons = "\n".join(dict.fromkeys(result.refused.values())) or "there are no models"
         raise FedhetError(f"no model in {models} could be evaluated:\n{reasons}")
@@ -190,10 +197,19 @@ def _with_training_part(data: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fill(
-    result: ModelsByClients, config: Config, models: Path, functions: UserFunctions, clients: Sequence[str]
+    result: ModelsByClients,
+    config: Config,
+    models: Path,
+    functions: UserFunctions,
+    clients: Sequence[str],
+    scales: Mapping[str, Scales],
 ) -> None:
-    """Evaluate all models in the folder `models` at the `clients`, and add the results to `result`."""
+    """Evaluate all models in the folder `models` at the `clients`, and add the results to `result`.
+
+    `scales` has the scales of the inputs with which clients of the run trained.
+    """
     personal = [unquote(path.stem) for path in models.glob("*.safetensors") if path.stem != GLOBAL]
+    whole: Scales = next(iter(scales.values()), {})
     traits = registry.traits(config)
     shared = (models / f"{GLOBAL}.safetensors").is_file() and traits.whole
     known = [*map(str, range(config.clients)), *(row.client for row in read_clients(run_of(models) or models))]
@@ -210,6 +226,13 @@ def _fill(
                 network = network_of(owner)
                 test = _aligned(data, names_of_model(models / f"{file_name(name)}.safetensors"))
                 task = data.dataset.task if data.dataset else as_task(functions.task)
+                if len(test):
+                    inputs = transform_of(data.dataset, precision(network))(test.inputs[:2])
+                    outputs_of(network.eval(), inputs, "test inputs", functions.model_of)
+                both = {"the inputs of the run": scales.get(owner, whole), f"client {client}'s": scales_of(test.inputs)}
+                if (warning := check_scales(both)) and warning not in result.warnings:
+                    log.warning("%s", warning)
+                    result.warnings.append(warning)
                 score = scored(network, test, task, data.dataset, config, device_of(config.device))
             except Exception as error:  # whatever a network raises for inputs that do not fit it
                 result.refused[name, client] = f"model {name} at client {client}: {type(error).__name__}: {error}"
@@ -249,6 +272,7 @@ def _write(result: ModelsByClients) -> None:
     figure = result.plot()
     save_figure(figure, result.folder / "evaluation.png")
     notes = [f"{result.metric} of each saved model (row) on each client's test examples (column)."]
+    notes += result.warnings
     refused = Section("Not evaluated", notes=[*result.refused.values()])
     sections = [Section("Models by clients", [result.table], notes, kind="numbers"), *[refused] * bool(result.refused)]
     write_page(result.folder / "evaluation.html", "Evaluation of saved models", sections, {"evaluation": figure})

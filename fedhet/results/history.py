@@ -16,7 +16,7 @@ from typing import Any, Literal
 from fedhet.config import toml
 from fedhet.data.names import Names
 from fedhet.errors import FedhetError, damage
-from fedhet.messages.protocol import names_in
+from fedhet.messages.protocol import names_in, scales_in
 from fedhet.methods.method import ABSENT
 from fedhet.methods.options import OWN, Config
 from fedhet.methods.registry import client_side
@@ -216,6 +216,8 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         summary["names"] = names_in(run.state.names)
     if run.classes:
         summary["classes"] = dict(run.classes)
+    if scales := {client: scales_in(record.scales) for client, record in run.state.clients.items() if record.scales}:
+        summary["scales"] = scales  # with which new examples are compared
     if run.warnings:
         summary["warnings"] = [*run.warnings]
     if absent := never_took_part(rows):

@@ -23,6 +23,7 @@ class ClientRecord:
 
     `examples` is the number of training examples. `trained` is the last round of successful training, or -1.
     `partition` has partition id and number of partitions. `node` is the Flower node id, or 0 for a simulated client.
+    `scales` are those of its inputs, if it tells them (see `fedhet.messages.protocol.scales_in`).
     """
 
     examples: int
@@ -30,6 +31,7 @@ class ClientRecord:
     trained: int = -1
     partition: tuple[int, int] | None = None
     node: int = 0
+    scales: str = ""
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from fedhet.data.names import CLASSES, LABEL_COLUMNS
 from fedhet.messages import Payload, Reply, WireError
-from fedhet.messages.protocol import DESCRIBE
+from fedhet.messages.protocol import DESCRIBE, names_in
 from fedhet.server.federation import Federation
 
 NAMES = ("train", "validation", "test", "missing", "values", "mean", "std")
@@ -14,7 +15,14 @@ def describe(federation: Federation) -> dict[str, dict[str, Any]]:
     described: dict[str, dict[str, Any]] = {}
 
     def keep(reply: Reply) -> None:
-        described[reply.client] = description(reply)
+        values = description(reply)
+        described[reply.client] = values
+        names = names_in(reply.report.names)
+        listed = names.get(CLASSES, names.get(LABEL_COLUMNS, ()))
+        if 1 < len(listed) <= len(values["classes"]):
+            # Outputs beyond a client's names are for classes of others.
+            values["names"] = listed
+            values["classes"] = values["classes"][: len(listed)]
 
     federation.ask(DESCRIBE, dict.fromkeys(federation.nodes, Payload()), keep)
     return {client: described[client] for client in federation.nodes if client in described}

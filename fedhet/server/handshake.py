@@ -3,22 +3,24 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
-from fedhet.data.names import CLASSES, alike, merged, permuted, plain, shown, unlike
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.data.names import CLASSES, COLUMNS, alike, merged, permuted, plain, shown, unlike
+from fedhet.data.scales import check_scales
+from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.flower import Grid
 from fedhet.flower.insides import check_cluster_of, simulated
 from fedhet.flower.messages import name_in
 from fedhet.messages import Arrays, Payload, Reply, Spec, check, check_finite, check_room
 from fedhet.messages.payload import bytes_of, difference
-from fedhet.messages.protocol import FIRST, HANDSHAKE, MOST_NAMES, names_in, names_text, with_public_dataset
+from fedhet.messages.protocol import FIRST, HANDSHAKE, MOST_NAMES, names_in, names_text, scales_in, with_public_dataset
 from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart
 from fedhet.methods.options import Config
+from fedhet.methods.sharing import HEAD
 from fedhet.results.history import read_run, run_of
 from fedhet.results.state import ClientRecord
 from fedhet.server.claims import check_claims
@@ -151,7 +153,7 @@ class Handshake:
         federation = self.federation
         public = self.public_dataset()
         if not run.state.names:
-            run.state.names = names_text({**_names_before(run.config), **(public.names if public else {})})
+            run.state.names = names_text({**_before(run.config, "names"), **(public.names if public else {})})
         opened = self._opened(new, unseen=unseen)
         claimed = federation.nodes.keys() & {reply.client for _, reply in opened.values()}
         before = self._opened([federation.nodes.pop(name) for name in in_order(claimed)], unseen=unseen)
@@ -166,6 +168,22 @@ class Handshake:
             except Exception as error:
                 self._refuse(node, reply.client, error)
         federation.nodes = {client: federation.nodes[client] for client in in_order(federation.nodes)}
+        self._compare_scales()
+
+    def _compare_scales(self) -> None:
+        """Warn if inputs of clients that share layers, or of a client and the run in `start-from`, differ in scale."""
+        run = self.run
+        if not run.traits.compares(COLUMNS) and not run.config.start_from:
+            return
+        scales = {f"client {client}'s inputs": scales_in(each.scales) for client, each in run.state.clients.items()}
+        for client, before in _before(run.config, "scales").items():
+            scales[f"client {client}'s inputs in the run of start-from"] = before
+        try:
+            difference = check_scales(scales)
+        except DataError as error:  # which some clients may have allowed for in their networks
+            difference = str(error)
+        if difference:
+            run.warn_once(difference)
 
     def _opened(self, nodes: Iterable[int], *, unseen: bool) -> dict[int, tuple[Claims, Reply]]:
         """Ask nodes for a `Report`; return, by node id, properties in which clients must agree, and the reply.
@@ -290,6 +308,7 @@ class Handshake:
             report.client, ClientRecord(reply.examples, report.architecture, partition=report.partition, node=kept)
         )
         record.examples = reply.examples
+        record.scales = report.scales
         self.federation.admit(node, reply, claimed)
         run.task = report.task
         run.metric = report.metric
@@ -319,8 +338,9 @@ class Handshake:
                 continue
             other_shape, other_dtype = specs[client][key]
             if dtype != other_dtype or (self._one_shape and shape != other_shape):
+                array = f"the head's {key.removeprefix('head.')}" if traits.shares is HEAD else key
                 raise FedhetError(
-                    f"{method} averages {key} over clients, but this client's is {dtype}{list(shape)} and client "
+                    f"{method} averages {array} over clients, but this client's is {dtype}{list(shape)} and client "
                     f"{client}'s is {other_dtype}{list(other_shape)}: shared arrays must have equal {equal}"
                 )
 
@@ -395,10 +415,10 @@ class Handshake:
         log.info("%s", run.config.remarks[-1][1])
 
 
-def _names_before(config: Config) -> dict[str, list[str]]:
-    """Return the names of classes and columns in the run from which clients start (`start-from`)."""
+def _before(config: Config, entry: str) -> dict[str, Any]:
+    """Return an entry of the summary of the run from which clients start (`start-from`), or an empty dict."""
     folder = run_of(expanded(config.start_from).absolute()) if config.start_from else None
-    return (read_run(folder).summary or {}).get("names", {}) if folder else {}
+    return (read_run(folder).summary or {}).get(entry, {}) if folder else {}
 
 
 def _without_labels(config: Config) -> str:

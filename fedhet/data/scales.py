@@ -1,0 +1,73 @@
+"""Scales of inputs, by which a client's parts, the clients of a run, and a run and new data are compared."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedhet.data.reading import LazyInputs
+from fedhet.errors import DataError
+from fedhet.utils.inputs import parts_of
+
+BYTES, UNIT, SIGNED, BEYOND = "bytes", "values in [0, 1]", "values of which many are below 0", "values beyond [0, 1]"
+
+Scales = Mapping[str, tuple[str, float]]
+"""By the name of a tensor of the inputs: its kind (`BYTES`, ..., `BEYOND`), and the root mean square of its values.
+
+Bytes are divided by 255. The root mean square is 0 if it is not known, and for other whole numbers, such as tokens.
+"""
+
+MANY = 0.1
+"""Fraction of negative values above which inputs are `SIGNED`, as normalised images are."""
+
+LARGEST_RATIO = 20.0
+"""Ratio of two root mean squares above which inputs are taken to have different units."""
+
+ROWS = 1024
+"""Largest number of examples from which a root mean square is computed."""
+
+
+def scales_of(inputs: Tensor | LazyInputs) -> Scales:
+    """Return the scales of raw inputs (n, ...); of inputs that are read on demand, those of the first examples."""
+    scales: dict[str, tuple[str, float]] = {}
+    for name, part in parts_of(inputs[:8] if isinstance(inputs, LazyInputs) else inputs).items():
+        if not part.numel() or part.is_complex():
+            continue
+        rows = part[:: len(part) // ROWS + 1]
+        kind = BYTES if part.dtype == torch.uint8 else UNIT
+        if kind == UNIT and (part.min() < 0 or part.max() > 1):
+            kind = SIGNED if (rows < 0).float().mean() > MANY else BEYOND
+        size = 0.0
+        if part.is_floating_point() or kind == BYTES:
+            size = float(rows.float().square().mean().sqrt()) / (255 if kind == BYTES else 1)
+        scales[name] = kind, size if math.isfinite(size) else 0.0
+    return scales
+
+
+def check_scales(scales: Mapping[str, Scales]) -> str:
+    """Return a sentence that names two of `scales` in different units, or an empty string if there are none.
+
+    The keys are words such as `the test inputs`. Raises a `DataError` if some inputs are bytes, which are scaled to
+    [0, 1], and others are values beyond [0, 1], which are not.
+    """
+    for name in dict.fromkeys(name for tensors in scales.values() for name in tensors):
+        known = {words: tensors[name] for words, tensors in scales.items() if name in tensors}
+        first = {kind: words for words, (kind, _) in reversed(known.items())}
+        others = SIGNED if SIGNED in first else BEYOND
+        remedy = "give both in the same type and scale"
+        if BYTES in first and others in first:
+            raise DataError(
+                f"{first[BYTES]} are bytes, which are scaled to [0, 1], but {first[others]} are {others}, which are "
+                f"not scaled: {remedy}"
+            )
+        if UNIT in first and SIGNED in first:
+            return f"{first[UNIT]} are {UNIT}, but {first[SIGNED]} are {SIGNED}: {remedy}"
+        sizes = sorted((size, words) for words, (_, size) in known.items() if size)
+        if sizes and sizes[-1][0] > LARGEST_RATIO * sizes[0][0]:
+            (small, small_words), (large, large_words) = sizes[0], sizes[-1]
+            return (
+                f"{large_words} are {large / small:.3g} times as large as {small_words} (root mean squares {large:.3g} "
+                f"and {small:.3g}): {remedy}"
+            )
+    return ""

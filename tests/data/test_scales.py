@@ -1,0 +1,112 @@
+"""Scales of inputs: bytes beside values that are not scaled, and values in other units, are refused or named."""
+
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedhet
+from fedhet.data.scales import BEYOND, BYTES, SIGNED, UNIT, scales_of
+from fedhet.errors import FedhetError
+from fedhet.messages import WireError
+from fedhet.messages.protocol import scales_in, scales_text
+from fedhet.utils.inputs import Inputs
+
+pytestmark = pytest.mark.usefixtures("home", "no_report")
+
+IMAGES = torch.randint(256, (40, 1, 4, 4), generator=torch.Generator().manual_seed(0)).byte()
+LABELS = torch.arange(40) % 3
+SCALES: dict[str, Callable[[Tensor], Tensor]] = {
+    "bytes": lambda images: images,
+    "unit": lambda images: images / 255,
+    "normalised": lambda images: (images / 255 - 0.5) / 0.25,
+    "floats of bytes": lambda images: images.float(),
+}
+UNLIKE = {
+    ("bytes", "normalised"): "are bytes, which are scaled to [0, 1], but",
+    ("bytes", "floats of bytes"): "are bytes, which are scaled to [0, 1], but",
+    ("unit", "normalised"): "are values in [0, 1], but",
+    ("unit", "floats of bytes"): "times as large as",
+    ("normalised", "floats of bytes"): "times as large as",
+}
+"""Pairs of scales, and words that name the difference; `bytes` and `unit` are the same inputs."""
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+
+def run(folder: Path, data: Any, **settings: Any) -> str:
+    """Run with two clients, and return the error message or all warnings."""
+    given = {"method": "fedavg", "clients": 2, "rounds": 1, "learning-rate": 1e-3, **settings}
+    try:
+        run = fedhet.run(given, model=network, data=data, out=folder, progress=False)
+    except FedhetError as error:
+        return str(error)
+    return " ".join(run.summary.get("warnings", []))
+
+
+def part(name: str) -> tuple[Tensor, Tensor]:
+    return SCALES[name](IMAGES), LABELS
+
+
+def by_client(one: str, other: str) -> Callable[[Any], Any]:
+    return lambda client: (part((one, other)[client.partition_id]), part((one, other)[client.partition_id]))
+
+
+def in_parts(one: str, other: str) -> Callable[[Any], Any]:
+    return lambda client: (part(one), part(other))
+
+
+@pytest.mark.parametrize(("one", "other"), UNLIKE)
+@pytest.mark.parametrize("data", [by_client, in_parts])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_other_scales_are_named(tmp_path: Path, one: str, other: str, data: Any, swapped: bool) -> None:
+    scales = (other, one) if swapped else (one, other)
+    assert UNLIKE[one, other] in run(tmp_path / "run", data(*scales))
+
+
+@pytest.mark.parametrize("data", [by_client, in_parts])
+def test_bytes_are_values_in_the_unit_interval(tmp_path: Path, data: Any) -> None:
+    assert run(tmp_path / "run", data("bytes", "unit")) == ""
+
+
+def test_clients_that_share_no_layers_may_have_their_own_scales(tmp_path: Path) -> None:
+    assert run(tmp_path / "run", by_client("bytes", "normalised"), method="local") == ""
+
+
+@pytest.mark.parametrize(("one", "other"), UNLIKE)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_new_examples_of_another_scale_are_named(tmp_path: Path, one: str, other: str, swapped: bool) -> None:
+    old, new = (other, one) if swapped else (one, other)
+    run(tmp_path / "run", in_parts(old, old))
+    try:
+        result = fedhet.evaluate(tmp_path / "run", model=network, data={"test": part(new)})
+    except FedhetError as error:
+        text = str(error)
+    else:
+        text = result.warnings[0]
+        assert text in " ".join(unescape((tmp_path / "run" / "evaluation.html").read_text()).split())
+    assert UNLIKE[one, other] in text
+    before = {"start-from": str(tmp_path / "run"), "method": "local"}
+    assert UNLIKE[one, other] in run(tmp_path / "next", in_parts(new, new), **before)
+
+
+def test_scales() -> None:
+    table = torch.linspace(-3, 3, 60).view(10, 6)
+    inputs = Inputs({"ids": torch.arange(10), "image": IMAGES[:10], "table": table, "unit": table.sigmoid()})
+    scales = scales_of(inputs)
+    assert {name: kind for name, (kind, _) in scales.items()} == {
+        **{"inputs.ids": BEYOND, "inputs.image": BYTES},
+        **{"inputs.table": SIGNED, "inputs.unit": UNIT},
+    }
+    assert scales["inputs.ids"][1] == 0
+    assert scales["inputs.image"][1] == pytest.approx(float((IMAGES[:10] / 255).square().mean().sqrt()))
+    assert scales_in(scales_text(scales))["inputs.table"] == (SIGNED, 2.0)
+    for damaged in ("table\tbytes", "table\tbytes\tinf", "table\tbytes\tx", "table\twords\t1", "table\tbytes\t1\t1"):
+        with pytest.raises(WireError, match="the scales of the client's inputs are damaged"):
+            scales_in(damaged)
