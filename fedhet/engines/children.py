@@ -32,7 +32,6 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 RUN = "fedhet run"  # name of a child process that executes one of several runs
 
-_lock = threading.Lock()  # several threads start processes, which changes the environment for a moment
 _PRELOADED = ("fedhet.engines.running", "fedhet.client.app", "fedhet.server")
 
 
@@ -48,24 +47,20 @@ class Child:
     """
 
     def __init__(self, function: Callable[..., None], *arguments: Any, name: str) -> None:
-        with _lock:
-            context: Any = prepare()
-            self.connection, there = context.Pipe(duplex=True)
-            self.process = context.Process(target=_run, args=(function, there, *arguments), name=name, daemon=True)
-            with _starting():
-                self.process.start()
-            there.close()
+        context: Any = prepare()
+        self.connection, there = context.Pipe(duplex=True)
+        self.process = context.Process(target=_run, args=(function, there, *arguments), name=name, daemon=True)
+        with _starting():
+            self.process.start()
+        there.close()
 
     def send(self, content: object) -> None:
         """Pickle an object and send it to the process; if that has ended, the next `receive` raises a ChildError."""
         with contextlib.suppress(ConnectionError):
             send(self.connection, content)
 
-    def receive(self, timeout: float | None = None) -> Any:
-        """Return the process's next object; kill it and raise a ChildError if it ends or `timeout` seconds pass."""
-        if timeout is not None and not self.connection.poll(timeout):
-            self.end()
-            raise ChildError(f"no reply within {timeout:g} s from the client's process: increase timeout")
+    def receive(self) -> Any:
+        """Return the process's next object; kill it and raise a ChildError if it ends."""
         try:
             return receive(self.connection)
         except Exception as error:  # whatever it was, nothing more can be read from the process

@@ -1,8 +1,8 @@
-"""Worker processes for the local engine, each of which trains one client at a time.
+"""Worker processes for the local engine, each of which trains one client or batch of clients at a time.
 
 A run begins in one process. After clients have trained for some seconds, workers are started, and they take over as
-soon as they are ready, so short runs never wait for them. Each worker is served by a thread of the main process. A
-client's results do not depend on the process: random generators are seeded for each message, and states are on disk.
+soon as they are ready, so short runs never wait for them. A client's results do not depend on the process: random
+generators are seeded for each message, and states are on disk.
 """
 
 import logging
@@ -13,16 +13,16 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import islice
-from multiprocessing.connection import Connection
-from threading import Condition, Thread
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
 from fedhet import data
 from fedhet.engines import children
-from fedhet.engines.children import Child
+from fedhet.engines.children import Child, ChildError
 from fedhet.flower import ClientApp, Message, MessageType
 from fedhet.flower.grid import LocalGrid, answer
 from fedhet.flower.insides import be_server, colour_terminals_only, failure
@@ -30,11 +30,22 @@ from fedhet.methods import registry
 from fedhet.utils.text import log
 
 
+@dataclass(eq=False)
+class _Worker:
+    """A worker process, whether it has started, and the messages that it must answer before a time (`deadline`)."""
+
+    child: Child
+    ready: bool = False
+    batch: list[Message] = field(default_factory=list)
+    given: float = 0.0
+    deadline: float = math.inf
+
+
 class WorkerGrid(LocalGrid):
     """A Flower Grid that answers messages by calling a ClientApp in worker processes.
 
     It is a context manager that ends the workers. A worker prefers nodes whose messages it has handled before, then
-    slow nodes. If a worker dies or exceeds `timeout` seconds, its client fails, and the worker is restarted.
+    slow nodes. If a worker dies or exceeds `timeout` seconds, its client fails, and the worker is replaced.
 
     Workers receive the ClientApp by cloudpickle, and the loaded data sets named in `datasets`. `room` is a function
     that returns how many workers fit in the GPU's memory. Other arguments are explained in `LocalGrid`.
@@ -62,47 +73,37 @@ class WorkerGrid(LocalGrid):
         super().__init__(client_app, clients, batch_size=batch_size, least_batches=least_batches, names=names)
         self._number, self._timeout, self._room, self._datasets = workers, timeout, room, datasets
         self._folder = ExitStack()  # is removed at the end
-        self._threads: list[Thread] = []  # one for each worker
-        self._children: list[Child] = []
-        self._took_over = self._closed = False
-        self._failed: list[str] = []  # why workers did not start
+        self._workers: list[_Worker] = []
+        self._arguments: tuple[Any, ...] = ()  # of worker processes
+        self._took_over = False
         self._spent = 0.0
         self._seconds: dict[int, float] = {}  # the longest time that a node's messages took
-        self._had_by: dict[int, Child] = {}  # node by node
-        self._changed = Condition()  # guards what follows, and the messages that wait
-        self._wanted: Sequence[str] = ()
-        self._under_way: set[str] = set()
+        self._had_by: dict[int, _Worker] = {}  # node by node
 
     def __enter__(self) -> "WorkerGrid":
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        for child in [*self._children]:
-            child.process.kill()
-        for thread in self._threads:
-            thread.join()
+        for worker in self._workers:
+            worker.child.end()
         self._folder.close()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Yield replies as they arrive; `timeout` is ignored, as the grid has a timeout for each message."""
-        with self._changed:
-            keys = dict.fromkeys(self.push_messages(messages))
+        keys = dict.fromkeys(self.push_messages(messages))
         while keys:
             self._start_when_due()
-            wanted, batch, started = list(islice(keys, 256)), list[Message](), time.monotonic()  # all would take long
-            with self._changed:
-                if not self._took_over and (here := next((key for key in wanted if key in self._waiting), None)):
-                    batch = self._taken(here)
-                else:
-                    self._wanted = wanted
-                    self._changed.notify_all()
-                    self._changed.wait_for(lambda: any(key in self._done for key in wanted), timeout=1.0)  # noqa: B023
-            if batch:
+            wanted = list(islice(keys, 256))  # all would take long
+            if self._workers and (self._took_over or not self.patience):
+                self._give(wanted)
+                self._hear(min(worker.deadline for worker in self._workers) - time.monotonic())
+                self._give(wanted)
+            else:
+                began = time.monotonic()
+                batch = self._taken(next(key for key in wanted if key in self._waiting))
                 self._handle(batch)
-                self._note(batch, started)
+                self._note(batch, began)
+                self._hear(0.0)
             for key in [key for key in wanted if key in self._done]:
                 del keys[key]
                 yield self._done.pop(key)
@@ -116,13 +117,11 @@ class WorkerGrid(LocalGrid):
 
     def _start_when_due(self) -> None:
         """Start workers once training in this process has taken `patience` seconds."""
-        due = not self._threads and self._number >= self.least and math.isfinite(self.patience)
+        due = not self._workers and self._number >= self.least and math.isfinite(self.patience)
         if due and not self._seconds:  # with the first message
             children.prepare()
         if due and self._spent >= self.patience:
             self._start()
-        if self._threads and len(self._failed) == len(self._threads):
-            self._alone(f"worker processes cannot start ({self._failed[0]})")
 
     def _start(self) -> None:
         if self._room:
@@ -134,94 +133,78 @@ class WorkerGrid(LocalGrid):
         content = self._client_app, registry.registered(), loaded
         folder = tempfile.TemporaryDirectory(prefix="fedhet-", ignore_cleanup_errors=True)
         recipe = f"{self._folder.enter_context(folder)}/recipe"  # a file, so that workers share its tensors in memory
-        arguments = recipe, dict(os.environ), logging.getLogger("flwr").level
+        self._arguments = recipe, dict(os.environ), logging.getLogger("flwr").level
         try:
             torch.save(content, recipe, pickle_module=children, pickle_protocol=5)
-            self._children = [Child(_work, *arguments, name="fedhet worker") for _ in range(self._number)]
+            self._workers = [self._worker() for _ in range(self._number)]
         except Exception as error:  # whatever a user's functions hold
             self._alone(f"the client app cannot be copied to worker processes ({error})")
             return
         self.doing(f"starting {self._number} worker processes" if self._number > 1 else "starting a worker process")
-        self._threads = [Thread(target=self._serve, args=(child, *arguments), daemon=True) for child in self._children]
-        for thread in self._threads:
-            thread.start()
-        if not self.patience:  # the first message waits
-            with self._changed:
-                self._changed.wait_for(lambda: self._took_over or len(self._failed) == len(self._threads))
+
+    def _worker(self) -> _Worker:
+        return _Worker(Child(_work, *self._arguments, name="fedhet worker"))
 
     def _alone(self, reason: str) -> None:
-        self._threads, self._took_over, self.patience = [], False, math.inf
+        self._took_over, self.patience = False, math.inf
         log.warning("clients are trained one after the other: %s", reason)
 
-    def _serve(self, child: Child, *arguments: Any) -> None:
-        """Pass messages to the worker `child` until the grid is closed; if it dies, start another with `arguments`."""
-        try:
-            while not self._closed:
-                child.receive()  # that it is ready
-                if not self._took_over:
-                    self.doing("")
-                with self._changed:
-                    self._took_over = True
-                    self._changed.notify_all()
-                while (batch := self._next(child)) and self._handled_by(child, batch):
-                    pass
-                child.end()
-                if not self._closed:
-                    child = Child(_work, *arguments, name="fedhet worker")
-                    self._children.append(child)
-        except Exception as error:  # else the run would wait for this thread
-            with self._changed:
-                self._failed.append(str(error))
-                self._changed.notify_all()
-        finally:
-            child.end()
+    def _give(self, wanted: Sequence[str]) -> None:
+        """Send batches of messages with ids in `wanted` to workers that have none."""
+        for worker in [worker for worker in self._workers if worker.ready and not worker.batch]:
+            keys = [key for key in wanted if key in self._waiting]
+            if not keys:
+                return
+            batch = self._taken(max(keys, key=lambda key: self._preference(worker, self._waiting[key][0])))  # noqa: B023
+            nodes = [message.metadata.dst_node_id for message in batch]
+            self._had_by |= dict.fromkeys(nodes, worker)
+            worker.batch, worker.given = batch, time.monotonic()
+            worker.deadline = worker.given + self._timeout * len(batch)
+            worker.child.send([(message, self._contexts[node]) for message, node in zip(batch, nodes, strict=True)])
 
-    def _handled_by(self, child: Child, batch: Sequence[Message]) -> bool:
-        """Pass a batch of messages to the worker `child`; return False if its process ends or exceeds the timeout.
-
-        A single message then gets an error as its reply; several messages will be handled again, one by one.
-        """
-        started, replies = time.monotonic(), list[Message]()
-        nodes = [message.metadata.dst_node_id for message in batch]
-        try:
-            child.send([(message, self._contexts[node]) for message, node in zip(batch, nodes, strict=True)])
-            replies, contexts = child.receive(self._timeout * len(batch))
-            lives = True
-            self._contexts.update(zip(nodes, contexts, strict=True))
-            self._note(batch, started)
-        except Exception as error:  # another one than a ChildError would end this thread, and the run would wait
-            lives = False
-            if len(batch) == 1:
-                replies = [failure(batch[0], str(error))]
-        with self._changed:
-            keys = [message.metadata.message_id for message in batch]
-            self._under_way.difference_update(keys)
-            if replies:
-                self._complete(batch, replies)
-            else:
-                self._waiting |= {key: [message] for key, message in zip(keys, batch, strict=True)}
-            self._changed.notify_all()
-        return lives
-
-    def _next(self, child: Child) -> list[Message]:
-        """Wait for a batch of messages for the worker `child` and return it; return [] if the grid is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._candidates())
-            if self._closed:
-                return []
-            batch = self._taken(max(self._candidates(), key=lambda key: self._preference(child, self._waiting[key][0])))
-            self._under_way.update(message.metadata.message_id for message in batch)
-            self._had_by |= {message.metadata.dst_node_id: child for message in batch}
-            return batch
-
-    def _candidates(self) -> list[str]:
-        """Return the ids of stored messages that a worker may handle next, [] if too many replies are unread."""
-        room = 2 * self._number - len(self._done) - len(self._under_way)  # replies that wait may be large
-        return [key for key in self._wanted if key in self._waiting] or (list(self._waiting) if room > 0 else [])
-
-    def _preference(self, child: Child, message: Message) -> tuple[bool, float]:
+    def _preference(self, worker: _Worker, message: Message) -> tuple[bool, float]:
         node = message.metadata.dst_node_id
-        return self._had_by.get(node, child) is child, self._seconds.get(node, float("inf"))
+        return self._had_by.get(node, worker) is worker, self._seconds.get(node, math.inf)
+
+    def _hear(self, seconds: float) -> None:
+        """Wait at most `seconds` for workers to start or reply; replace those that end or exceed their deadline."""
+        busy = {worker.child.connection: worker for worker in self._workers if worker.batch or not worker.ready}
+        heard = wait(list(busy), max(seconds, 0.0) if math.isfinite(seconds) else None)
+        for connection, worker in busy.items():
+            try:
+                if connection in heard:
+                    self._receive(worker)
+                elif time.monotonic() > worker.deadline:
+                    limit = f"{self._timeout * len(worker.batch):g}"
+                    raise ChildError(f"no reply within {limit} s from the client's process: increase timeout")
+            except Exception as error:  # whatever a reply's content raises
+                self._replace(worker, str(error))
+
+    def _receive(self, worker: _Worker) -> None:
+        content = worker.child.receive()
+        if worker.ready:
+            replies, contexts = content
+            self._contexts.update((context.node_id, context) for context in contexts)
+            self._note(worker.batch, worker.given)
+            self._complete(worker.batch, replies)
+            worker.batch, worker.deadline = [], math.inf
+        elif not self._took_over:
+            self._took_over = True
+            self.doing("")
+        worker.ready = True
+
+    def _replace(self, worker: _Worker, reason: str) -> None:
+        """End a worker, and start another one unless it could not start; a message that it had alone has failed."""
+        worker.child.end()
+        self._workers.remove(worker)
+        if len(worker.batch) == 1:
+            self._complete(worker.batch, [failure(worker.batch[0], reason)])
+        else:  # one of them is the cause
+            self._waiting |= {message.metadata.message_id: [message] for message in worker.batch}
+        if worker.ready:
+            self._workers.append(self._worker())
+        elif not self._workers:
+            self._alone(f"worker processes cannot start ({reason})")
 
 
 def _work(connection: Connection, recipe: str, environment: Mapping[str, str], level: int) -> None:
