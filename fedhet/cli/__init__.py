@@ -190,14 +190,11 @@ def describe(
     with _errors():
         # Without a round, the method local only asks for descriptions and evaluates.
         chosen = _settings_of(settings, data=data, engine=engine, out=out) | {"method": "local", "rounds": 0}
-        complete = configuration.configure(config, chosen)
-        runs = _quietly("fedhet.server.run")
-        folder = expanded(complete.out) if complete.out else runs.new_folder(Path("runs"), complete)
-        result = _quietly().run(complete, out=folder, progress=False)
+        result = _quietly().run(configuration.configure(config, chosen), progress=False)
         if described := result.summary.get("data"):
             table = import_module("fedhet.results.description").data_table(described["clients"])
             terminal().print(import_module("fedhet.results.terminal").TerminalTable(table, "report.html"))
-        typer.echo(printable(f"{folder.resolve()}: report.html, summary.json"))
+        typer.echo(printable(f"{result.folder}: report.html, summary.json"))
 
 
 @app.command()

@@ -200,9 +200,11 @@ def _compared(
 ) -> Comparison:
     for note in shared.notes:
         execute.tell(note)
-    _, trials = planned_trials(tuning, shared, reported=seeds, out=out) if tuning else ([], [])
-    announce([run for _, _, run in trials], [*_plans(shared, seeds, out, {})], shared.functions, execute)
-    tuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else []
+    tuned = planned_trials(tuning, shared, seeds, out) if tuning else []
+    trials = [run for search in tuned for run in search.runs]
+    announce(trials, [*_plans(shared, seeds, out, {})], shared.functions, execute)
+    if tuned:
+        tune(tuned, out, execute)
     # The best round is chosen on validation examples, so these stay held out.
     whole = {} if shared.for_all["keep-best"] or shared.for_all["patience"] else WHOLE
     choices = {search.variant: search.best.choice | whole for search in tuned if search.best}

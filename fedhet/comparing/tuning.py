@@ -18,7 +18,7 @@ from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.tasks import LARGEST
 from fedhet.utils.files import csv_lines, write_text
 from fedhet.utils.randomness import numpy_generator
-from fedhet.utils.statistics import Metric, grouped
+from fedhet.utils.statistics import Metric
 
 WHOLE: dict[str, Value] = {"validation": 0.0, "validation-on": "own"}
 """Settings of the runs after tuning, which train on all training examples, without a validation part."""
@@ -46,11 +46,15 @@ class Tuning:
 
 @dataclass
 class Trial:
-    """A configuration (`choice`) that tuning tries, with its validation accuracy or reason of failure for each seed."""
+    """A configuration (`choice`) that tuning tries, with its validation accuracy or reason of failure for each seed.
+
+    `runs` has a run for each seed.
+    """
 
     choice: Choice
     by_seed: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    runs: Sequence[PlannedRun] = ()
 
     @property
     def accuracy(self) -> float | None:
@@ -70,6 +74,11 @@ class Search:
     tried: list[Trial]
     idle: Mapping[str, str]
     direction: int = 1
+
+    @property
+    def runs(self) -> list[PlannedRun]:
+        """The runs of all trials."""
+        return [run for trial in self.tried for run in trial.runs]
 
     @property
     def best(self) -> Trial | None:
@@ -107,41 +116,39 @@ def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
             yield [search.variant, *values, *accuracies, tried.accuracy, result]
 
 
-def tune(
-    tuning: Tuning, shared: SharedSettings, *, reported: Sequence[int], out: Path, execute: Execution
-) -> list[Search]:
-    """Choose each method's settings by trial runs in `out/tuning`, and write a table of the trials to `out/tuning.csv`.
+def tune(searches: Sequence[Search], out: Path, execute: Execution) -> None:
+    """Carry out the runs of `searches` (see `planned_trials`), and write a table of the trials to `out/tuning.csv`.
 
-    Returns a result for each method. `shared` has the comparison's settings and `reported` its seeds, which tuning must
-    not use. Raises a ConfigError if settings cannot be tuned, and a FedhetError if no configuration completed.
+    Raises a FedhetError if no configuration completed.
     """
-    searches, trials = planned_trials(tuning, shared, reported=reported, out=out)
     numbers = ", ".join(f"{len(each.tried)} for {each.variant}" for each in searches)
-    execute.tell(f"tuning with seeds {', '.join(map(str, tuning.seeds))}; configurations to try: {numbers}")
-    failed = execute([run for _, _, run in trials])
-    for (_, seed), group in grouped(((run.variant, seed), (each, run)) for each, seed, run in trials).items():
-        with showing(out / "tuning"):
-            files = {run.name: read_run(run.folder) for _, run in group if run.name not in failed}
-            accuracies = validation_accuracies(files)
-        for search in searches:
-            search.direction = next((run.direction for run in files.values()), 1)
-        for each, run in group:
-            if (accuracy := accuracies.get(run.name)) is None:
-                each.failed[seed] = failed.get(run.name, "there is no validation accuracy")
-            else:
-                each.by_seed[seed] = accuracy
+    seeds = ", ".join(str(run.seed) for run in searches[0].tried[0].runs)
+    execute.tell(f"tuning with seeds {seeds}; configurations to try: {numbers}")
+    failed = execute([run for search in searches for run in search.runs])
+    for search in searches:
+        for of_one_seed in zip(*(trial.runs for trial in search.tried), strict=True):
+            with showing(out / "tuning"):
+                files = {run.name: read_run(run.folder) for run in of_one_seed if run.name not in failed}
+                accuracies = validation_accuracies(files)
+            search.direction = next((run.direction for run in files.values()), search.direction)
+            for trial, run in zip(search.tried, of_one_seed, strict=True):
+                if (accuracy := accuracies.get(run.name)) is None:
+                    trial.failed[run.seed] = failed.get(run.name, "there is no validation accuracy")
+                else:
+                    trial.by_seed[run.seed] = accuracy
     write_text(out / "tuning.csv", csv_lines(rows(searches)))
     if not any(each.best for each in searches):
         raise FedhetError("\n".join(each.text for each in searches))
     for search in searches:
         execute.tell(f"chosen for {search.text}" if search.best else search.text)
-    return searches
 
 
-def planned_trials(
-    tuning: Tuning, shared: SharedSettings, *, reported: Sequence[int], out: Path
-) -> tuple[list[Search], list[tuple[Trial, int, PlannedRun]]]:
-    """Return a search for each method, and all trial runs with their trials and seeds; see `tune`."""
+def planned_trials(tuning: Tuning, shared: SharedSettings, reported: Sequence[int], out: Path) -> list[Search]:
+    """Return a search for each method, with trial runs in `out/tuning`.
+
+    `shared` has the comparison's settings and `reported` its seeds, which tuning must not use. Raises a ConfigError if
+    settings cannot be tuned.
+    """
     check_tuning(tuning, shared, reported)
     grids = {variant: _grid(tuning, shared, variant) for variant in shared.own}
     largest = max(len(grid) for grid, _ in grids.values())
@@ -149,15 +156,16 @@ def planned_trials(
     varied = {key for grid, _ in grids.values() for key in grid[0]}
     if vain := [reason for _, idle in grids.values() for key, reason in idle.items() if key not in varied]:
         raise ConfigError("\n".join(distinct(vain)))
-    searches, trials = list[Search](), list[tuple[Trial, int, PlannedRun]]()
+    searches = list[Search]()
     for variant, (grid, idle) in grids.items():
         order = numpy_generator(tuning.seeds[0], "tuning", variant).permutation(len(grid))[:number]
-        tried = [Trial(choice) for choice in _filled([grid[index] for index in sorted(order)], number)]
+        tried = [
+            Trial(choice, runs=[trial_run(shared, out / "tuning", variant, choice, seed) for seed in tuning.seeds])
+            for choice in _filled([grid[index] for index in sorted(order)], number)
+        ]
         searches.append(Search(variant, len(grid), tried, idle))
-        for trial, seed in itertools.product(tried, tuning.seeds):
-            trials.append((trial, seed, trial_run(shared, out / "tuning", variant, trial.choice, seed)))
-    check([run for _, _, run in trials], shared.functions)
-    return searches, trials
+    check([run for search in searches for run in search.runs], shared.functions)
+    return searches
 
 
 def trial_run(

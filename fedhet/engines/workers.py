@@ -155,7 +155,7 @@ class WorkerGrid(LocalGrid):
             keys = [key for key in wanted if key in self._waiting]
             if not keys:
                 return
-            batch = self._taken(max(keys, key=lambda key: self._preference(worker, self._waiting[key][0])))  # noqa: B023
+            batch = self._taken(max(keys, key=lambda key: self._preference(worker, self._waiting[key][0])))
             nodes = [message.metadata.dst_node_id for message in batch]
             self._had_by |= dict.fromkeys(nodes, worker)
             worker.batch, worker.given = batch, time.monotonic()

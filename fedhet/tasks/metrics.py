@@ -141,7 +141,7 @@ def _ranked(value: Callable[[np.ndarray, np.ndarray], np.ndarray], *, pairs: boo
     """
 
     def combine(count: int, *columns: Columns) -> Metric:
-        outputs, labels = (torch.cat(column).double().cpu().numpy() for column in columns)
+        outputs, labels = (column.cpu().numpy() for column in _joined(columns))
         having = labels.astype(bool).sum(0).astype(float)
         least = np.minimum(having, len(labels) - having)
         both = having * (len(labels) - having)
@@ -171,34 +171,27 @@ def _average_precision(outputs: np.ndarray, positive: np.ndarray) -> np.ndarray:
 # ---- distances to targets, and losses
 
 
-def _squares(outputs: Tensor, targets: Tensor) -> Columns:
-    targets = targets.double()
-    squares = (outputs.double() - targets).square()
-    # Differences from the first target keep the digits that squares of large targets lose.
-    mean = targets[0] + (targets - targets[0]).mean(0)
-    return squares.sum(0), torch.full_like(mean, len(targets)), mean, (targets - mean).square().sum(0)
+def _joined(columns: tuple[Columns, ...]) -> list[Tensor]:
+    return [torch.cat(column).double() for column in columns]
 
 
 def _r2(count: int, *columns: Columns) -> Metric:
-    squares, counts, means, about_means = map(torch.stack, columns)
-    mean = means[0] + (counts * (means - means[0])).sum(0) / count
-    about_mean = about_means.sum(0) + (counts * (means - mean).square()).sum(0)
+    outputs, targets = _joined(columns)
+    mean = targets.mean(0)
+    about_mean = (targets - mean).square().sum(0)
     weights = torch.where(about_mean > 1e-30 * count * mean.square(), float(count), 0.0)  # above rounding errors
-    values = (1 - squares.sum(0) / about_mean).clamp(min=-LARGEST)
+    values = (1 - (outputs - targets).square().sum(0) / about_mean).clamp(min=-LARGEST)
     return Metric(tuple(values.tolist()), tuple(weights.tolist()))
 
 
-def _distances(outputs: Tensor, targets: Tensor) -> Columns:
-    distances = (outputs.double() - targets.double()).abs()
-    return distances.sum(0), distances.square().sum(0)
+def _mae(count: int, *columns: Columns) -> Metric:
+    outputs, targets = _joined(columns)
+    return _means((outputs - targets).abs().mean(0), count)
 
 
-def _mae(count: int, distances: Columns, squares: Columns) -> Metric:
-    return _means(torch.stack(distances).sum(0) / count, count)
-
-
-def _rmse(count: int, distances: Columns, squares: Columns) -> Metric:
-    return _means((torch.stack(squares).sum(0) / count).sqrt(), count)
+def _rmse(count: int, *columns: Columns) -> Metric:
+    outputs, targets = _joined(columns)
+    return _means((outputs - targets).square().mean(0).sqrt(), count)
 
 
 def _means(values: Tensor, count: int) -> Metric:
@@ -246,7 +239,7 @@ AVERAGE_PRECISION = Measure(_class_scores, _ranked(_average_precision, pairs=Fal
 CONCORDANCE = Measure(_entries, _concordance)
 LABEL_AUC = Measure(_entries, _ranked(_auc, pairs=True), by_class=True, pairs=True)
 LABEL_AVERAGE_PRECISION = Measure(_entries, _ranked(_average_precision, pairs=True), by_class=True, pairs=True)
-R2 = Measure(_squares, _r2, by_class=True, limits=(-LARGEST, 1.0))
-RMSE = Measure(_distances, _rmse, by_class=True, lower=True, limits=(0.0, LARGEST))
-MAE = Measure(_distances, _mae, by_class=True, lower=True, limits=(0.0, LARGEST))
+R2 = Measure(_entries, _r2, by_class=True, limits=(-LARGEST, 1.0))
+RMSE = Measure(_entries, _rmse, by_class=True, lower=True, limits=(0.0, LARGEST))
+MAE = Measure(_entries, _mae, by_class=True, lower=True, limits=(0.0, LARGEST))
 PERPLEXITY = Measure(_entropies, _perplexity, lower=True, limits=(0.0, LARGEST))

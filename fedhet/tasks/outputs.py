@@ -260,6 +260,9 @@ class Vectors(Outputs):
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self.entries(*self.pair(outputs, labels), reduction="none").flatten(1).mean(1)
 
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        return self.loss(outputs.detach(), labels) * len(labels), len(labels)
+
 
 class MultiLabel(Vectors):
     """Multi-label classification: logits and labels of 0 and 1, (n, labels) each; binary cross entropy and AUC."""
@@ -272,9 +275,6 @@ class MultiLabel(Vectors):
     }
     meaning = "labels"
     entries = staticmethod(F.binary_cross_entropy_with_logits)
-
-    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-        return self.loss(outputs.detach(), labels) * len(labels), len(labels)
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         if not _alike(outputs, labels) or labels.ndim != 2:
@@ -292,11 +292,6 @@ class Regression(Vectors):
 
     def labels(self, labels: Tensor) -> Tensor:
         return super().labels(labels if labels.is_floating_point() else labels.double())
-
-    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-        targets = (labels if labels.ndim == 2 else labels.reshape(-1, 1)).double()
-        squares = (outputs.detach().reshape(targets.shape).double() - targets).square()
-        return squares.mean(1).sum(), len(targets)
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         if _alike(outputs, labels):

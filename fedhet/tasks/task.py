@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.errors import ConfigError, DataError, check_kinds, nearest, shown
+from fedhet.models.copies import in_evaluation_mode
 from fedhet.tasks.metrics import IGNORED, Columns
 from fedhet.tasks.outputs import OUTPUTS, Outputs, zeros_and_ones
 from fedhet.utils.randomness import seeded
@@ -231,26 +232,18 @@ class Task:
         """Return the score of a batch of outputs and labels."""
         if outputs.dtype in (torch.float16, torch.bfloat16):  # too few digits for sums
             outputs = outputs.float()
-        if self.own_loss is None:
-            loss, count = self.outputs.evaluate(outputs, labels)
-            columns = self.outputs.collect(self.metrics, outputs, labels)
-            weight = self.weight(labels) or count
-            return Score(self, loss if self.plain else self.loss(outputs, labels) * weight, weight, count, (columns,))
-        left_out = self._left_out(labels)
-        counted = labels.long().masked_fill(left_out, IGNORED) if self.outputs.meaning == "classes" else labels
-        _, count = self.outputs.evaluate(outputs, counted)
+        counted = labels
+        if self.own_loss is not None and self.outputs.meaning == "classes":
+            counted = labels.long().masked_fill(self._left_out(labels), IGNORED)
+        loss, count = self.outputs.evaluate(outputs, counted)
+        if counted is not labels:
+            count = int((counted != IGNORED).sum())
         columns = self.outputs.collect(self.metrics, outputs, counted)
-        if self.outputs.meaning == "classes":
-            count = int((~left_out).sum())
-        in_training = [module for module in _module(self.own_loss).modules() if module.training]
-        try:
-            for module in in_training:
-                module.training = False
-            weight = self.weight(labels) or count
-            return Score(self, self.loss(outputs, labels) * weight, weight, count, (columns,))
-        finally:
-            for module in in_training:
-                module.training = True
+        weight = self.weight(labels) or count
+        if not self.plain:
+            with in_evaluation_mode(_module(self.own_loss)):
+                loss = self.loss(outputs, labels) * weight
+        return Score(self, loss, weight, count, (columns,))
 
     def _left_out(self, labels: Tensor) -> Tensor:
         ignored = self.ignored if self.outputs.meaning == "classes" else ()
