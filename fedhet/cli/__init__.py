@@ -79,7 +79,7 @@ def run(
             from fedhet.results.report import complete_report
 
             written = not by_hand and (resume / "summary.json").is_file()
-            if written and (read_run(resume).summary or {}).get("status") == "completed":
+            if written and read_run(resume).summary.get("status") == "completed":
                 page = ", and its report.html is written now" if complete_report(resume) else ""
                 typer.echo(printable(f"the run in {resume} is complete{page}: to train further, --set rounds=MORE"))
             else:

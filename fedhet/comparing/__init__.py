@@ -13,8 +13,7 @@ from rich.text import Text
 
 from fedhet.comparing import tables
 from fedhet.comparing.measures import VariantResult, absent, measure, verdict
-from fedhet.comparing.planning import announce
-from fedhet.comparing.runs import Execution, check, continued, prepared, unused
+from fedhet.comparing.runs import Execution, announce, check, continued, prepared, unused
 from fedhet.comparing.settings import (
     Choice,
     ComparedRun,

@@ -198,9 +198,7 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     apart = [name for name in scored if name not in (*compared, baseline.variant)]
     unlike = "".join(f" {name} and {baseline.variant} have no scores of the same clients." for name in apart)
     if compared and all(difference.p is None for difference in compared.values()):
-        few = ", ".join(f"{name}{difference.where}" for name, difference in compared.items() if difference.over)
-        said = f"Fewer than {FEWEST} seeds: no difference to {other} can be called significant"
-        return f"{said}{few and f' ({few})'}.{unlike}"
+        return f"Fewer than {FEWEST} seeds: no difference to {other} can be called significant.{unlike}"
     sign = baseline.direction
     for name, each in sorted(compared.items(), key=lambda item: -sign * item[1].mean):
         if each.p is None or each.low is None or each.high is None:
@@ -253,14 +251,12 @@ def accuracies(files: RunFiles) -> dict[str, float]:
 
 def outcome(run: ComparedRun, files: RunFiles, alone: Mapping[str, float]) -> RunOutcome:
     """Compute a run's outcome; `alone` has the clients' accuracies under `local` with the same seed, by client name."""
-    summary = files.summary or {}
+    summary = files.summary
     test: TestSet = "common" if files.settings.get("test-on") == "global" else "own"
     behind: dict[str, Which] = {"personal": files.scored, "trained": "trained", "global": "received"}
     scores = {f"{name}_accuracy": files.by_client(which, test) for name, which in behind.items()}
     scores["common_accuracy"] = files.by_client("received", "common") or files.by_client("trained", "common")
-    values: dict[str, float | None] = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES[:3]}
-    values["common_accuracy"] = files.common_accuracy
-    values["best_accuracy"] = ((summary.get("best") or {}).get("accuracy") or {}).get("weighted")
+    values: dict[str, float | None] = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES}
     for names, table in ((EXAMPLES, summary.get("examples")), (WORK, summary.get("work")), (COSTS, summary)):
         values |= {name: (table or {}).get(name) for name in names}
     sign = files.direction

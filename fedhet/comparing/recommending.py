@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,15 @@ def ask(
                 continue
             try:
                 name = registry.method(reference).name
-                for choice, config in _configurations(name, base, functions):
+                shared = shared_settings(
+                    variants_of([CONTROLS[0], name]), seeds=[SEED], config=base, functions=functions, strict=False
+                )
+                as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones
+                needs = shared.settings(name, SEED, as_they_are).specs()
+                at_need = {key: spec.metadata["at_need"] for key, spec in needs.items()}
+                at_need = {key: value for key, value in at_need.items() if value is not None}
+                for choice in [{}, at_need] if at_need else [{}]:
+                    config = shared.settings(name, SEED, as_they_are | choice)
                     if not (reason := _refusal(config, functions, node_config)):
                         choices[name] = choice
                         refused.pop(name, None)
@@ -186,18 +194,6 @@ def ask(
     finally:
         logging.disable(logging.NOTSET)
     return choices, refused
-
-
-def _configurations(name: str, base: Mapping[str, Any], functions: UserFunctions) -> Iterator[tuple[Choice, Config]]:
-    """Yield pairs (settings changed in `base`, configuration) to try for a method; the first has no changes."""
-    variants = variants_of([CONTROLS[0], name])
-    shared = shared_settings(variants, seeds=[SEED], config=base, functions=functions, strict=False)
-    as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones
-    config = shared.settings(name, SEED, as_they_are)
-    yield {}, config
-    needs = {key: spec.metadata["at_need"] for key, spec in config.specs().items()}
-    if choice := {key: value for key, value in needs.items() if value is not None}:
-        yield choice, shared.settings(name, SEED, {**as_they_are, **choice})
 
 
 def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str, str]) -> str:
@@ -264,12 +260,11 @@ class _Search:
         rounds, epochs, closing = whole.rounds, whole.local_epochs, whole.closing_epochs
         self.shorter = {"rounds": 1, "local-epochs": min(epochs, 1), **({"closing-epochs": 0} if closing else {})}
         run = self.plan("local", SEED)
-        problem = self.run([run], max(self.execute.deadline, start + 60)).get(run.name)
-        if problem not in (None, LATE):
+        if problem := self.run([run], max(self.execute.deadline, start + 60)).get(run.name):
             raise FedhetError(f"no method can be recommended, since the method local failed: {problem}")
         now = time.monotonic()
-        alone = max(now - start, 0.0 if problem else _seconds(run))  # it may have completed in an earlier call
-        rows = [] if problem else read_run(run.folder).rows
+        alone = max(now - start, _seconds(run))  # it may have completed in an earlier call
+        rows = read_run(run.folder).rows
         first = next((row["timing"]["seconds"] for row in rows if row["round"] == 1), alone)
 
         def needed(rounds: int, epochs: int) -> float:
@@ -282,7 +277,7 @@ class _Search:
         parts = [(number, epochs) for number in range(rounds, quarter - 1, -1)]
         parts += [(number, min(epochs, 1)) for number in range(quarter, few - 1, -1)]
         enough = next((part for part in parts if needed(*part) <= budget), None)
-        if problem or not enough:
+        if not enough:
             most, least = (math.ceil(needed(*part) / 60) for part in (parts[0], parts[-1]))
             raise FedhetError(
                 f"the budget of {format_seconds(budget)} is too short to compare methods: set --budget {most}m to "
@@ -339,12 +334,8 @@ class _Search:
         fit = next((number for number in range(len(best), 2, -1) if sum(seconds[:number]) <= available), 2)
         self.refused |= dict.fromkeys(best[fit:], LATE)
         _tell({name: reason for name, reason in self.refused.items() if name in self.choices}, "compared", self.execute)
-        tried, needed = self.plan(best[0], SEED).settings, sum(seconds[:fit])
-        rounds = tried.rounds
-        if needed > available:  # the trials took longer than expected from the first round
-            rounds = max(min(rounds, 2), int(rounds * available / needed))
-            self.shorter = {**self.shorter, "rounds": rounds}
-        words = _training(rounds, tried.local_epochs)
+        tried = self.plan(best[0], SEED).settings
+        words = _training(tried.rounds, tried.local_epochs)
         self.execute.tell(f"comparing the best methods on test examples, {words} per run: {', '.join(best[:fit])}")
         runs, failed = list[PlannedRun](), dict[str, str]()
         # Time that is left is for as many further seeds, whatever the results are.
@@ -418,7 +409,7 @@ def _training(rounds: int, epochs: int) -> str:
 
 
 def _seconds(run: PlannedRun) -> float:
-    return float((read_run(run.folder).summary or {}).get("seconds") or 0)
+    return float(read_run(run.folder).summary.get("seconds") or 0)
 
 
 def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bool) -> str:

@@ -183,11 +183,7 @@ def notes_below(
         )
     if any(result.equalised for result in results):
         notes.append(f"* needs equal architectures: every client got {EQUAL_MODEL}.")
-    told = (
-        (line, outcome.run.variant)
-        for outcome in outcomes
-        for line in (outcome.files.summary or {}).get("warnings", ())
-    )
+    told = ((line, outcome.run.variant) for outcome in outcomes for line in outcome.files.summary.get("warnings", ()))
     warnings = [f"{', '.join(dict.fromkeys(names))}: {line}" for line, names in grouped(told).items()]
     notes += [*warnings, *settings]
     if tuned:

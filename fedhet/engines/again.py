@@ -21,7 +21,7 @@ def config_of(folder: Path, changes: Mapping[str, Any]) -> Config:
     Raises a ConfigError if the run is not complete, used objects that the user passed in Python, or ran on nodes.
     """
     run = read_run(folder)
-    if (run.summary or {}).get("status") != "completed":
+    if run.summary.get("status") != "completed":
         raise ConfigError(f"the run in {folder} is not complete: continue it with fedhet run --resume {folder}")
     config = configuration.of_run(folder, changes=changes).replace(state_dir="")
     if config.engine not in ("local", "ray"):

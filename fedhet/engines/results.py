@@ -47,21 +47,17 @@ def fetch(run: str, engine: str, folder: Path) -> None:
         words = [superlink.command("flwr"), *words, "--run-config", f"out={toml_value(run)}"]
         place, environment = superlink.flwr_home(), superlink.environment_of_commands()
         done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    ending = (done.stdout + done.stderr)[-1000:]
     lines = [line.split(" ") for line in done.stdout.splitlines() if line.startswith(f"{MARK} ")]
     if not lines:
-        raise FedhetError(f"nothing arrived from the run that reads {run} on the server's machine:\n{_ending(done)}")
+        raise FedhetError(f"nothing arrived from the run that reads {run} on the server's machine:\n{ending}")
     sent = {name: content for _, name, content in lines}
     if "end" not in sent or "config.toml" not in sent:
         raise FedhetError(
             f"the folder {run} on the server's machine has no run, or its files did not arrive: give the folder that "
-            f"fedhet run has printed, or copy it\n{_ending(done)}"
+            f"fedhet run has printed, or copy it\n{ending}"
         )
     for name in FILES:
         if name in sent:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(b64decode(sent[name]))
-
-
-def _ending(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the end of what a command printed."""
-    return (done.stdout + done.stderr)[-1000:]

@@ -31,7 +31,7 @@ that it was trained on.
 
 def write_card(run: RunFiles) -> None:
     """Write `models.md` of a completed run whose models are in its folder."""
-    summary = run.summary or {}
+    summary = run.summary
     if summary.get("status") != "completed" or not any((run.folder / "models").glob("*.safetensors")):
         return
     rows = []

@@ -111,7 +111,7 @@ def loss_figure(run: RunFiles) -> Figure | None:
 
 def classes_figure(run: RunFiles) -> Figure | None:
     """Draw a simulation's training examples by client and class; return None without them, or if there are too many."""
-    summary = run.summary or {}
+    summary = run.summary
     by_client = summary.get("classes", {})
     named = summary.get("names", {}).get("classes", ())
     # Clients that share nothing may number them differently.
@@ -125,11 +125,15 @@ def classes_figure(run: RunFiles) -> Figure | None:
 
 
 def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
-    """Draw the accuracy of each run (by name) by round, as in `RunFiles.curve`; return None without data."""
+    """Draw the accuracy of each run (by name) by round; return None without data.
+
+    It is that of personal (else global) models, see `RunFiles.scored`.
+    """
     figure, axes = new_figure(2.9)
-    first = first_round(dict(run.curve) for run in runs.values())
-    for place, (name, run) in enumerate(runs.items()):
-        draw_line(axes, [point for point in run.curve if point[0] >= first], **look(place), label=name)
+    curves = {name: scored_curve(run.rows, run.scored) for name, run in runs.items()}
+    first = first_round(dict(curve) for curve in curves.values())
+    for place, (name, curve) in enumerate(curves.items()):
+        draw_line(axes, [point for point in curve if point[0] >= first], **look(place), label=name)
     return figure if label_axes(axes, "round", next(iter(runs.values())).metric) else None
 
 

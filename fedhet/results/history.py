@@ -210,18 +210,16 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         },
         "work": vars(sum((Work(**row["work"]) for row in rows if "work" in row), Work())),
     }
-    if run.privacy:
-        summary["privacy"] = dict(run.privacy)
-    if run.state.names:  # outputs of saved networks are in their order
-        summary["names"] = names_in(run.state.names)
-    if run.classes:
-        summary["classes"] = dict(run.classes)
-    if scales := {client: scales_in(record.scales) for client, record in run.state.clients.items() if record.scales}:
-        summary["scales"] = scales  # with which new examples are compared
-    if run.warnings:
-        summary["warnings"] = [*run.warnings]
-    if absent := never_took_part(rows):
-        summary["never_took_part"] = absent
+    optional = {
+        "privacy": dict(run.privacy),
+        "names": names_in(run.state.names),  # outputs of saved networks are in their order
+        "classes": dict(run.classes),
+        # With these, new examples are compared.
+        "scales": {name: scales_in(record.scales) for name, record in run.state.clients.items() if record.scales},
+        "warnings": [*run.warnings],
+        "never_took_part": never_took_part(rows),
+    }
+    summary |= {name: value for name, value in optional.items() if value}
     if names := config.further_metrics(run.metric):
         where = (row if on == "own" else row.get(on) or {} for row in reversed(rows))
         last: Row = next((row[scored] for row in where if row.get(scored)), {})
@@ -282,7 +280,7 @@ def _last(
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The content of a run directory; files that an unfinished run lacks are empty or None.
+    """The content of a run directory; files that an unfinished run lacks are empty.
 
     `settings` has the configuration by key, `versions` the versions of packages, and `ran` the host and the command.
     `rows` are the lines of `history.jsonl`, `clients` those of `clients.csv`, and `summary` is from `summary.json`.
@@ -294,12 +292,12 @@ class RunFiles:
     ran: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     clients: list[ClientRow] = field(default_factory=list)
-    summary: dict[str, Any] | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
 
     @property
     def personal(self) -> Which | None:
         """Which networks are the personal models: `received` or (after training) `trained`; None without a summary."""
-        return self.summary.get("personal") if self.summary else None
+        return self.summary.get("personal")
 
     @property
     def scored(self) -> Which:
@@ -307,14 +305,9 @@ class RunFiles:
         return self.personal or "trained"
 
     @property
-    def curve(self) -> list[tuple[int, float]]:
-        """The accuracy of personal (else global) models after each round, as pairs (round, accuracy); see `scored`."""
-        return scored_curve(self.rows, self.scored)
-
-    @property
     def has_global(self) -> bool:
         """Whether the method has a global model; True without `summary.json`."""
-        return self.summary is None or self.summary.get("global_accuracy") is not None
+        return not self.summary or self.summary.get("global_accuracy") is not None
 
     @property
     def scores(self) -> list[str]:
@@ -326,17 +319,17 @@ class RunFiles:
         """Return an accuracy at the end of the run, or None if it was not measured.
 
         `which` is `personal` (personal models), `global` (the global model), `validation` (personal models, validation
-        examples), `received` or `trained` (networks as clients received them from the server, or trained them).
+        examples), `received` or `trained` (networks as clients received them from the server, or trained them), `best`
+        (the models in `models/best`) or `common` (on the common test set, the global or, without one, personal models).
         `statistic` over clients is `weighted` (the mean weighted by examples), `mean`, `std`, `min` or `max`.
         """
-        return ((self.summary or {}).get(f"{which}_accuracy") or {}).get(statistic)
-
-    @property
-    def common_accuracy(self) -> float | None:
-        """The accuracy on the common test set, of the global model or, if there is none, of the clients' models."""
-        common = (self.summary or {}).get("common") or {}
-        accuracy = (common.get("received") or common.get("trained") or {}).get("accuracy")
-        return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
+        values = self.summary.get(f"{which}_accuracy")
+        if which == "best":
+            values = self.summary.get("best", {}).get("accuracy")
+        elif which == "common":
+            common = self.summary.get("common") or {}
+            values = (common.get("received") or common.get("trained") or {}).get("accuracy")
+        return values.get(statistic) if isinstance(values, Mapping) else values
 
     @property
     def absences(self) -> list[str]:
@@ -363,7 +356,7 @@ class RunFiles:
     @property
     def metric(self) -> str:
         """The name of the task's metric, such as `accuracy`."""
-        return str((self.summary or {}).get("metric", "accuracy"))
+        return str(self.summary.get("metric", "accuracy"))
 
     @property
     def direction(self) -> int:
@@ -398,7 +391,7 @@ def read_run(folder: Path | str) -> RunFiles:
         raise FedhetError(f"{folder} is not the directory of a run: it has no config.toml; give another directory")
     settings, path = all_printable(toml.load(config)), folder / "summary.json"
     try:
-        summary = parse_object(path.read_text(encoding="utf-8")) if path.exists() else None
+        summary = parse_object(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
         raise FedhetError(f"{path}: damaged ({error}); restore it from a copy") from None
     return RunFiles(

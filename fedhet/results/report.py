@@ -208,7 +208,7 @@ def complete_report(folder: Path | str) -> bool:
 
 def _status(run: RunFiles) -> list[tuple[str, str]]:
     absent = [("bad", line) for line in run.absences]
-    if run.summary is None:
+    if not run.summary:
         return [("bad", f"Unfinished: {_about(run)}."), *absent]
     if run.summary.get("status") == "completed":
         by = run.summary.get("predicts_by", "not recorded")
@@ -224,13 +224,13 @@ def _sections(run: RunFiles) -> Iterator[Section]:
         yield Section("Clients by architecture", [architectures], [note], kind="numbers total")
     else:
         yield Section("Clients by architecture", notes=["No client was evaluated."])
-    if data := (run.summary or {}).get("data"):
+    if data := run.summary.get("data"):
         note = (
             "Training examples; missing: examples with NaN; mean, std and range: of all columns together; ?: what a "
             "node's policy does not tell."
         )
         yield Section("Data", [data_table(data["clients"])], [note], kind="numbers total")
-    if further := (run.summary or {}).get("further"):
+    if further := run.summary.get("further"):
         values = [
             [name, *(format_value((numbers or {}).get(s)) for s in STATISTICS)] for name, numbers in further.items()
         ]
@@ -238,7 +238,7 @@ def _sections(run: RunFiles) -> Iterator[Section]:
     failures = _failures(run)
     tables = [[["reason", "times", "rounds", "clients"], *failures]] if failures else []
     yield Section("Failures", tables, [] if failures else ["None."])
-    if warnings := (run.summary or {}).get("warnings"):
+    if warnings := run.summary.get("warnings"):
         yield Section("Warnings", notes=warnings)
     notes = ["Other keys have their defaults; config.toml has them all."]
     yield Section("Settings", [[["key", "value"], *_settings(run)]], notes)
@@ -246,7 +246,7 @@ def _sections(run: RunFiles) -> Iterator[Section]:
 
 
 def _made_by(run: RunFiles) -> list[tuple[str, str]]:
-    summary = run.summary or {}
+    summary = run.summary
     rows = [(name, str(value)) for name, value in run.ran.items()]
     rows.append(("versions", ", ".join(f"{name} {number}" for name, number in run.versions.items())))
     if devices := summary.get("devices"):
@@ -276,7 +276,7 @@ def _settings(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _about(run: RunFiles) -> str:
-    done, summary = last_round(run.rows), run.summary or {}
+    done, summary = last_round(run.rows), run.summary
     wanted, seed = (run.settings.get(key, "?") for key in ("rounds", "seed"))
     if isinstance(wanted, int) and wanted:
         wanted += bool(run.settings.get("closing-epochs"))  # which are a round
@@ -289,7 +289,7 @@ def _about(run: RunFiles) -> str:
 def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     """Return name, value and note of each number at the top of a run's report; [] if the run has no `summary.json`."""
     summary = run.summary
-    if summary is None:
+    if not summary:
         return []
     facts = []
     for which in run.scores:
@@ -299,9 +299,9 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
         ]
         notes = filter(None, [stage(run, which), ", ".join(known) or "not evaluated"])
         facts.append((f"{which} {run.metric}, weighted", format_value(run.accuracy(which)), "; ".join(notes)))
-    if best := summary.get("best"):
+    if "best" in summary:
         note = f"{run.metric} on test examples; each model of the round with its best validation {run.metric}"
-        facts.append(("models/best", format_value((best["accuracy"] or {}).get("weighted")), note))
+        facts.append(("models/best", format_value(run.accuracy("best")), note))
     up, down = (summary.get(f"bytes_{way}", 0) for way in ("up", "down"))
     if up or down:
         facts.append(("bytes", format_bytes(up + down), f"{format_bytes(up)} up, {format_bytes(down)} down"))
@@ -390,7 +390,7 @@ def write_page(
 
 
 def _line(name: str, run: RunFiles) -> list[str]:
-    summary = run.summary or {}
+    summary = run.summary
     return [
         name,
         str(run.settings.get("method", "?")),

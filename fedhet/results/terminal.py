@@ -108,7 +108,7 @@ def headline(run: RunFiles) -> str:
     """Return a one-line summary of a run: method, accuracies, bytes, time, and failures if there are any."""
     method = run.settings.get("method", "unknown method")
     summary = run.summary
-    if summary is None:
+    if not summary:
         return f"{method}: unfinished, {last_round(run.rows)} rounds recorded"
     parts: list[str] = []
     for which in run.scores:
@@ -119,8 +119,8 @@ def headline(run: RunFiles) -> str:
         served = ((summary.get("common") or {}).get("received") or {}).get("accuracy")
         on_test = isinstance(served, float)  # a number if the server measured it, and not clients
         parts.append(f"the server's model {served:.3f} on the common test set" if on_test else "no global model")
-    if best := summary.get("best"):
-        parts.append(f"best by validation {format_value((best['accuracy'] or {}).get('weighted'))} (models/best)")
+    if "best" in summary:
+        parts.append(f"best by validation {format_value(run.accuracy('best'))} (models/best)")
     parts.append(f"{format_bytes(summary.get('bytes_up', 0))} up, {format_bytes(summary.get('bytes_down', 0))} down")
     parts.append(format_seconds(summary.get("seconds")))
     if unseen := summary.get("unseen_clients"):
@@ -228,8 +228,7 @@ class ProgressLine(Observer):
     def finished(self, run: RunInfo) -> None:
         self.close()
         done = last_round(self._rows)
-        rounds = "1 round" if done == 1 else f"{done} rounds"
-        said = f"{run.method}: {rounds} in {time.monotonic() - self._started:.0f} s, {self._news}"
+        said = f"{run.method}: {counted(done, 'round')} in {time.monotonic() - self._started:.0f} s, {self._news}"
         self._say("; ".join([said, *absences(self._rows, run.traits.scored)]))
 
     def close(self) -> None:

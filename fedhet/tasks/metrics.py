@@ -134,45 +134,32 @@ def _entries(outputs: Tensor, labels: Tensor) -> Columns:
     return outputs, labels
 
 
-def _ranked(value: Callable[[np.ndarray, np.ndarray], np.ndarray], *, pairs: bool) -> Callable[..., Metric]:
-    """Return `Measure.combine` of a metric by columns, which needs examples with and without a label.
+def _joined(columns: tuple[Columns, ...]) -> list[Tensor]:
+    return [torch.cat(column).double() for column in columns]
+
+
+def _ranked(name: str, *, pairs: bool) -> Callable[..., Metric]:
+    """Return `Measure.combine` of a metric of scikit-learn by column, which needs examples with and without a label.
 
     The weights are numbers of `pairs` of such examples, else of all examples.
     """
 
     def combine(count: int, *columns: Columns) -> Metric:
-        outputs, labels = (column.cpu().numpy() for column in _joined(columns))
-        having = labels.astype(bool).sum(0).astype(float)
-        least = np.minimum(having, len(labels) - having)
+        from sklearn import metrics  # slow to import
+
+        scores, labels = (column.cpu().numpy() for column in _joined(columns))
+        having = labels.astype(bool).sum(0)
         both = having * (len(labels) - having)
-        weights = both if pairs else np.where(both > 0, float(len(labels)), 0.0)
-        values = value(outputs, labels.astype(bool))
-        return Metric(tuple(values.tolist()), tuple(weights.tolist()), tuple(least.astype(int).tolist()))
+        weights = both if pairs else np.where(both > 0, len(labels), 0)
+        score = getattr(metrics, name)
+        values = [score(y, x) if known else math.nan for x, y, known in zip(scores.T, labels.T, both, strict=True)]
+        least = np.minimum(having, len(labels) - having)
+        return Metric(tuple(map(float, values)), tuple(map(float, weights)), tuple(least.tolist()))
 
     return combine
 
 
-def _auc(outputs: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    from scipy.stats import rankdata  # slow to import
-
-    having = positive.sum(0).astype(float)
-    pairs = having * (len(positive) - having)
-    won = (rankdata(outputs, axis=0) * positive).sum(0) - having * (having + 1) / 2
-    return np.divide(won, pairs, out=np.full_like(won, math.nan), where=pairs > 0)
-
-
-def _average_precision(outputs: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    from sklearn.metrics import average_precision_score  # slow to import
-
-    pairs = zip(outputs.T, positive.T, strict=True)
-    return np.array([average_precision_score(y, x) if y.any() and not y.all() else math.nan for x, y in pairs])
-
-
 # ---- distances to targets, and losses
-
-
-def _joined(columns: tuple[Columns, ...]) -> list[Tensor]:
-    return [torch.cat(column).double() for column in columns]
 
 
 def _r2(count: int, *columns: Columns) -> Metric:
@@ -234,11 +221,11 @@ MACRO_F1 = Measure(_table, _f1, by_class=True, table=True, heaviest=2.0)
 F1 = Measure(_table, _f1_of_one, heaviest=2.0, table=True)
 LABEL_F1 = Measure(_signs, _f1, by_class=True, heaviest=2.0, table=True)
 IOU = Measure(_table, _iou, by_class=True, table=True)
-AUC = Measure(_class_scores, _ranked(_auc, pairs=False), by_class=True)
-AVERAGE_PRECISION = Measure(_class_scores, _ranked(_average_precision, pairs=False), by_class=True)
+AUC = Measure(_class_scores, _ranked("roc_auc_score", pairs=False), by_class=True)
+AVERAGE_PRECISION = Measure(_class_scores, _ranked("average_precision_score", pairs=False), by_class=True)
 CONCORDANCE = Measure(_entries, _concordance)
-LABEL_AUC = Measure(_entries, _ranked(_auc, pairs=True), by_class=True, pairs=True)
-LABEL_AVERAGE_PRECISION = Measure(_entries, _ranked(_average_precision, pairs=True), by_class=True, pairs=True)
+LABEL_AUC = Measure(_entries, _ranked("roc_auc_score", pairs=True), by_class=True, pairs=True)
+LABEL_AVERAGE_PRECISION = Measure(_entries, _ranked("average_precision_score", pairs=True), by_class=True, pairs=True)
 R2 = Measure(_entries, _r2, by_class=True, limits=(-LARGEST, 1.0))
 RMSE = Measure(_entries, _rmse, by_class=True, lower=True, limits=(0.0, LARGEST))
 MAE = Measure(_entries, _mae, by_class=True, lower=True, limits=(0.0, LARGEST))
