@@ -75,7 +75,7 @@ def fit_to_data(model: Estimator, data: ClientData, task: Task) -> None:
 def fit(client: Client, phases: Sequence[Phase]) -> None:
     """Fit the client's estimator to the examples of all training phases together, in place of training in them.
 
-    Class scores, on which a phase trains without the task's loss, become probabilities.
+    Class scores, on which a phase trains without the task's loss, become probabilities; predicted numbers are labels.
     """
     private = any(phase.examples is None for phase in phases)
     client.memory = {name: tensor for name, tensor in client.memory.items() if not name.startswith(FIT)}
@@ -111,6 +111,8 @@ def fit_again(client: Client) -> None:
         place, _, kind = name.rpartition("/")
         if kind == "inputs" and f"{place}/labels" in client.memory:
             hard.append((inputs, client.memory[f"{place}/labels"]))
+        elif kind == "inputs" and estimator.meaning == "numbers":
+            hard.append((inputs, client.memory[f"{place}/scores"]))
         elif kind == "inputs":
             soft.append((inputs, client.memory[f"{place}/scores"].float().softmax(1)))
     inputs, labels = (torch.cat(parts) for parts in zip(*hard, strict=True))

@@ -158,6 +158,21 @@ def test_regression(tmp_path):
             assert accuracies(done.folder)[client] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-5)
 
 
+def test_mean_predictions_of_numbers_are_labels_of_public_examples(tmp_path):
+    """The last fit of a regression under fedmd is that by hand: the client's examples, and public ones with means."""
+    inputs, targets = load_diabetes(return_X_y=True)
+    settings = {**FEDMD, "clients": 2}
+    done = fedhet.run(settings, model=Ridge(), data=(inputs, targets), out=tmp_path / "run")
+    for client, data in shares(settings, (inputs, targets)).items():
+        kept = read_tensors(next((done.folder / "state" / "clients" / client).glob("2*"))) or {}
+        public, means = (next(kept[n] for n in kept if n.endswith(kind)).numpy() for kind in ("/inputs", "/scores"))
+        assert means.shape == (60, 1)
+        pairs = [(data.train.inputs.numpy(), public), (data.train.labels.numpy(), means)]
+        fitted = Ridge().fit(*map(np.concatenate, pairs))
+        expected = fitted.score(data.test.inputs.numpy(), data.test.labels.numpy())
+        assert accuracies(done.folder)[client] == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("settings", "arguments", "message"),
     [
