@@ -109,12 +109,14 @@ class Clients:
             policy.check_metrics(task)
             data = data.relabelled(task.outputs.labels)
             whole = len(data.dataset.train) if data.dataset else len(data.train)
+            # A run on few of the node's examples must not have a larger delta.
+            examples = max(len(data.train), whole // (info.num_partitions or 1))
             if secret and not policy.noise:
                 data = secret.grouped(data, policy.least, checked.task.outputs)
             if policy.deployed and request.question == HANDSHAKE:
                 spent = groups = ""
                 if secret and policy.noise:
-                    spent = f" ({secret.epsilon(policy.delta_of(len(data.train))):.4g} is spent)"
+                    spent = f" ({secret.epsilon(policy.delta_of(examples)):.4g} is spent)"
                 if data.train.groups:
                     groups = f" in {len(data.train.groups)} groups"
                 used = f"{len(data.train)} of {whole} examples{groups}"
@@ -138,7 +140,7 @@ class Clients:
                 store=ClientStore(config.state_dir, request.run, request.called or info.name),
                 least=policy.least,
                 secret=secret.seed if secret else None,
-                privacy=_privacy(info.name, secret, policy, checked.task, len(data.train)),
+                privacy=_privacy(info.name, secret, policy, checked.task, examples),
                 outputs=checked.outputs,
                 part=network.part,
                 starts=network.starts,

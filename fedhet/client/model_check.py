@@ -311,8 +311,9 @@ def check_public_dataset(job: Job, *, labelled: bool) -> None:
             f"the server's public dataset has {_shapes(public.inputs)}, but this client's examples have "
             f"{_shapes(example)}: choose one with the same inputs, or set dataset = own if the clients have it"
         )
-    scales = {"the train inputs": scales_of(client.data.train.inputs), "the public inputs": scales_of(public.inputs)}
-    job.say(check_scales(scales))
+    own = client.data.train.inputs
+    if client.privacy is None:  # a refusal would depend on examples without noise
+        job.say(check_scales({"the train inputs": scales_of(own), "the public inputs": scales_of(public.inputs)}))
     labels = public.labels if labelled else None
     if labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), labels)):
         raise DataError(f"the client cannot learn from the public dataset: {problem}")

@@ -73,7 +73,7 @@ class Policy:
         noise: standard deviation of the noise in differentially private training, as a multiple of `clip`; else 0.
         clip: largest norm of an example's gradient in differentially private training.
         budget: largest epsilon of all the node's runs together, beyond which it refuses to train.
-        delta: the delta of epsilon; None for 1 / (10 n), where n is the number of training examples.
+        delta: the delta of epsilon; None for 1 / (10 n), where n is the number of the node's training examples.
         largest: largest number of bytes of a reply.
         hourly: largest number of messages in an hour that the node answers.
     """

@@ -22,12 +22,13 @@ from fedhet.client.app import make_client_app
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret, epsilon_of
 from fedhet.config import configuration
-from fedhet.data import Examples
+from fedhet.data import Examples, PublicDataset
 from fedhet.data.own import examples_of
 from fedhet.engines.running import run_locally
 from fedhet.errors import ConfigError, ModelError, Refused
 from fedhet.flower.messages import decode_arrays
 from fedhet.messages import Payload, Request, to_arrays
+from fedhet.messages.protocol import HANDSHAKE, with_public_dataset
 from fedhet.results.history import read_clients, read_history
 from fedhet.tasks import Task
 from fedhet.training import Optimisation, Phase, Privacy, Term, Training
@@ -250,6 +251,45 @@ def test_delta_follows_the_number_of_examples(tmp_path, caplog) -> None:
         victim = Victim(0, tmp_path / name, {"method": "fedavg"}, network=linear, **NODE, **node)
         victim.ask("train", sent, Request(round=1, epochs=1))
         assert f"at delta = {delta} over all runs of the node, for replacing one training example by" in caplog.text
+
+
+def test_a_server_that_chooses_few_examples_does_not_choose_a_larger_delta(tmp_path, caplog) -> None:
+    """Of the node's 288 examples; 1,440 digits are divided among five nodes."""
+    caplog.set_level("INFO")
+    settings = {"method": "fedavg", "dataset": "digits", "architectures": "mlp", "samples-per-client": 20}
+    victim = Victim(0, tmp_path, settings, network=None, own_data=False, **NODE, **{"num-partitions": 5})
+    reply = victim.ask("train", Payload(), Request(round=1, epochs=1))
+    assert reply is not None
+    assert reply["metrics"]["num-examples"] == 20
+    assert f"at delta = {1 / 2880:.4g} over all runs" in caplog.text
+
+
+@pytest.mark.parametrize("largest", [1.0, 3.0])
+def test_a_public_dataset_in_other_units_is_not_compared_with_private_examples(largest, tmp_path) -> None:
+    """Whether it is refused would tell whether some private value is above 1."""
+    victim = Victim(0, tmp_path, {"method": "fedmd"}, network=linear, **NODE)
+    victim.inputs[0] = largest
+    public = PublicDataset(torch.zeros(4, 64, dtype=torch.uint8), torch.arange(4))
+    reply = victim.ask("query", with_public_dataset(public), Request(question=HANDSHAKE))
+    assert reply is not None, victim.refusals
+
+
+class Centred(nn.Module):
+    """A network that subtracts the batch's mean, without a layer that says so."""
+
+    def __init__(self, client=None) -> None:
+        super().__init__()
+        self.network = linear()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.network(inputs - inputs.mean(0))
+
+
+def test_a_network_that_mixes_examples_has_no_noisy_sums() -> None:
+    examples = Examples(torch.rand(4, 64), torch.zeros(4).long())
+    with pytest.raises(ModelError, match="depend on the others of its batch"):
+        privacy(1.0, 1.0).class_sums(Centred(), examples, 3, 2)
+    assert privacy(1.0, 1.0).class_sums(linear(), examples, 3, 2)[0].shape == (3, 10)
 
 
 def test_a_repeated_message_gets_the_same_reply(tmp_path) -> None:
