@@ -17,6 +17,10 @@ from .families.contrast import TwoViews
 class FedCon(TwoViews[Keys]):
     remembers = True
 
+    def handshake(self, payload: Payload) -> Payload:
+        self.client.check_classes(outputs=True)
+        return super().handshake(payload)
+
     @classmethod
     def modules(cls, inputs: int, keys: Keys, dtype: torch.dtype) -> Mapping[str, nn.Module]:
         first, last = nn.Linear(inputs, keys.width, dtype=dtype), nn.Linear(keys.width, inputs, dtype=dtype)

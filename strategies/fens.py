@@ -149,7 +149,8 @@ class FENS(FederatedStrategy[Keys, Members]):
                 state.aggregator[name] = before - self.options.server_learning_rate * step
             return {}
         names = [state.clients[client].architecture for client in replies]
-        outputs = int(state.common["number of outputs"])
+        # The networks of a binary task have one output for two scores.
+        outputs = 1 if self.run.task == "binary" else int(state.common["number of outputs"])
         fens = build_at_server(lambda: Fens([nn.Identity() for _ in names], names, outputs), self.config.seed)
         state.aggregator = to_arrays(fens.state_dict())
         state.members = {"architectures": state.aggregator.pop("architectures")}
