@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedhet.algorithms.alignment.cka import distance_to
 from fedhet.algorithms.alignment.targets import compress, pack, unpack
-from fedhet.errors import DataError
+from fedhet.algorithms.contrast import info_nce
 from fedhet.messages import Arrays, Payload
 from fedhet.models.representation import ROWS_AT_ONCE, RandomStream, Representation
 from fedhet.strategies.fedhenn import Keys
@@ -21,26 +21,25 @@ from fedhet.utils.randomness import torch_generator
 from .families.by_class import SameWidth
 from .families.scores import public_rows
 
+TEMPERATURE = 0.2
+"""T of `target = contrast`."""
+
+Distance = Callable[[Tensor, Tensor], Tensor]
+"""Function of representations (n, d) and the target of the same n examples, which returns a scalar."""
+
 
 class FedHeNN(SameWidth[Keys]):
     def handshake(self, payload: Payload) -> Payload:
-        if self.options.eta0 and self.options.makes_public_dataset and self.client.own_data:
-            raise DataError(
-                f"client {self.client.name}: fedhenn.rad-source = 'train-union' takes the public examples from the "
-                "training examples of all clients, which the server does not have if clients bring their own data: "
-                "set fedhenn.rad-source = held-out, and let the data function return public examples as `public`"
-            )
         if self.options.sent == "posteriors":
             self.client.check_scores(
                 "whose posteriors the spectral target compares (fedhenn.target = kernel compares representations)"
             )
-        if not self.options.contrasts:
+        if self.options.target != "contrast":
             return Payload()
         return Payload(values={"width": self.represent(self.client.data.train.inputs[:2]).shape[1]})
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        eta = payload.values.get("eta", 0.0)
-        if not eta:
+        if "eta" not in payload.values:
             return ()
         client = self.client
         keys = self.options
@@ -49,21 +48,20 @@ class FedHeNN(SameWidth[Keys]):
         # The Procrustes distance has no estimate on mini-batches.
         in_batches = keys.kernel != "procrustes" and 0 < keys.rad_batch < len(target)
         generator = client.generator("rad rows")
-        distance = partial(distance_to, kind=(keys.kernel, in_batches))
-        if keys.contrasts:
-            distance = partial(contrast, temperature=keys.temperature)
+        distance: Distance = partial(distance_to, kind=(keys.kernel, in_batches))
+        if keys.target == "contrast":
+            distance = partial(info_nce, temperature=TEMPERATURE)
 
         def draw(step: int, _examples: int) -> Mapping[str, Any] | None:
             if step % keys.rad_every:
                 return None
             rows: slice | Tensor = slice(None)
             if in_batches:
-                drawn = torch.randperm(len(target), generator=generator)[: keys.rad_batch]
-                rows = brought(drawn, client.device)
+                rows = brought(torch.randperm(len(target), generator=generator)[: keys.rad_batch], client.device)
             return {"inputs": client.transform(rad[rows]), "target": target[rows]}
 
         constants = {
-            "eta": eta * keys.rad_every,
+            "eta": payload.values["eta"] * keys.rad_every,
             "phi": client.representation,
             "stream": RandomStream(client.seed("rad dropout")),
             "distance": distance,
@@ -80,9 +78,8 @@ class FedHeNN(SameWidth[Keys]):
     def rad(self, arrays: Arrays, round: int) -> Tensor:
         """Return the alignment examples (L, ...) of a round; augmented ones are the same for all clients."""
         rad = public_rows(arrays, self.client.public.inputs)
-        config = self.client.config
-        if self.client.augment and config.augment and self.options.makes_public_dataset:
-            return self.client.augment(rad, torch_generator(config.seed, "rad augmentation", round))
+        if self.client.augment and self.options.makes_public_dataset:
+            return self.client.augment(rad, torch_generator(self.client.config.seed, "rad augmentation", round))
         return rad
 
     def target(self, payload: Payload, rad: Tensor) -> Tensor:
@@ -93,13 +90,10 @@ class FedHeNN(SameWidth[Keys]):
 
     def values(self, rad: Tensor) -> Tensor:
         """Return what the server makes targets of: posteriors (L, C), or representations (L, r)."""
-        if self.options.sent == "posteriors":
-            return self.posteriors(rad)
+        if self.options.target == "spectral":
+            return self.client.scores(rad, "probabilities")
         features = self.represent(rad)
-        return F.normalize(features) if self.options.contrasts else compress(features)
-
-    def posteriors(self, rad: Tensor) -> Tensor:
-        return self.client.scores(rad, "probabilities")
+        return F.normalize(features) if self.options.target == "contrast" else compress(features)
 
     def represent(self, rad: Tensor) -> Tensor:
         return self.client.read(rad, until=self.client.representation, rows=ROWS_AT_ONCE)
@@ -112,7 +106,7 @@ def misalignment(
     eta: float,
     phi: Representation,
     stream: RandomStream,
-    distance: Callable[[Tensor, Tensor], Tensor],
+    distance: Distance,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Return `eta` times the `distance` of Phi (n, d) of public `inputs` from the `target`, and {"distance": ...}.
 
@@ -120,14 +114,3 @@ def misalignment(
     """
     apart = distance(step.represent(inputs, phi, stream), target)
     return eta * apart, {"distance": apart}
-
-
-def contrast(features: Tensor, target: Tensor, temperature: float) -> Tensor:
-    """Return the mean InfoNCE loss of `features` (n, d) against m peers' features `target` (n, m d), a scalar.
-
-    The positive of an example is the same example at the peer, and its negatives are the peer's other examples.
-    """
-    z = F.normalize(features.to(target.dtype))
-    peers = F.normalize(target.unflatten(1, (-1, z.shape[1])), dim=2)
-    similarities = torch.einsum("kd,lmd->kml", z, peers) / temperature
-    return -similarities.log_softmax(2).diagonal(dim1=0, dim2=2).mean()

@@ -17,7 +17,7 @@ length 1, z = Phi(x) / |Phi(x)|, and the distance is the mean over other clients
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,28 +26,29 @@ from torch import Tensor
 from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows, mean_target, pack, unpack
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
+from fedhet.messages import Arrays, Payload, Reply, to_tensor
+from fedhet.methods.options import OWN
 from fedhet.methods.sharing import EVERYTHING, NOTHING
 from fedhet.server import METRICS, STRUCTURE, Common, FederatedStrategy, State, Traits, method, option
 from fedhet.setup import client_setup
 from fedhet.utils.randomness import torch_generator
 
-from .families.by_class import WidthKeys, width_of
+from .families.by_class import WIDTH, WidthKeys, common_width
 from .families.scores import distance_metric, packed_rows, public_rows
 
 LEAST_ROWS = 8
 """Smallest number of examples on which the similarity (CKA) of representations is estimated."""
 
-WIDTH = "representation width"
-"""Name of the width that all clients have in common with `target = contrast`."""
+NO_UNION = (
+    "fedhenn.rad-source = 'train-union' takes the public examples from the training examples of all clients, which "
+    "must be of a configured data set: set fedhenn.rad-source = held-out to use your own data or public dataset"
+)
+"""Message that the server does not have the clients' training examples, or has another public dataset."""
 
 
 @dataclass(frozen=True)
 class Keys(WidthKeys):
     # The defaults are the paper's, except for target and rad-batch.
-    temperature: ClassVar[float] = 0.2
-    """T of `target = contrast`."""
-
     setting: Literal["heterogeneous", "homogeneous"] = option(
         "heterogeneous", "heterogeneous: weights stay at the clients; homogeneous: weights are averaged as well"
     )
@@ -90,7 +91,7 @@ class Keys(WidthKeys):
             object.__setattr__(self, "eta0", {"spectral": 3.0, "kernel": 0.001, "contrast": 1.0}[self.target])
         if self.schedule == "auto":
             object.__setattr__(self, "schedule", "sqrt" if self.target == "kernel" else "constant")
-        if self.target == "kernel" and self.kernel != "linear" and not self.homogeneous:
+        if self.target == "kernel" and self.kernel != "linear" and self.setting == "heterogeneous":
             raise ConfigError(f"fedhenn.kernel = {self.kernel!r} needs fedhenn.setting = 'homogeneous', or use linear")
         if 0 < self.rad_batch < LEAST_ROWS:
             raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: set at least {LEAST_ROWS}, or 0 for all examples")
@@ -100,53 +101,46 @@ class Keys(WidthKeys):
         return self.eta0 * {"sqrt": (round - 1) ** 0.5, "linear": round - 1, "constant": 1.0}[self.schedule]
 
     @property
-    def homogeneous(self) -> bool:
-        """Whether the server also averages the clients' networks, which then must have equal architectures."""
-        return self.setting == "homogeneous"
-
-    @property
     def sent(self) -> str:
         """Kind of the values that clients send for alignment examples: `posteriors`, `features`, or empty for none."""
-        if not self.eta0 or (self.homogeneous and self.target == "kernel"):
+        if not self.eta0 or (self.setting == "homogeneous" and self.target == "kernel"):
             return ""
         return "posteriors" if self.target == "spectral" else "features"
 
     @property
-    def contrasts(self) -> bool:
-        """Whether clients send representations of one width, of length 1, for alignment by contrast."""
-        return self.target == "contrast" and bool(self.eta0)
-
-    @property
     def makes_public_dataset(self) -> bool:  # type: ignore[override]
         """Whether the alignment examples are drawn from the union of the clients' training examples."""
-        return self.rad_source == "train-union"
+        return self.rad_source == "train-union" and bool(self.eta0)
 
 
 def traits(keys: Keys) -> Traits:
     """Return what FedHeNN needs and exchanges for these keys."""
+    homogeneous = keys.setting == "homogeneous"
+    sends = {"distance": METRICS}
+    if keys.sent:
+        sends[keys.sent] = keys.sent
+    if keys.target == "contrast":
+        sends["width"] = STRUCTURE
     return Traits(
-        networks="equal" if keys.homogeneous else "any",
-        shares=EVERYTHING if keys.homogeneous else NOTHING,
+        networks="equal" if homogeneous else "any",
+        shares=EVERYTHING if homogeneous else NOTHING,
         keeps="model",
-        common_init=keys.homogeneous,
+        common_init=homogeneous,
         public="inputs" if keys.eta0 else "none",
         # Posteriors and representations of length 1 have a given norm.
-        other_arrays="whole" if keys.sent == "features" and not keys.contrasts else "",
-        sends={"distance": METRICS}
-        | ({keys.sent: keys.sent} if keys.sent else {})
-        | ({"width": STRUCTURE} if keys.contrasts else {}),
+        other_arrays="whole" if keys.sent == "features" and keys.target != "contrast" else "",
+        sends=sends,
     )
 
 
 @dataclass
 class Target(State):
-    """The state of FedHeNN: clients align to `target` (made by `pack`) on public examples of round `target_round`.
+    """The state of FedHeNN: the next round's `target`, made by `pack`; empty after a round that did not count.
 
     By `contrast`, `target` has the representations of each client, (L, width) float16, by the client's name.
     """
 
     target: Arrays = field(default_factory=dict)
-    target_round: int = 0
 
 
 @method(
@@ -169,25 +163,20 @@ class Target(State):
 class FedHeNN(FederatedStrategy[Keys, Target]):
     """FedHeNN: clients align their representations to a common target; homogeneous clients also average weights."""
 
-    def __init__(self, *args: Any, public: PublicDataset | Tensor | None = None, **settings: Any) -> None:
-        super().__init__(*args, public=public, **settings)
-        supplied = public is not None and public is not client_setup.public_dataset(self.config)
-        if self.options.makes_public_dataset and supplied:
-            raise ConfigError(
-                "fedhenn.rad-source = 'train-union' takes the public examples from the training examples of all "
-                "clients, but a public dataset was passed, too: leave it out, or set fedhenn.rad-source = held-out"
-            )
-
     def public_dataset(self) -> PublicDataset | None:
-        if self.options.makes_public_dataset and self.options.eta0:
-            return client_setup.training_union(self.config)
-        return super().public_dataset()
+        if not self.options.makes_public_dataset:
+            return super().public_dataset()
+        passed = self.run.public is not None and not self.config.public_samples
+        if passed or self.config.dataset == OWN:
+            raise ConfigError(NO_UNION)
+        return client_setup.training_union(self.config)
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        remedy = "set fedhenn.width, to which all representations are then projected"
-        return {WIDTH: Common(width_of(reply), remedy)} if self.options.contrasts else {}
+        return common_width(reply, "fedhenn") if self.options.target == "contrast" else {}
 
     def admit(self, reply: Reply) -> None:
+        if self.options.makes_public_dataset and reply.report.own_data:
+            raise FedhetError(NO_UNION)
         if self.options.eta0 and self.state.public_size < LEAST_ROWS:
             raise FedhetError(
                 f"the public dataset has {self.state.public_size} examples, but at least {LEAST_ROWS} are "
@@ -196,67 +185,52 @@ class FedHeNN(FederatedStrategy[Keys, Target]):
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         payloads = super().configure_fit(round, clients)
-        if not self.options.eta0:
-            return payloads
-        rows, next_rows = self.rad(round), self.rad(round + 1)
+        rows = {"rows": self.rad(round)}
+        next_rows = {"rows": self.rad(round + 1)}
         for client, payload in payloads.items():
-            arrays = dict(payload.arrays)
-            values = dict(payload.values)
-            # After a round that did not count, the last target is for other rows than this round's.
-            target = self.target_for(client) if self.state.target_round == round else {}
-            if round > 1 and (target or not self.sent):
-                values["eta"] = self.options.eta(round)
-                arrays["rad"] = {"rows": rows}
+            target = self.target_for(client)
+            if round > 1 and self.options.eta0 and (target or not self.options.sent):
+                payload.values["eta"] = self.options.eta(round)
+                payload.arrays["rad"] = rows
                 if target:
-                    arrays["target"] = target
+                    payload.arrays["target"] = target
             if self.asks_for_next_rad(round):
-                arrays["next-rad"] = {"rows": next_rows}
-            payloads[client] = Payload(arrays, values)
+                payload.arrays["next-rad"] = next_rows
+        # If this round does not count, the next one has other rows and no target for them.
+        self.state.target = {}
         return payloads
 
     def check_reply(self, reply: Reply) -> None:
         super().check_reply(reply)
         reply.values.number("distance", default=0.0)
-        if self.sent in reply.arrays or self.asks_for_next_rad(self.state.round + 1):
-            values = packed_rows(reply, self.sent, self.check_rows)
-            if len(values) != (rows := len(self.rad(1))):
-                raise WireError(
-                    f"the client's {self.sent} have {len(values)} rows, not {rows}: give it the server's public dataset"
-                )
+        if self.asks_for_next_rad(self.state.round + 1):
+            width = int(self.state.common[WIDTH]) if self.options.target == "contrast" else None
+            packed_rows(reply, self.options.sent, len(self.rad(1)), width, check=self.check_values)
 
-    def check_rows(self, values: Tensor) -> None:
+    def check_values(self, values: Tensor) -> None:
         """Check what a client sent for alignment examples, (L, d); raise a ValueError if it is invalid."""
-        if self.sent == "posteriors":
+        if self.options.target == "spectral":
             check_posteriors(values)
-        elif self.options.contrasts:
-            width = int(self.state.common[WIDTH])
-            if values.shape[1] != width or values.norm(dim=1).max() > 1.01:
-                raise ValueError(f"representations must have width {width} and length 1: divide them by their norms")
+        if self.options.target == "contrast" and values.norm(dim=1).max() > 1.01:
+            raise ValueError("representations must have length 1: divide them by their norms")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        if self.options.homogeneous:
-            super().aggregate_fit(round, replies)
-        sent = {c: unpack(reply.arrays[self.sent]) for c, reply in replies.items() if self.sent in reply.arrays}
-        if sent:
+        super().aggregate_fit(round, replies)
+        if self.asks_for_next_rad(round):
+            sent = {client: unpack(reply.arrays[self.options.sent]) for client, reply in replies.items()}
             self.state.target = self.next_target(sent, round + 1)
-            self.state.target_round = round + 1
         return distance_metric(replies.values(), "alignment")
 
     def rad(self, round: int) -> NDArray[np.int32]:
         """Return the indices of a round's alignment examples in the public dataset, drawn at random from the seed."""
         return public_rows(self.config.seed, "rad", round, self.state.public_size, self.options.rad_size)
 
-    @property
-    def sent(self) -> str:
-        """Name of what clients send for alignment examples: `features`, `posteriors`, or empty if nothing."""
-        return self.options.sent if self.options.sent in self.traits.sends else ""
-
     def asks_for_next_rad(self, round: int) -> bool:
-        return bool(self.sent) and round != self.run.last_round
+        return bool(self.options.sent) and round != self.run.last_round
 
     def target_for(self, client: str) -> Arrays:
         """Return a client's target, or {}; by `contrast`, the representations of n other clients, (L, n width)."""
-        if not self.options.contrasts:
+        if self.options.target != "contrast":
             return self.state.target
         peers = [values for peer, values in self.state.target.items() if peer != client]
         return pack(to_tensor(np.concatenate(peers, 1))) if peers else {}
@@ -268,7 +242,7 @@ class FedHeNN(FederatedStrategy[Keys, Target]):
         spectral targets, `sent` has class probabilities (L, C), and F has left singular vectors of their concatenation.
         By `contrast`, the arrays are what each client sent.
         """
-        if self.options.contrasts:
+        if self.options.target == "contrast":
             return {client: values.numpy().astype(np.float16) for client, values in sent.items()}
         if self.options.target == "spectral":
             generator = torch_generator(self.config.seed, "parallel analysis", round)

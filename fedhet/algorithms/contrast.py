@@ -34,6 +34,17 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float, others: Tensor | 
     return F.cross_entropy(similarities, partners)
 
 
+def info_nce(features: Tensor, peers: Tensor, temperature: float) -> Tensor:
+    """Return the mean InfoNCE loss of `features` (n, d) against m peers' vectors `peers` (n, m d), a scalar.
+
+    The positive of an example is the same example at the peer, and its negatives are the peer's other examples.
+    """
+    z = F.normalize(features.to(peers.dtype))
+    peers = F.normalize(peers.unflatten(1, (-1, z.shape[1])), dim=2)
+    similarities = torch.einsum("kd,lmd->kml", z, peers) / temperature
+    return -similarities.log_softmax(2).diagonal(dim1=0, dim2=2).mean()
+
+
 def negative_cosine(predictions: Tensor, targets: Tensor) -> Tensor:
     """Return minus the mean cosine of `predictions` (n, d) and `targets` (n, d), which get no gradients, a scalar.
 

@@ -28,8 +28,8 @@ class OwnTarget(FedHeNNClient):
         """Return the clusters of the client's own posteriors, or its own representations."""
         if self.options.target != "spectral":
             return super().target(payload, rad)
-        generator, posteriors = self.client.generator("parallel analysis"), self.posteriors(rad)
-        return self.client.to_device(cluster_rows([posteriors], generator=generator))
+        generator = self.client.generator("parallel analysis")
+        return self.client.to_device(cluster_rows([self.values(rad)], generator=generator))
 
 
 class InputsTarget(FedHeNNClient):
@@ -62,11 +62,13 @@ class FrobeniusTarget(FedHeNNServer):
         return pack(mean_target([peer / self_inner(peer).pow(0.25).clamp_min(1e-30) for peer in peers]))
 
 
-def _without_peers(keys: Keys) -> Traits:
-    """Return FedHeNN's traits for clients that send nothing about the RAD."""
-    of_fedhenn = traits(keys)
-    sends = {name: kind for name, kind in of_fedhenn.sends.items() if name not in ("features", "posteriors")}
-    return replace(of_fedhenn, other_arrays="", sends=sends)
+class WithoutPeers(Keys):
+    """Keys of clients that send nothing about the RAD."""
+
+    @property
+    def sent(self) -> str:
+        """Return an empty string, for nothing."""
+        return ""
 
 
 def _of_one_size(keys: Keys) -> Traits:
@@ -74,7 +76,7 @@ def _of_one_size(keys: Keys) -> Traits:
     return replace(traits(keys), other_arrays="")
 
 
-own = FedHeNNServer.method.variant("fedhenn-own", client=OwnTarget, traits=_without_peers)
-inputs = FedHeNNServer.method.variant("fedhenn-inputs", client=InputsTarget, traits=_without_peers)
+own = FedHeNNServer.method.variant("fedhenn-own", client=OwnTarget, Options=WithoutPeers)
+inputs = FedHeNNServer.method.variant("fedhenn-inputs", client=InputsTarget, Options=WithoutPeers)
 hostile = FedHeNNServer.method.variant("fedhenn-hostile", server=HostileFifth)
 frobenius = FedHeNNServer.method.variant("fedhenn-frobenius", server=FrobeniusTarget, traits=_of_one_size)

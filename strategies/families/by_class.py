@@ -15,6 +15,9 @@ from fedhet.server import STRUCTURE, Common, FederatedStrategy, State, Traits
 MOST_CLASSES = 2**16
 """The largest number of classes that a network may have; clients allocate memory for all of them."""
 
+WIDTH = "representation width"
+"""Name of the width that all clients have in common, in `State.common`."""
+
 PROTOTYPES = Traits(keeps="model", other_arrays="whole", sends={"prototypes": "prototypes", "width": STRUCTURE})
 """Traits of methods whose clients keep their networks and send mean representations of classes."""
 
@@ -65,8 +68,7 @@ class ByClass(FederatedStrategy[P, C]):
         return Payload({"prototypes": self.state.prototypes} if self.state.prototypes else {})
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        remedy = f"set {self.method.family}.width, to which all representations are then projected"
-        return {"representation width": Common(width_of(reply), remedy)}
+        return common_width(reply, self.method.family)
 
     def admit(self, reply: Reply) -> None:
         self.state.width = width_of(reply)
@@ -110,6 +112,11 @@ class ByClass(FederatedStrategy[P, C]):
         classes = np.array(sorted(map(int, averages)), np.int64)
         means = np.array([averages[str(number)] for number in classes], np.float32)
         return {"classes": classes, "means": means.reshape(-1, self.state.width), "counts": np.ones_like(classes)}
+
+
+def common_width(reply: Reply, family: str) -> Mapping[str, Common]:
+    """Return the width of a client's representations, for `FederatedStrategy.common`; `family` prefixes its key."""
+    return {WIDTH: Common(width_of(reply), f"set {family}.width, to which all representations are then projected")}
 
 
 def width_of(reply: Reply) -> int:

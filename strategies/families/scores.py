@@ -60,15 +60,8 @@ class Scores(FederatedStrategy[Q, T]):
 
     def check_reply(self, reply: Reply) -> None:
         reply.values.number("distance", 0.0)
-        if not self.sent_in(self.state.round + 1):
-            return
-        scores = packed_rows(reply, "scores")
-        expected = (len(self.rows(1)), self.state.classes)
-        if scores.shape != expected:
-            raise WireError(
-                f"the client's scores have shape {list(scores.shape)}, expected {list(expected)}: "
-                "use the server's public dataset and version of fedhet"
-            )
+        if self.sent_in(self.state.round + 1):
+            packed_rows(reply, "scores", len(self.rows(1)), self.state.classes)
 
     def rows(self, round: int) -> NDArray[np.int32]:
         """Return the indices of the public examples of a round, drawn at random from the seed."""
@@ -92,17 +85,27 @@ def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> N
     return numpy_generator(seed, purpose, round).permutation(size)[:count].astype(np.int32)
 
 
-def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | None = None) -> Tensor:
-    """Return the matrix `name` (n, d) of a reply; raise a WireError if it is missing or `check(matrix)` fails."""
+def packed_rows(
+    reply: Reply, name: str, rows: int, columns: int | None = None, check: Callable[[Tensor], object] | None = None
+) -> Tensor:
+    """Return the matrix `name` of a reply, with a row for each of `rows` public examples.
+
+    Raises a WireError if it is missing, has another number of rows or `columns`, or if `check(matrix)` fails.
+    """
     if name not in reply.arrays:
         raise WireError(f"the client's reply has no array {name!r}: use the server's version of fedhet")
     try:
-        rows = unpack(reply.arrays[name])
+        values = unpack(reply.arrays[name])
+        if len(values) != rows or columns not in (None, values.shape[1]):
+            raise ValueError(
+                f"it has shape {list(values.shape)}, expected {[rows, columns or values.shape[1]]}: use the server's "
+                "public dataset and version of fedhet"
+            )
         if check:
-            check(rows)
+            check(values)
     except ValueError as error:
         raise WireError(f"the client's array {name} cannot be used: {error}; check the client's mods") from error
-    return rows
+    return values
 
 
 def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignment"]) -> dict[str, float]:

@@ -343,12 +343,21 @@ def test_too_small_public_dataset(settings: dict[str, Any], message: str, run: F
 PUBLIC = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
 
 
-def test_train_union_with_a_public_dataset() -> None:
-    with pytest.raises(
-        ConfigError,
-        match="'train-union' takes the public examples from the training examples .* but a public dataset was passed",
-    ):
-        FedHeNN(rad_source="train-union", public=PUBLIC)
+@pytest.mark.parametrize("settings", [{"public": PUBLIC}, {"dataset": "own"}])
+def test_train_union_with_other_data(settings: dict[str, Any]) -> None:
+    strategy = FedHeNN(rad_source="train-union", **settings)
+    with pytest.raises(ConfigError, match="'train-union' takes the public examples from the training examples"):
+        strategy.public_dataset()
+
+
+def test_train_union_of_own_data(run: Federate) -> None:
+    examples = torch.rand(20, 1, 8, 8), torch.arange(20) % 2
+    with pytest.raises(FedhetError, match="must be of a configured data set: set fedhenn.rad-source = held-out"):
+        run(
+            {"fedhenn.rad-source": "train-union", "public-samples": 0},
+            data=lambda client: {"train": examples, "test": examples},
+            model=lambda client: nn.Sequential(nn.Flatten(), nn.Linear(64, 2)),
+        )
 
 
 @pytest.mark.parametrize("row", [-1, 10])

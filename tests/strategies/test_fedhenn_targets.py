@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedhet import make_client_app
 from fedhet.algorithms.alignment.targets import unpack
-from fedhet.client_apps.fedhenn import FedHeNN, contrast
+from fedhet.algorithms.contrast import info_nce
+from fedhet.client_apps.fedhenn import FedHeNN
 from fedhet.config.configuration import resolve
 from fedhet.engines.running import run_locally
 from fedhet.models.representation import Representation
@@ -93,13 +94,13 @@ def test_defaults_by_target(target: str, eta0: float, schedule: str) -> None:
 # ---- contrast
 
 
-def test_contrast_by_hand() -> None:
+def test_info_nce_by_hand() -> None:
     generator = torch.Generator().manual_seed(0)
     own, one, other = (torch.randn(5, 3, dtype=torch.float64, generator=generator) for _ in range(3))
     peers = [peer / peer.norm(dim=1, keepdim=True) for peer in (one, other)]
     found = own.clone().requires_grad_()
     expected = own.clone().requires_grad_()
-    value = contrast(found, torch.cat(peers, 1), temperature=0.2)
+    value = info_nce(found, torch.cat(peers, 1), temperature=0.2)
     value.backward()
     losses = []
     for peer in peers:
