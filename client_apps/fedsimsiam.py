@@ -11,7 +11,7 @@ from fedhet.models.representation import Representation
 from fedhet.strategies.fedsimsiam import Keys
 from fedhet.training import Loss, Step, Term
 
-from .families.contrast import LinearEvaluation
+from .families.contrast import LinearEvaluation, layer
 
 
 class FedSimSiam(LinearEvaluation[Keys]):
@@ -20,20 +20,15 @@ class FedSimSiam(LinearEvaluation[Keys]):
         """Return the `projector`, of three layers, and the `predictor`, of two with a bottleneck (section 3)."""
         width = keys.width
         last = nn.Linear(width // 4, width, dtype=dtype)
-        projector = [*_layer(inputs, width, dtype), *_layer(width, width, dtype), *_layer(width, width, dtype)[:2]]
+        projector = [*layer(inputs, width, dtype), *layer(width, width, dtype), *layer(width, width, dtype)[:2]]
         return {
             "projector": nn.Sequential(*projector),
-            "predictor": nn.Sequential(*_layer(width, width // 4, dtype), last),
+            "predictor": nn.Sequential(*layer(width, width // 4, dtype), last),
         }
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         phi = self.client.representation
         return (Term(distance_of_views, captures={"phi": phi}, phi=phi),)
-
-
-def _layer(inputs: int, outputs: int, dtype: torch.dtype) -> list[nn.Module]:
-    linear = nn.Linear(inputs, outputs, bias=False, dtype=dtype)
-    return [linear, nn.BatchNorm1d(outputs, dtype=dtype), nn.ReLU()]
 
 
 def distance_of_views(step: Step, phi: Representation) -> Tensor:

@@ -6,7 +6,7 @@
 With `teach = true`, clients then learn the logits f_w(x) for an epoch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,16 +15,12 @@ from torch import Tensor, nn
 
 from fedhet import models
 from fedhet.data import Examples
-from fedhet.errors import FedhetError
 from fedhet.messages import Reply, load_into, to_arrays
-from fedhet.models.representation import precision
 from fedhet.server import METRICS, Traits, method, option
-from fedhet.setup import client_setup
 from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft_divergence
-from fedhet.utils.machine import device_of
 from fedhet.utils.process import standard_settings
 
-from .families.at_server import build_at_server, train_at_server
+from .families.at_server import PublicAtServer, build_at_server
 from .families.scores import Scores, ScoresKeys, ScoresState, distance_metric
 
 
@@ -62,32 +58,22 @@ class ServerModel(ScoresState):
     common={"test-on": "both"},
     own={"feddf.server-steps": 100},
 )
-class FedDF(Scores[Keys, ServerModel]):
+class FedDF(Scores[Keys, ServerModel], PublicAtServer[Keys, ServerModel]):
     """FedDF: the global model learns the mean of clients' logits; if `teach = true`, clients then learn its logits."""
-
-    @property
-    def public(self) -> Tensor:
-        """The inputs of the public dataset; raises a FedhetError if only the clients have it."""
-        if self.run.public is None:
-            raise FedhetError("feddf's server needs public data: set public-samples, or make_server_app(public=...)")
-        return self.run.public.inputs
 
     def admit(self, reply: Reply) -> None:
         super().admit(reply)
         state = self.state
-        own_data = self.run.own_data or reply.report.own_data
         if not state.model:
-            example = self._transform(None, own_data=own_data)(self.public[:1])
+            example = self.transform(own_data=reply.report.own_data)(self.public.inputs[:1])
             state.shape = [*example.shape[1:]]
             state.integers = not example.is_floating_point()
             state.model = to_arrays(self.network().state_dict())
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        device = device_of("cpu" if self.config.device == "cpu" else "auto")
-        network = self.network().to(device)
-        inputs = self.public[torch.from_numpy(self.rows(round + 1)).long()].to(device)
-        examples = Examples(inputs, self.mean(replies).to(device))
-        transform = self._transform(network, own_data=self.run.own_data)
+        network = self.network()
+        inputs = self.public.inputs[torch.from_numpy(self.rows(round + 1)).long()]
+        examples = Examples(inputs, self.mean(replies))
         many_labels = self.run.task == "multi-label"
         rate = self.options.server_learning_rate
         schedule = partial(learning_rate, "cosine", rate)
@@ -97,12 +83,10 @@ class FedDF(Scores[Keys, ServerModel]):
             return soft_divergence(step.outputs, step.labels.to(step.outputs.dtype), 1.0, many_labels=many_labels)
 
         phase = Phase(0, steps, steps=self.options.server_steps, terms=(divergence,), task_weight=0.0)
-        self.state.model, trained = train_at_server(
-            network, self.state.model, phase, examples, self.config.seed, round, transform
-        )
+        self.state.model, trained = self.train_on_public(network, self.state.model, phase, examples, round)
         if self.options.teach and trained:
             with standard_settings():
-                self.teach(round, read(network, inputs, transform).cpu())
+                self.teach(round, read(network, inputs.to(self.device), self.transform(network)).cpu())
         return distance_metric(replies.values(), "distance") | trained
 
     def global_model(self) -> nn.Module | None:
@@ -115,7 +99,3 @@ class FedDF(Scores[Keys, ServerModel]):
         network = build_at_server(build, self.config.seed)
         load_into(network.state_dict(), self.state.model)
         return network
-
-    def _transform(self, network: nn.Module | None, *, own_data: bool) -> Callable[[Tensor], Tensor]:
-        dataset = None if own_data else client_setup.dataset_of(self.config)
-        return client_setup.transform_of(dataset, None if network is None else precision(network))

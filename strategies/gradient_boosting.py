@@ -1,17 +1,8 @@
 """Gradient boosting (Friedman, 2001): each client fits boosted trees with histograms to its own examples."""
 
-from fedhet.methods.method import method
-
-from .families.classifiers import ONE_ROUND, TRAITS, Classifiers, Keys
+from .families.classifiers import Classifiers, classifier
 
 
-@method(
-    "gradient-boosting",
-    TRAITS,
-    Keys,
-    client="fedhet.client_apps.gradient_boosting:GradientBoosting",
-    common=ONE_ROUND,
-    own=ONE_ROUND,
-)
+@classifier("gradient-boosting", "fedhet.client_apps.gradient_boosting:GradientBoosting")
 class GradientBoosting(Classifiers):
     """Gradient boosting: a client fits boosted trees with histograms to its examples."""

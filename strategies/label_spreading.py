@@ -2,18 +2,9 @@
 
 from dataclasses import replace
 
-from fedhet.methods.method import method
-
-from .families.classifiers import ONE_ROUND, TRAITS, Classifiers, Keys
+from .families.classifiers import TRAITS, Classifiers, classifier
 
 
-@method(
-    "label-spreading",
-    replace(TRAITS, public="inputs"),
-    Keys,
-    client="fedhet.client_apps.label_spreading:LabelSpreading",
-    common=ONE_ROUND,
-    own=ONE_ROUND,
-)
+@classifier("label-spreading", "fedhet.client_apps.label_spreading:LabelSpreading", replace(TRAITS, public="inputs"))
 class LabelSpreading(Classifiers):
     """Label spreading: a client spreads its labels over a k-NN graph of private and public inputs."""

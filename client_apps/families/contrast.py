@@ -30,6 +30,11 @@ def projection_head(inputs: int, width: int, dtype: torch.dtype) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, inputs, dtype=dtype), nn.ReLU(), nn.Linear(inputs, width, dtype=dtype))
 
 
+def layer(inputs: int, outputs: int, dtype: torch.dtype) -> list[nn.Module]:
+    """Return a new linear layer (n, inputs) -> (n, outputs) without bias, BatchNorm and a ReLU."""
+    return [nn.Linear(inputs, outputs, bias=False, dtype=dtype), nn.BatchNorm1d(outputs, dtype=dtype), nn.ReLU()]
+
+
 class TwoViews(ClientSide[V]):
     """Base class of client sides that train an encoder without labels, on two views of each example.
 
@@ -82,13 +87,9 @@ class LinearEvaluation(TwoViews[E]):
 
     @classmethod
     def modules(cls, inputs: int, keys: E, dtype: torch.dtype) -> Mapping[str, nn.Module]:
-        first, last = (
-            nn.Linear(inputs, inputs, bias=False, dtype=dtype),
-            nn.Linear(inputs, keys.width, False, dtype=dtype),
-        )
         # SimCLR's code normalises projections, so that all of them cannot move in one direction.
-        norms = nn.BatchNorm1d(inputs, dtype=dtype), nn.BatchNorm1d(keys.width, dtype=dtype)
-        return {"projector": nn.Sequential(first, norms[0], nn.ReLU(), last, norms[1])}
+        projector = [*layer(inputs, inputs, dtype), *layer(inputs, keys.width, dtype)[:2]]
+        return {"projector": nn.Sequential(*projector)}
 
     def refine(self, when: str) -> Sequence[Phase]:
         if when != "received":

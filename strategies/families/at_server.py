@@ -9,12 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhet.data import Examples
-from fedhet.errors import ModelError
+from fedhet.data import Examples, PublicDataset
+from fedhet.errors import FedhetError, ModelError
 from fedhet.messages import Arrays, Reply, check_room, load_into, to_arrays
-from fedhet.server import Common, option
+from fedhet.models.representation import precision
+from fedhet.server import Common, FederatedStrategy, Options, State, option
+from fedhet.setup import client_setup
 from fedhet.tasks import Task
 from fedhet.training import Loss, Optimisation, Phase, Training
+from fedhet.utils.machine import device_of
 from fedhet.utils.process import standard_settings
 from fedhet.utils.randomness import derive_seed, seeded, torch_generator
 from fedhet.utils.text import log
@@ -22,6 +25,8 @@ from fedhet.utils.text import log
 from .by_class import ByClass, ClassState, WidthKeys, outputs_of
 
 N = TypeVar("N", bound=nn.Module)
+P = TypeVar("P", bound=Options)
+S = TypeVar("S", bound=State)
 
 
 def build_at_server(build: Callable[[], N], seed: int) -> N:
@@ -63,6 +68,38 @@ def train_at_server(
         return weights, {}
     metrics = {} if trained.mean_loss is None else {"server_loss": trained.mean_loss}
     return to_arrays(network.state_dict()), metrics
+
+
+class PublicAtServer(FederatedStrategy[P, S]):
+    """Base class of strategies whose server trains a network on the public dataset."""
+
+    @property
+    def public(self) -> PublicDataset:
+        """The public dataset; raises a FedhetError if only the clients have it."""
+        if self.run.public is None:
+            raise FedhetError(
+                f"{self.method.family}'s server needs public data: set public-samples, or pass public= to "
+                "make_server_app"
+            )
+        return self.run.public
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which the server trains: a GPU if there is one, unless the key `device` is cpu."""
+        return device_of("cpu" if self.config.device == "cpu" else "auto")
+
+    def transform(self, network: nn.Module | None = None, *, own_data: bool = False) -> Callable[[Tensor], Tensor]:
+        """Return the function from raw inputs to a network's inputs; `own_data`: of a client that is not admitted."""
+        dataset = None if self.run.own_data or own_data else client_setup.dataset_of(self.config)
+        return client_setup.transform_of(dataset, None if network is None else precision(network))
+
+    def train_on_public(
+        self, network: nn.Module, weights: Arrays, phase: Phase, examples: Examples, round: int
+    ) -> tuple[Arrays, dict[str, float]]:
+        """Train a network on `device` by `train_at_server`, and leave it there."""
+        network.to(self.device)
+        examples = Examples(examples.inputs.to(self.device), examples.labels.to(self.device))
+        return train_at_server(network, weights, phase, examples, self.config.seed, round, self.transform(network))
 
 
 COPIES = 8

@@ -8,36 +8,32 @@ import torch
 
 from fedhet.data import Examples
 from fedhet.data.views import random_views, two_views
-from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import registry
 from fedhet.methods.sharing import BODY, NetworkDescription, Sharing
-from fedhet.models.representation import Representation, precision
-from fedhet.server import Arrays, Config, FederatedStrategy, Options, State, Traits, option
-from fedhet.setup import client_setup
+from fedhet.models.representation import Representation
+from fedhet.server import Arrays, Options, State, Traits, option
 from fedhet.training import Phase
-from fedhet.utils.machine import device_of
 from fedhet.utils.statistics import in_order
 
-from .at_server import build_at_server, train_at_server
+from .at_server import PublicAtServer, build_at_server
 
 P = TypeVar("P", bound=Options)
 S = TypeVar("S", bound=State)
 
 
-def _encoder(network: NetworkDescription) -> Callable[[str], str | None]:
-    place = network.head.removesuffix("head")
-    return lambda name: None if name.startswith(place) else name
+def _beside_head(network: NetworkDescription, name: str) -> bool:
+    """Return whether the array `name` is of the head or of a module beside it."""
+    return name.startswith(network.head.removesuffix("head"))
 
 
-def _network(network: NetworkDescription) -> Callable[[str], str | None]:
-    place = network.head.removesuffix("head")
-    return lambda name: None if name.startswith(place) and not name.startswith(f"{network.head}.") else name
-
-
-ENCODER = Sharing(_encoder)
+ENCODER = Sharing(lambda network: lambda name: None if _beside_head(network, name) else name)
 """All arrays but those of the head and of the modules beside it, such as the projection head."""
 
-NETWORK = Sharing(_network)
+NETWORK = Sharing(
+    lambda network: (
+        lambda name: name if not _beside_head(network, name) or name.startswith(f"{network.head}.") else None
+    )
+)
 """All arrays but those of the modules beside the head."""
 
 
@@ -57,15 +53,11 @@ class EncoderKeys(ViewsKeys):
     probe: Literal["own", "public"] = option(
         "own", "labels of the linear classifier that is evaluated: the client's own, or the public dataset's"
     )
-    labels: float = option(1.0, "fraction of a client's examples whose labels are used", above=0, at_most=1)
+    labels: float = option(
+        1.0, "fraction of a client's examples whose labels are used", above=0, at_most=1, needs={"probe": ("own",)}
+    )
     probe_epochs: int = option(100, "number of epochs of the linear classifier", at_least=1)
     probe_learning_rate: float = option(0.01, "learning rate of the linear classifier's Adam", above=0)
-
-    def check(self, config: Config) -> None:
-        """Check that `labels` is 1 if labels are the public dataset's; raise a ConfigError otherwise."""
-        if self.probe == "public" and self.labels < 1:
-            key = f"{config.family}.labels = {self.labels}"
-            raise ConfigError(f"{key} has no effect if {config.family}.probe = public: set one of them")
 
 
 def encoder_traits(keys: EncoderKeys) -> Traits:
@@ -79,7 +71,7 @@ def encoder_traits(keys: EncoderKeys) -> Traits:
     )
 
 
-class ViewsAtServer(FederatedStrategy[P, S]):
+class ViewsAtServer(PublicAtServer[P, S]):
     """Base class of strategies whose server trains a network like the clients' on views of the public dataset."""
 
     copies = 8
@@ -94,19 +86,10 @@ class ViewsAtServer(FederatedStrategy[P, S]):
         and no metric.
         """
         config = self.config
-        public = self.run.public
-        if public is None:
-            family = self.method.family
-            raise FedhetError(
-                f"{family}'s server needs public data: set public-samples, or pass public= to make_server_app"
-            )
-        device = device_of("cpu" if config.device == "cpu" else "auto")
+        public = self.public
         client = in_order(self.state.clients)[0]
-        network = build_at_server(lambda: self.run.network_like(client, adapted=True), config.seed).to(device)
+        network = build_at_server(lambda: self.run.network_like(client, adapted=True), config.seed)
         labels = torch.zeros(len(public), dtype=torch.long) if public.labels is None else public.labels
-        examples = Examples(public.inputs.to(device), labels.to(device))
-        dataset = None if self.run.own_data else client_setup.dataset_of(config)
-        transform = client_setup.transform_of(dataset, precision(network))
         phi = Representation(network, registry.client_side(self.method.name).head_of(config), config.representation)
         phase = replace(phase_of(phi), augment=two_views(random_views), task_weight=0.0)
-        return train_at_server(network, weights, phase, examples, config.seed, round, transform)
+        return self.train_on_public(network, weights, phase, Examples(public.inputs, labels), round)
