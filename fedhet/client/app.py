@@ -166,6 +166,7 @@ class Answers:
         self._noise = noise or noise_multiplier(clipping)
         self._backend = backend
         self._settings = settings
+        self._owners: dict[tuple[str, str], str] = {}  # the first client with these training examples in a run
 
     def app(self, mods: list[Any] | None = None) -> ClientApp:
         """Return a Flower ClientApp that answers the messages of fedhet's server, which first pass through `mods`."""
@@ -320,7 +321,7 @@ class Answers:
         job.seed()
         work.restore(job)
         client.store.make_room()
-        check_unchanged(job)
+        check_unchanged(job, None if self._backend else self._owners)
         public = public_dataset_in(job.payload)
         if public is None:
             public = _own_public_dataset(job)

@@ -13,8 +13,8 @@ from fedhet.client.job import Job
 from fedhet.data import ClientData, Examples
 from fedhet.data.examples import digest
 from fedhet.data.names import CLASSES, shown
-from fedhet.data.reading import LazyInputs
-from fedhet.data.scales import check_scales, scales_of
+from fedhet.data.reading import LazyInputs, single
+from fedhet.data.scales import LARGEST_RATIO, check_scales, scales_of
 from fedhet.errors import DataError, FedhetError, ModelError, Refused
 from fedhet.messages import WireError
 from fedhet.messages.protocol import HANDSHAKE
@@ -101,7 +101,12 @@ def check_model(
     if function is not None and (problem := _unlike_in_training(model, inputs)):
         raise ModelError(f"{owner} returns {problem}{origin}")
     notes = [_note(representation, head if guessed else None, outputs, task, last), unlike]
-    notes += _notes_on_data(data.train, rows, task, inferred=task is not asked)
+    notes += _notes_on_data(data, rows, task, inferred=task is not asked)
+    if function is not None and not _repeatable_outputs(model, inputs, outputs):
+        notes.append(
+            f"in evaluation mode, outputs of {owner} depend on chance or on the other examples of a batch, and so do "
+            "its scores: use dropout in training only, as nn.Dropout or F.dropout(..., training=self.training)"
+        )
     if function is not None and unsaved_state(model, inputs[:2]):
         notes.append(
             f"{owner} keeps values from training that its state dict lacks, such as a counter: files and other "
@@ -112,14 +117,21 @@ def check_model(
     return ModelCheck(task, task.outputs.scores(outputs).shape[-1], "; ".join(filter(None, notes)))
 
 
-def _notes_on_data(train: Examples, rows: Tensor, task: Task, *, inferred: bool) -> Iterator[str]:
-    """Yield what is unusual in training examples for their task; `rows` are the first raw inputs."""
+def _notes_on_data(data: ClientData, rows: Tensor, task: Task, *, inferred: bool) -> Iterator[str]:
+    """Yield what is unusual in a client's examples for their task; `rows` are the first raw training inputs."""
+    train = data.train
+    if count := _repeated(train, data.test):
+        yield (
+            f"{count} of {len(data.test)} test examples have inputs and label of training examples: if they are the "
+            "same examples, scores are too high"
+        )
     if inferred and task.name == "multi-label" and bool((train.labels.sum(1) == 1).all()):
         yield (
             "each of the client's examples has exactly one of several labels: if these are classes, give their numbers "
             "as labels, labels.argmax(1)"
         )
-    if any(map(_unscaled, parts_of(rows).values())):
+    images = [part for part in parts_of(rows).values() if part.ndim == 4 and part.is_floating_point()]
+    if any(LARGEST_RATIO < part.max() <= 255 for part in images):
         yield (
             "the client's images are floats up to 255, which are not scaled, as images of bytes are (to [0, 1]): "
             "convert them to torch.uint8, or divide all clients' images by 255"
@@ -144,11 +156,24 @@ def _labels_are_inputs(examples: Examples) -> bool:
     return bool(counted.any()) and any(torch.equal(part[counted], labels[counted]) for part in alike)
 
 
-def _unscaled(images: Tensor) -> bool:
-    """Return whether inputs are images (n, channels, height, width) of floats that have the values of bytes."""
-    if images.ndim != 4 or not images.is_floating_point():
-        return False
-    return bool(2 < images.max() <= 255) and bool(((images >= 0) & (images == images.round())).all())
+def _repeated(train: Examples, test: Examples) -> int:
+    """Return the number of test examples in memory that are training examples, if they are more than half, or 0."""
+    hashes: list[list[int]] = []
+    for part in (train, test):
+        if type(part.inputs) is not Tensor or not part.inputs.numel():
+            return 0
+        rows = single(part.inputs).flatten(1) if part.inputs.ndim > 1 else part.inputs[:, None]
+        pairs = zip(rows.cpu().contiguous().view(torch.uint8).numpy(), part.labels.tolist(), strict=True)
+        hashes.append([hash((row.tobytes(), str(label))) for row, label in pairs])
+    known = {*hashes[0]}
+    count = sum(row in known for row in hashes[1])
+    return count if count > len(test) / 2 else 0
+
+
+def _repeatable_outputs(model: nn.Module, inputs: Tensor, outputs: Tensor) -> bool:
+    """Return whether a network gives the first of `inputs` the same `outputs` again, and without the others."""
+    again = forward(model, inputs[:2].clone(), learns=False)[0]
+    return torch.allclose(again.float(), outputs[:2].float(), rtol=1e-2, atol=1e-3, equal_nan=True)
 
 
 def _unlike_in_training(model: nn.Module, inputs: Tensor) -> str:
@@ -323,11 +348,12 @@ def _shapes(inputs: Tensor) -> str:
     return ", ".join(f"{name} of shape {list(part.shape[1:])}" for name, part in parts_of(inputs).items())
 
 
-def check_unchanged(job: Job) -> None:
+def check_unchanged(job: Job, owners: dict[tuple[str, str], str] | None = None) -> None:
     """Check that a client's task, network and examples are as in the run's first handshake; raise `Refused` otherwise.
 
     `job` has the client. The first handshake saves digests (hashes) in the client's files, which are never sent. Later
-    messages check the examples only, since another process may have split the client's data differently.
+    messages check the examples only, since another process may have split the client's data differently. `owners` has
+    the first client with given training examples (run and digest); another one with the same is told so.
     """
     store, request = job.client.store, job.client.request
     asked = request.question == HANDSHAKE
@@ -340,6 +366,11 @@ def check_unchanged(job: Job) -> None:
         if not asked:
             remedy = "draw from the global generators of torch, NumPy and Python, which are seeded for each client"
         raise Refused(f"the client's {', '.join(changed)} changed since this run began: {remedy}")
+    first = job.client.name
+    if owners is not None and job.client.own_data:
+        first = owners.setdefault((request.run, now[PARTS["train"]]), first)
+    if first != job.client.name:
+        job.say(f"its training examples are those of client {first}: give each client its own, by partition_id")
 
 
 def _digests_of_examples(job: Job) -> dict[str, str]:

@@ -15,7 +15,7 @@ from fedhet.config import configuration
 from fedhet.config.toml import load
 from fedhet.data import ClientData, Examples
 from fedhet.data.examples import relabelled
-from fedhet.data.names import CLASSES, Names, alike, renumbering, shown
+from fedhet.data.names import CLASSES, Names, alike, plain, renumbering, shown
 from fedhet.data.pooled import Pooled, as_pooled
 from fedhet.data.scales import Scales, check_scales, scales_of
 from fedhet.errors import ConfigError, DataError, FedhetError
@@ -136,6 +136,7 @@ def evaluate(
     clients: Sequence[str] = ()
     if isinstance(data, Mapping) and data.keys() == {"test"}:
         pool = as_pooled(data["test"])
+        pool.check_finite()
         clients = pool.clients
         data = partial(_tested, pool)
     functions = UserFunctions(model, _with_training_part(data) if callable(data) else data, task)
@@ -224,15 +225,18 @@ def _fill(
                 owner = next((other for other in known if other not in personal), owner)
             try:
                 network = network_of(owner)
-                test = _aligned(data, names_of_model(models / f"{file_name(name)}.safetensors"))
+                names = names_of_model(models / f"{file_name(name)}.safetensors")
+                test = _aligned(data, names)
                 task = data.dataset.task if data.dataset else as_task(functions.task)
                 if len(test):
                     inputs = transform_of(data.dataset, precision(network))(test.inputs[:2])
                     outputs_of(network.eval(), inputs, "test inputs", functions.model_of)
                 both = {"the inputs of the run": scales.get(owner, whole), f"client {client}'s": scales_of(test.inputs)}
-                if (warning := check_scales(both)) and warning not in result.warnings:
-                    log.warning("%s", warning)
-                    result.warnings.append(warning)
+                warnings = [check_scales(both), *_nameless(data, names, client)]
+                for warning in filter(None, warnings):
+                    if warning not in result.warnings:
+                        log.warning("%s", warning)
+                        result.warnings.append(warning)
                 score = scored(network, test, task, data.dataset, config, device_of(config.device))
             except Exception as error:  # whatever a network raises for inputs that do not fit it
                 result.refused[name, client] = f"model {name} at client {client}: {type(error).__name__}: {error}"
@@ -254,6 +258,13 @@ def _aligned(data: ClientData, names: Names) -> Examples:
             raise DataError(f"{differ}: give the data the names that they had in the network's run")
         test = relabelled(test, renumbering(ours, theirs))
     return test
+
+
+def _nameless(data: ClientData, names: Names, client: str) -> list[str]:
+    """Return sentences about `names` of the network that a client's data lack."""
+    lacking = [kind for kind, listed in names.items() if plain(data.names.get(kind, ())) and not plain(listed)]
+    order = "give names to the {}, or check that their order is {}"
+    return [f"client {client}: {order.format(kind, shown(names[kind]))}" for kind in lacking]
 
 
 def _write(result: ModelsByClients) -> None:

@@ -74,6 +74,56 @@ def test_images_with_the_values_of_bytes_are_pointed_out(new_watch: Any, scale: 
     assert any("images are floats up to 255" in line for line in strategy.run.told) is told
 
 
+def remarks(new_watch: Any, *, network: Any = model, **options: Any) -> str:
+    """Return the warnings of two clients' run."""
+    strategy = fedhet.FedAvg(rounds=1, learning_rate=1e-6, observers=[new_watch()])
+    strategy.start(LocalGrid(make_client_app(network, **options), 2))
+    return " ".join(strategy.run.told)
+
+
+def halves(client: Any) -> Any:
+    mine = slice(client.partition_id, None, 2)
+    return (INPUTS[mine][:10], LABELS[mine][:10]), (INPUTS[mine][10:], LABELS[mine][10:])
+
+
+def test_examples_that_are_used_twice_are_named(new_watch: Any) -> None:
+    assert remarks(new_watch, data=halves) == ""
+    alike = lambda: ((INPUTS[:20], LABELS[:20]), (INPUTS[20:], LABELS[20:]))  # noqa: E731
+    assert "its training examples are those of client 0" in remarks(new_watch, data=alike)
+    leaking = lambda client: (halves(client)[0], tuple(part.flip(0)[:6] for part in halves(client)[0]))  # noqa: E731
+    assert "6 of 6 test examples have inputs and label of training examples" in remarks(new_watch, data=leaking)
+    relabelled = lambda client: (halves(client)[0], (halves(client)[0][0], (halves(client)[0][1] + 1) % 3))  # noqa: E731
+    assert remarks(new_watch, data=relabelled) == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda inputs: nn.functional.dropout(inputs, 0.5), lambda inputs: inputs - inputs.mean(0)],
+    ids=["chance", "batch"],
+)
+def test_outputs_that_depend_on_chance_or_the_batch_are_named(new_watch: Any, change: Any) -> None:
+    class Network(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(change(inputs))
+
+    told = remarks(new_watch, network=lambda: Network(4, 3), data=halves)
+    assert "outputs of the client's Network depend on chance or on the other examples of a batch" in told
+
+
+@pytest.mark.parametrize(
+    ("shape", "remedy"), [((40, 6, 6, 3), "inputs.permute(0, 3, 1, 2)"), ((40, 6, 6), "inputs[:, None]")]
+)
+def test_images_with_their_channels_elsewhere(refused: Any, shape: tuple[int, ...], remedy: str) -> None:
+    def convolution() -> nn.Module:
+        first = nn.Conv2d(1 if len(shape) == 3 else 3, 4, 3)
+        return nn.Sequential(first, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+    part = torch.rand(shape, generator=torch.Generator().manual_seed(0)), LABELS
+    assert f"give images as (n, channels, height, width), such as {remedy}" in refused(
+        convolution, lambda: (part, part)
+    )
+
+
 # ---- numbers that are not finite
 
 

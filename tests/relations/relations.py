@@ -172,6 +172,29 @@ class Renumbered(Program):
         return super().rows(self.chosen[client], part)
 
 
+@relation(form="frame", task="classification", network=("mlp", "start"), sizes="equal")
+def names_of_new_examples(draw: Draw, program: Program, folder: Path) -> None:
+    """Saved networks score new examples alike with columns and classes in another order, and refuse other names."""
+    outcome = complete(program, folder)
+    rows = program.rows(7, "test")
+    columns, classes = order(draw, len(rows.columns)), order(draw, 3)
+    first = evaluated(program, outcome, rows)
+    assert evaluated(program, outcome, rows.reordered(list(columns)).renumbered(list(classes))) == first
+    kind = draw(st.sampled_from(("columns", "classes")))
+    changed = evaluated(program, outcome, replace(rows, **{kind: ("height", *getattr(rows, kind)[1:])}))
+    assert isinstance(first, str) or (isinstance(changed, str) and "height" in changed)
+
+
+def evaluated(program: Program, outcome: Outcome, rows: Rows) -> list[list[str]] | str:
+    """Return the table of a run's models by clients, with the same new examples at each, or why there is none."""
+    data = {"test": FORMS[program.form](rows, program)}
+    try:
+        with outcomes.kept_log():
+            return fedhet.evaluate(outcome.folder, model=program.model, data=data).table
+    except FedhetError as error:
+        return str(error).partition("\n")[2]
+
+
 # ---- the same examples
 
 
