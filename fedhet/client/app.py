@@ -40,7 +40,6 @@ from fedhet.messages.protocol import (
     MOST_LISTS,
     names_text,
     public_dataset_in,
-    scales_text,
 )
 from fedhet.methods import registry
 from fedhet.methods.method import Method
@@ -400,8 +399,9 @@ class Answers:
         report.groups = groups_to_json(client.part.groups) if client.part else ""
         if not (job.policy.deployed or self._backend) and 1 < len(counts := by_name(job)) <= MOST_LISTS:
             report.classes = names_text({name: [str(count)] for name, count in counts.items()})
-        if client.own_data and not self._backend and job.policy.tells_scales(len(client.data.train)):
-            report.scales = scales_text(scales_of(client.data.train.inputs))
+        if client.own_data and evaluates and not self._backend:
+            scales = scales_of(client.data.train.inputs)
+            report.scales = names_text({name: (kind, f"{size:.1g}") for name, (kind, size) in scales.items()})
         # Only the local engine makes batches.
         report.alike = "" if job.policy.deployed or self._backend or in_ray() else _alike(client)
         public = _own_public_dataset(job)

@@ -285,18 +285,17 @@ def outputs_of(model: nn.Module, inputs: Tensor, words: str, function: ModelFunc
 def _remedy(model: nn.Module, inputs: Tensor) -> str:
     """Return what changes `inputs` so that a network can process them, or an empty string."""
     dtype = precision(model)
-    parts = parts_of(inputs).values()
-    changes: list[tuple[str, Callable[[Tensor], Tensor]]] = []
-    if dtype and not any(part.is_floating_point() for part in parts):
-        floats = "give it floats, such as inputs.float() or table.astype(float), in all parts of the data"
-        changes.append((floats, lambda part: part.to(dtype)))
     images = "give images as (n, channels, height, width), such as"
-    if all(part.ndim == 4 for part in parts):
-        last = f"the last axis looks like the channels: {images} inputs.permute(0, 3, 1, 2)"
-        changes.append((last, lambda part: part.permute(0, 3, 1, 2)))
-    if all(part.ndim == 3 for part in parts):
-        changes.append((f"the axis of channels is missing: {images} inputs[:, None]", lambda part: part[:, None]))
-    for remedy, change in changes:
+    changes: dict[str, Callable[[Tensor], Tensor]] = {
+        "give it floats, such as inputs.float() or table.astype(float), in all parts of the data": (
+            lambda part: part.to(dtype or part.dtype)
+        ),
+        f"the last axis looks like the channels: {images} inputs.permute(0, 3, 1, 2)": (
+            lambda part: part.permute(0, 3, 1, 2)
+        ),
+        f"the axis of channels is missing: {images} inputs[:, None]": lambda part: part[:, None],
+    }
+    for remedy, change in changes.items():
         with suppress(Exception, SystemExit):  # whatever it raises for other inputs, too
             forward(model, for_each(inputs, change), learns=False)
             return remedy

@@ -127,10 +127,6 @@ class Policy:
         """Whether metrics and losses may be sent."""
         return self.allowed is None or METRICS in self.allowed
 
-    def tells_scales(self, examples: int) -> bool:
-        """Return whether the order of magnitude of the inputs of so many examples may be sent."""
-        return (self.allowed is None or "statistics" in self.allowed) and not self.noise and examples >= self.least
-
     @property
     def keeps_secret(self) -> bool:
         """Whether the node draws its mini-batches with a secret seed instead of the run's seed."""

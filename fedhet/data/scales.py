@@ -36,8 +36,9 @@ def scales_of(inputs: Tensor | LazyInputs) -> Scales:
             continue
         rows = part[:: len(part) // ROWS + 1]
         kind = BYTES if part.dtype == torch.uint8 else UNIT
-        if kind == UNIT and (part.min() < 0 or part.max() > 1):
-            kind = SIGNED if (rows < 0).float().mean() > MANY else BEYOND
+        values = part if part.is_floating_point() else rows.long()  # as some whole numbers have no minimum in torch
+        if kind == UNIT and (values.min() < 0 or values.max() > 1):
+            kind = SIGNED if (values < 0).float().mean() > MANY else BEYOND
         size = 0.0
         if part.is_floating_point() or kind == BYTES:
             size = float(rows.float().square().mean().sqrt()) / (255 if kind == BYTES else 1)

@@ -127,9 +127,9 @@ def evaluate(
     place = expanded(getattr(run, "folder", run))
     folder, complete = _configured(place, config or {})
     noted = load(folder / "config.toml").get("own", {})
-    summary = read_run(folder).summary or {}
-    if data is not None and task is None and noted.get("task") in (None, summary.get("task")):
-        task = summary.get("task")  # new labels alone, such as those of few examples, may fit another task
+    known = (read_run(folder).summary or {}).get("task")
+    if data is not None and task is None and noted.get("task") in (None, known):
+        task = known  # new labels alone, such as those of few examples, may fit another task
     given = {"data": data, "task": task}
     if lacking := [f"{name}=..." for name in noted if name in given and given[name] is None]:
         raise ConfigError(f"the run in {folder} used arguments of your own: pass {', '.join(lacking)}, too, in Python")
@@ -144,7 +144,7 @@ def evaluate(
     models = place / "models" if (place / "models").is_dir() else place
     result = ModelsByClients(expanded(out or place))
     with standard_settings():
-        _fill(result, complete, models, functions, clients, summary.get("scales", {}))
+        _fill(result, complete, models, functions, clients)
     if not result.scores:
         reasons = "\n".join(dict.fromkeys(result.refused.values())) or "there are no models"
         raise FedhetError(f"no model in {models} could be evaluated:\n{reasons}")
@@ -198,22 +198,16 @@ def _with_training_part(data: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fill(
-    result: ModelsByClients,
-    config: Config,
-    models: Path,
-    functions: UserFunctions,
-    clients: Sequence[str],
-    scales: Mapping[str, Scales],
+    result: ModelsByClients, config: Config, models: Path, functions: UserFunctions, clients: Sequence[str]
 ) -> None:
-    """Evaluate all models in the folder `models` at the `clients`, and add the results to `result`.
-
-    `scales` has the scales of the inputs with which clients of the run trained.
-    """
+    """Evaluate all models in the folder `models` at the `clients`, and add the results to `result`."""
     personal = [unquote(path.stem) for path in models.glob("*.safetensors") if path.stem != GLOBAL]
-    whole: Scales = next(iter(scales.values()), {})
+    run = run_of(models) or models
+    scales: dict[str, Scales] = (read_run(run).summary or {}).get("scales", {})
+    whole = next(iter(scales.values()), {})
     traits = registry.traits(config)
     shared = (models / f"{GLOBAL}.safetensors").is_file() and traits.whole
-    known = [*map(str, range(config.clients)), *(row.client for row in read_clients(run_of(models) or models))]
+    known = [*map(str, range(config.clients)), *(row.client for row in read_clients(run))]
     network_of = cache(partial(load_model, models, model=functions.model, data=functions.data))
     for place, client in enumerate(clients):
         info = ClientInfo(client, place, len(clients), config)
@@ -232,8 +226,10 @@ def _fill(
                     inputs = transform_of(data.dataset, precision(network))(test.inputs[:2])
                     outputs_of(network.eval(), inputs, "test inputs", functions.model_of)
                 both = {"the inputs of the run": scales.get(owner, whole), f"client {client}'s": scales_of(test.inputs)}
-                warnings = [check_scales(both), *_nameless(data, names, client)]
-                for warning in filter(None, warnings):
+                lacking = [kind for kind in names if plain(data.names.get(kind, ())) and not plain(names[kind])]
+                ask = f"client {client}: give names to the {{}}, or check that their order is {{}}"
+                warnings = [ask.format(kind, shown(names[kind])) for kind in lacking]
+                for warning in filter(None, [check_scales(both), *warnings]):
                     if warning not in result.warnings:
                         log.warning("%s", warning)
                         result.warnings.append(warning)
@@ -258,13 +254,6 @@ def _aligned(data: ClientData, names: Names) -> Examples:
             raise DataError(f"{differ}: give the data the names that they had in the network's run")
         test = relabelled(test, renumbering(ours, theirs))
     return test
-
-
-def _nameless(data: ClientData, names: Names, client: str) -> list[str]:
-    """Return sentences about `names` of the network that a client's data lack."""
-    lacking = [kind for kind, listed in names.items() if plain(data.names.get(kind, ())) and not plain(listed)]
-    order = "give names to the {}, or check that their order is {}"
-    return [f"client {client}: {order.format(kind, shown(names[kind]))}" for kind in lacking]
 
 
 def _write(result: ModelsByClients) -> None:

@@ -4,7 +4,6 @@ A request is the method's payload, the run's settings and a `Request`. A reply i
 measurements and its `Report`, or a refusal with a reason. `fedhet.flower.messages` writes and reads the messages.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -14,7 +13,7 @@ from fedhet.config.toml import from_json
 from fedhet.data import PublicDataset
 from fedhet.data.examples import digest
 from fedhet.data.names import Names
-from fedhet.data.scales import BEYOND, BYTES, SIGNED, UNIT, Scales
+from fedhet.data.scales import Scales
 from fedhet.errors import FedhetError
 from fedhet.messages.payload import (
     DTYPES,
@@ -140,7 +139,7 @@ class Report:
         names: names of classes and columns that must agree with other clients' (see `names_in`).
         free: kinds of `names`, separated by commas, that need not agree, but have one order if clients have the same.
         classes: in a simulation, its numbers of training examples by class (each a list of one number, see `names_in`).
-        scales: the scale of its training inputs (see `scales_text`).
+        scales: the scale of its training inputs (see `scales_in`).
         alike: in a simulation, what clients whose networks may be trained as one batch have in common.
     """
 
@@ -241,20 +240,12 @@ def names_in(text: str) -> Names:
     return {kind: tuple(listed) for kind, *listed in lists}
 
 
-def scales_text(scales: Scales) -> str:
-    """Return scales of inputs as text to send, with one significant digit of each root mean square."""
-    return names_text({name: (kind, f"{size:.1g}") for name, (kind, size) in scales.items()})
-
-
 def scales_in(text: str) -> Scales:
-    """Return the scales in a text that `scales_text` wrote; raise a WireError if it did not write the text."""
+    """Return the scales of inputs in a report, written by `names_text`; raise a WireError for another text."""
     try:
-        scales = {name: (kind, float(size)) for name, (kind, size) in names_in(text).items()}
-    except ValueError:
-        scales = {"": ("", math.nan)}
-    if all(kind in (BYTES, UNIT, SIGNED, BEYOND) and 0 <= size < math.inf for kind, size in scales.values()):
-        return scales
-    raise WireError("the scales of the client's inputs are damaged: use the server's version of fedhet")
+        return {name: (kind, float(size)) for name, (kind, size) in names_in(text).items()}
+    except ValueError as error:
+        raise WireError("the scales of the client's inputs are damaged: use the server's version of fedhet") from error
 
 
 def check_room(size: int, needed: str) -> None:

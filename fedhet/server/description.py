@@ -15,14 +15,7 @@ def describe(federation: Federation) -> dict[str, dict[str, Any]]:
     described: dict[str, dict[str, Any]] = {}
 
     def keep(reply: Reply) -> None:
-        values = description(reply)
-        described[reply.client] = values
-        names = names_in(reply.report.names)
-        listed = names.get(CLASSES, names.get(LABEL_COLUMNS, ()))
-        if 1 < len(listed) <= len(values["classes"]):
-            # Outputs beyond a client's names are for classes of others.
-            values["names"] = listed
-            values["classes"] = values["classes"][: len(listed)]
+        described[reply.client] = description(reply)
 
     federation.ask(DESCRIBE, dict.fromkeys(federation.nodes, Payload()), keep)
     return {client: described[client] for client in federation.nodes if client in described}
@@ -45,4 +38,8 @@ def description(reply: Reply) -> dict[str, Any]:
     values["range"] = arrays["range"].tolist() if "range" in arrays else None
     counts = arrays["classes"].tolist() if "classes" in arrays else []
     values["classes"] = [int(count) if count >= 0 else None for count in counts]
+    names = names_in(reply.report.names)
+    listed = names.get(CLASSES, names.get(LABEL_COLUMNS, ()))
+    if 1 < len(listed) <= len(counts):  # outputs beyond a client's names are for classes of others
+        values |= {"names": listed, "classes": values["classes"][: len(listed)]}
     return values
