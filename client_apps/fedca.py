@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fedhet.messages import Payload, to_arrays, to_tensor
 from fedhet.models.representation import Representation
-from fedhet.strategies.fedca import Keys, contrast_of_views
+from fedhet.strategies.families.contrast import contrast_of_views
+from fedhet.strategies.fedca import Keys
 from fedhet.training import Loss, Phase, Step, Term
 from fedhet.utils.machine import brought
 

@@ -42,9 +42,7 @@ class FENS(ClientSide[Keys]):
         members = []
         for place, name in enumerate(names):
             prefix = f"members.{place}."
-            shapes = {
-                key.removeprefix(prefix): tensor.shape for key, tensor in beside.items() if key.startswith(prefix)
-            }
+            shapes = {key.removeprefix(prefix): value.shape for key, value in beside.items() if key.startswith(prefix)}
             members.append(self.built(name, shapes, outputs))
         return Fens(members, names, outputs).to(self.client.device).eval()
 

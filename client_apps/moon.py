@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedhet.algorithms.contrast import contrast
 from fedhet.messages import Payload
@@ -12,12 +13,15 @@ from fedhet.strategies.moon import Keys
 from fedhet.training import Loss, Step, Term
 
 from .families.by_class import SameWidth
-from .families.contrast import projection_head
 
 
 class Moon(SameWidth[Keys]):
     remembers = True
-    projection = staticmethod(projection_head)
+
+    @staticmethod
+    def projection(inputs: int, width: int, dtype: torch.dtype) -> nn.Module:
+        first, last = nn.Linear(inputs, inputs, dtype=dtype), nn.Linear(inputs, width, dtype=dtype)
+        return nn.Sequential(first, nn.ReLU(), last)
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         client = self.client

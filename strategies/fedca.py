@@ -15,16 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from torch import Tensor
 
-from fedhet.algorithms.contrast import nt_xent
 from fedhet.messages import check
 from fedhet.models.representation import Representation
 from fedhet.server import Arrays, ArraysBy, Payload, Reply, State, Traits, method, option
-from fedhet.training import Optimisation, Phase, Step, Term
+from fedhet.training import Optimisation, Phase, Term
 from fedhet.utils.statistics import in_order
 
-from .families.contrast import EncoderKeys, ViewsAtServer, encoder_traits
+from .families.contrast import EncoderKeys, ViewsAtServer, contrast_of_views, encoder_traits
 
 
 @dataclass(frozen=True)
@@ -92,9 +90,3 @@ class FedCA(ViewsAtServer[Keys, Dictionary]):
             c: reply.arrays["dictionary"] for c, reply in replies.items() if "dictionary" in reply.arrays
         }
         return super().aggregate_fit(round, replies)
-
-
-def contrast_of_views(step: Step, phi: Representation, temperature: float, dictionary: Tensor | None = None) -> Tensor:
-    """Return the NT-Xent loss of a step's two views, whose projections are also told apart from a `dictionary`."""
-    first, second = step.beside("projector", phi, step.captured["phi"]).chunk(2)
-    return nt_xent(first, second, temperature, dictionary)

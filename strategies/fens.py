@@ -75,14 +75,9 @@ class Fens(nn.Module):
         names = ",".join(name.replace(",", ";") for name in architectures)
         self.register_buffer("architectures", torch.tensor([*names.encode()], dtype=torch.uint8))
 
-    def train(self, mode: bool = True) -> "Fens":
-        super().train(mode)
-        self.members.eval()
-        return self
-
     def forward(self, inputs: Tensor) -> Tensor:
         with torch.no_grad():
-            outputs = torch.stack([member(inputs) for member in self.members], 1)
+            outputs = torch.stack([member.eval()(inputs) for member in self.members], 1)
         # One client's broken network could end training by NaN, or by outputs whose square is beyond the largest loss.
         outputs = outputs.where(outputs.abs() < LARGEST**0.5, 0.0)
         outputs = outputs.to(next(self.aggregator.parameters()).dtype)
@@ -132,28 +127,35 @@ class FENS(FederatedStrategy[Keys, Members]):
             check(reply.arrays.get("aggregator", {}), expected, "the client's aggregator")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        if self.state.members:
+            self.train_aggregator(replies)
+        else:
+            self.collect_members(replies)
+        return {}
+
+    def collect_members(self, replies: Mapping[str, Reply]) -> None:
+        """Store the clients' networks, and the initial aggregator."""
         state = self.state
-        if state.members:
-            # A client that has lost the networks sends nothing, and gets them again.
-            sent = {c: reply.arrays["aggregator"] for c, reply in replies.items() if "aggregator" in reply.arrays}
-            state.informed = in_order({*state.informed} - {*replies} | {*sent})
-            if not sent:
-                return {}
-            weights = self.aggregator.weights({client: replies[client] for client in sent})
-            mean = self.aggregator.average(sent, weights, before=state.aggregator)
-            for name, before in state.aggregator.items():
-                gradient = before - mean[name]
-                state.first[name] = 0.9 * state.first.get(name, 0) + 0.1 * gradient
-                state.second[name] = 0.99 * state.second.get(name, 0) + 0.01 * gradient**2
-                step = state.first[name] / (np.sqrt(state.second[name]) + 1e-3)
-                state.aggregator[name] = before - self.options.server_learning_rate * step
-            return {}
         names = [state.clients[client].architecture for client in replies]
-        # The networks of a binary task have one output for two scores.
-        outputs = 1 if self.run.task == "binary" else int(state.common["number of outputs"])
+        outputs = int(state.common["number of outputs"])
         fens = build_at_server(lambda: Fens([nn.Identity() for _ in names], names, outputs), self.config.seed)
         state.aggregator = to_arrays(fens.state_dict())
         state.members = {"architectures": state.aggregator.pop("architectures")}
         for place, reply in enumerate(replies.values()):
             state.members |= {f"members.{place}.{name}": array for name, array in reply.arrays["model"].items()}
-        return {}
+
+    def train_aggregator(self, replies: Mapping[str, Reply]) -> None:
+        """Take a step of Adam; a client that has lost the networks sends nothing, and gets them again."""
+        state = self.state
+        sent = {client: reply.arrays["aggregator"] for client, reply in replies.items() if "aggregator" in reply.arrays}
+        state.informed = in_order({*state.informed} - {*replies} | {*sent})
+        if not sent:
+            return
+        weights = self.aggregator.weights({client: replies[client] for client in sent})
+        mean = self.aggregator.average(sent, weights, before=state.aggregator)
+        for name, before in state.aggregator.items():
+            gradient = before - mean[name]
+            state.first[name] = 0.9 * state.first.get(name, 0) + 0.1 * gradient
+            state.second[name] = 0.99 * state.second.get(name, 0) + 0.01 * gradient**2
+            step = state.first[name] / (np.sqrt(state.second[name]) + 1e-3)
+            state.aggregator[name] = before - self.options.server_learning_rate * step

@@ -25,11 +25,6 @@ V = TypeVar("V", bound=Options)
 E = TypeVar("E", bound=EncoderKeys)
 
 
-def projection_head(inputs: int, width: int, dtype: torch.dtype) -> nn.Module:
-    """Return a new projection head (n, inputs) -> (n, width): two linear layers with a ReLU between them."""
-    return nn.Sequential(nn.Linear(inputs, inputs, dtype=dtype), nn.ReLU(), nn.Linear(inputs, width, dtype=dtype))
-
-
 def layer(inputs: int, outputs: int, dtype: torch.dtype) -> list[nn.Module]:
     """Return a new linear layer (n, inputs) -> (n, outputs) without bias, BatchNorm and a ReLU."""
     return [nn.Linear(inputs, outputs, bias=False, dtype=dtype), nn.BatchNorm1d(outputs, dtype=dtype), nn.ReLU()]

@@ -5,14 +5,16 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import torch
+from torch import Tensor
 
+from fedhet.algorithms.contrast import nt_xent
 from fedhet.data import Examples
 from fedhet.data.views import random_views, two_views
 from fedhet.methods import registry
 from fedhet.methods.sharing import BODY, NetworkDescription, Sharing
 from fedhet.models.representation import Representation
 from fedhet.server import Arrays, Options, State, Traits, option
-from fedhet.training import Phase
+from fedhet.training import Phase, Step
 from fedhet.utils.statistics import in_order
 
 from .at_server import PublicAtServer, build_at_server
@@ -69,6 +71,12 @@ def encoder_traits(keys: EncoderKeys) -> Traits:
         public="labelled" if keys.probe == "public" else "none",
         predicts="a linear classifier on the encoder",
     )
+
+
+def contrast_of_views(step: Step, phi: Representation, temperature: float, dictionary: Tensor | None = None) -> Tensor:
+    """Return the NT-Xent loss of a step's two views, which are also compared with a `dictionary` (m, width)."""
+    first, second = step.beside("projector", phi, step.captured["phi"]).chunk(2)
+    return nt_xent(first, second, temperature, dictionary)
 
 
 class ViewsAtServer(PublicAtServer[P, S]):
