@@ -205,5 +205,7 @@ def _decoded(file: Path, mode: str, side: int = 0) -> Tensor:
             if side and shown.size != (side, side):
                 shown = shown.resize((side, side), Image.Resampling.BILINEAR)
             return torch.from_numpy(np.atleast_3d(np.array(shown))).permute(2, 0, 1)
-    except OSError as error:
+    except DataError:
+        raise
+    except Exception as error:  # a damaged image, or one of too many pixels, may raise anything
         raise DataError(f"{file} cannot be read as an image ({error}): replace or remove it") from error

@@ -41,8 +41,7 @@ def folder(place: Path | None) -> DataSet:
     if {label for _, label, _ in rows} <= {"train", "test", "val"}:
         raise DataError(f"{place} has the subfolders train and test: move their subfolders by class into {place}")
     paths, labels, patients = zip(*rows, strict=True)
-    listed = (place / CLASSES).read_text("utf-8-sig").splitlines() if (place / CLASSES).is_file() else sorted({*labels})
-    classes = [line.strip() for line in listed if line.strip()]
+    classes = _classes_of(place / CLASSES) or sorted({*labels})
     if unknown := sorted({*labels} - {*classes}):
         raise DataError(f"{place} has images of class {unknown[0]!r}, which {CLASSES} does not name: add it there")
     owners, seen = np.unique(patients, return_inverse=True)[1], Counter[str]()
@@ -62,9 +61,24 @@ def folder(place: Path | None) -> DataSet:
     return replace(dataset, together=together, class_names=tuple(classes))
 
 
+def _classes_of(file: Path) -> list[str]:
+    try:
+        lines = file.read_text("utf-8-sig").splitlines() if file.is_file() else []
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file} must have the names of classes in UTF-8, one a line ({error!r}): correct it"
+        ) from error
+    return [line.strip() for line in lines if line.strip()]
+
+
 def _rows_of(table: Path) -> list[tuple[Path, str, str]]:
     try:
         with table.open(encoding="utf-8-sig", newline="") as lines:
-            return [(table.parent / row["file"], row["label"], row.get("patient", "")) for row in csv.DictReader(lines)]
+            rows = [(row["file"], row["label"], row.get("patient", "")) for row in csv.DictReader(lines)]
     except (UnicodeDecodeError, csv.Error, LookupError, TypeError) as error:
         raise DataError(f"{table} must be CSV in UTF-8 with columns file and label ({error!r}): correct it") from error
+    for name, *_ in rows:
+        # A pipe is no regular file, and reading it may never end.
+        if Path(name).is_absolute() or ".." in Path(name).parts or not os.path.isfile(table.parent / name):
+            raise DataError(f"{table} names {name[:100]!r}, which is no file below {table.parent}: correct it")
+    return [(table.parent / name, label, patient) for name, label, patient in rows]

@@ -187,6 +187,7 @@ class Report:
         """Return the report in a received dict (see `fields`); raise a WireError if a field is invalid."""
         report = cls(**Fields(record).plain(cls), spec=_spec(record))
         names_in(report.names)
+        counts_in(report.classes)
         scales_in(report.scales)
         if report.task not in OUTPUTS or (report.metric and report.metric not in OUTPUTS[report.task].metrics):
             raise WireError(
@@ -238,6 +239,14 @@ def names_in(text: str) -> Names:
     if long or not all(name.isprintable() for listed in lists for name in listed):
         raise WireError("the client's names of classes and columns are too many or not printable: rename them")
     return {kind: tuple(listed) for kind, *listed in lists}
+
+
+def counts_in(text: str) -> dict[str, int]:
+    """Return the numbers of examples by class in `Report.classes`; raise a WireError if they are invalid."""
+    counts = names_in(text)
+    if not all(len(number) == 1 and number[0].isdecimal() and len(number[0]) < 20 for number in counts.values()):
+        raise WireError("the client's numbers of examples by class are damaged: use the server's version of fedhet")
+    return {name: int(number) for name, (number,) in counts.items()}
 
 
 def scales_in(text: str) -> Scales:

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from fedhet.errors import ConfigError, FedhetError
@@ -12,6 +13,8 @@ from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import simulated
 from fedhet.flower.messages import Encoder, check_written, read_reply, sent_along, write_request
 from fedhet.messages import LostState, Payload, Reply, Request, Spec, WireError, check, check_finite
+from fedhet.messages.payload import shortened
+from fedhet.messages.protocol import STARTS
 from fedhet.server.claims import check_claims, limit_claims
 from fedhet.server.run import Run
 from fedhet.tasks import OUTPUTS
@@ -260,15 +263,25 @@ class Federation:
         further = zip(others, filter(None, report.further.split(",")), strict=False)
         numbers = {report.metric: report.labels} | {name: int(number) for name, number in further}
         for name, measured in reply.measured.items():
-            metric = name.partition("/")[2] or report.metric
-            number = numbers.get(metric, 0)
-            low, high = OUTPUTS[report.task].metrics[metric].limits
+            evaluation, _, of_keys = name.partition("/")
+            metric = of_keys or report.metric
+            number = numbers.get(metric, 0) if evaluation in evaluations(self.run.config.unseen_epochs) else 0
+            low, high = OUTPUTS[report.task].metrics[metric].limits if number else (0.0, 0.0)
             pairs = [*zip(measured.metric.values, measured.metric.weights, strict=True)]
-            if len(pairs) != number or not all(low <= value <= high for value, weight in pairs if weight):
+            if not number or len(pairs) != number or not all(low <= value <= high for value, weight in pairs if weight):
                 raise WireError(
-                    f"the client's evaluation {name} must have {number} values of the metric {metric}, from {low:g} to "
-                    f"{high:g}: check the client's mods"
+                    f"the client's evaluation {shortened(name)} must have {number} values, from {low:g} to {high:g}: "
+                    "check the client's mods"
                 )
+
+
+@cache
+def evaluations(epochs: int) -> frozenset[str]:
+    """Return names of evaluations (see `Reply.measured`); clients that join late have one for each of the `epochs`."""
+    late = (f"{start}-{epoch}" for start in STARTS for epoch in range(epochs + 1))
+    return frozenset(
+        f"{part}{when}" for when in ("received", "trained", *late) for part in ("", "common-", "validation-")
+    )
 
 
 def reason_of(client: str, error: Exception) -> str:

@@ -16,7 +16,16 @@ from fedhet.flower.insides import check_cluster_of, simulated
 from fedhet.flower.messages import name_in
 from fedhet.messages import Arrays, Payload, Reply, Spec, check, check_finite, check_room
 from fedhet.messages.payload import bytes_of, difference
-from fedhet.messages.protocol import FIRST, HANDSHAKE, MOST_NAMES, names_in, names_text, scales_in, with_public_dataset
+from fedhet.messages.protocol import (
+    FIRST,
+    HANDSHAKE,
+    MOST_NAMES,
+    counts_in,
+    names_in,
+    names_text,
+    scales_in,
+    with_public_dataset,
+)
 from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart
 from fedhet.methods.options import Config
@@ -315,7 +324,7 @@ class Handshake:
         run.own_data = run.own_data or report.own_data
         run.noise[report.client] = report.noise
         if report.classes and self.federation.simulated:
-            run.classes[report.client] = {name: int(n) for name, (n,) in names_in(report.classes).items()}
+            run.classes[report.client] = counts_in(report.classes)
         if report.device not in run.devices:
             run.devices.append(report.device)
         if report.note:

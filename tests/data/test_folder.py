@@ -1,6 +1,8 @@
 """The data set `folder`: one's own images, by subfolder or table."""
 
 import os
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +114,33 @@ def test_faults_are_named(files: list[str], text: str, words: str, tmp_path: Pat
     if text:
         (tmp_path / "labels.csv").write_text(text)
     with pytest.raises(DataError, match=words):
+        data.load("folder", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../other.png", "/etc/passwd", "pipe.png", "none.png", "", "\0.png", "a" * 5000])
+def test_a_table_names_files_below_its_folder(name: str, tmp_path: Path) -> None:
+    for number in range(5):
+        write(tmp_path, f"images/{number}.png")
+    write(tmp_path, "other.png")
+    os.mkfifo(tmp_path / "images" / "pipe.png")
+    rows = ["file,label", *(f"{number}.png,ill" for number in range(5)), f"{name},ill"]
+    (tmp_path / "images" / "labels.csv").write_text("\n".join(rows))
+    with pytest.raises(DataError, match=r"labels\.csv names .* which is no file below"):
+        data.load("folder", tmp_path / "images")
+
+
+def test_an_image_of_too_many_pixels_and_names_in_another_encoding_are_refused(tmp_path: Path) -> None:
+    for number in range(5):
+        write(tmp_path, f"ill/{number}.png")
+    (tmp_path / "classes.txt").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"classes\.txt must have the names of classes in UTF-8"):
+        data.load("folder", tmp_path)
+    (tmp_path / "classes.txt").unlink()
+    size = struct.pack(">II", 20000, 20000)
+    header = b"IHDR" + size + b"\x08\0\0\0\0"
+    sum_of = struct.pack(">I", zlib.crc32(header))
+    (tmp_path / "ill" / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\x0d" + header + sum_of)
+    with pytest.raises(DataError, match=r"bomb\.png cannot be read as an image"):
         data.load("folder", tmp_path)
 
 

@@ -84,6 +84,28 @@ def saying(byzantine, /, **said):
     return Tampering(after=change)
 
 
+@pytest.mark.parametrize("classes", ["zero\tx", "zero", "zero\t1\t2", "zero\t-1", "zero\t" + "9" * 5000])
+def test_damaged_numbers_by_class_are_refused_before_the_client_is_admitted(classes, tmp_path):
+    run_locally(Case.of("fedavg", {}).config(rounds=1), tmp_path / "run", app=saying("1", classes=classes))
+    (failure,) = Run(tmp_path / "run").rows[0]["failures"]
+    assert "numbers of examples by class are damaged" in failure["reason"]
+    assert Run(tmp_path / "run").row(1)["participants"] == ["0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("received/<b>", [1.0]), ("received/f1", []), ("other", [1.0]), ("scratch-99", [1.0])]
+)
+def test_evaluations_that_nobody_asked_for_are_refused(name, values, tmp_path):
+    def after(message, client, reply):
+        if client == "1" and message.metadata.message_type == "train":
+            said = {f"{name}-metric": values, f"{name}-weight": values, f"{name}-loss": 1.0}
+            reply.content["metrics"].update(said)
+
+    done = run(tmp_path / "run", Case.of("fedavg", {}).settings(rounds=1), app=Tampering(after=after))
+    (failure,) = done.row(1)["failures"]
+    assert (failure["client"], failure["reason"][:42]) == ("1", f"the client's evaluation {name!r} must have 0"[:42])
+
+
 def test_one_client_without_the_common_test_set_is_refused(tmp_path):
     settings = {"preset": "fedharm/digits.toml", "clients": 3, "rounds": 1, "workers": 1}
     run_locally(configuration.resolve(settings), tmp_path / "run", app=saying("0", **{"common-test": False}))
@@ -109,8 +131,8 @@ def test_false_partition(place, refused, tmp_path):
             "float32,11",
             "equal architectures, and this client's differs .*: its head.bias is float32.11., the other's is.",
         ),
-        ("lg-fedavg", "float32,11", "averages head.bias over clients, but this .* float32.11. and client 1's is float"),
-        ("lg-fedavg", "float64,10", "averages head.bias over clients, but this client's is float64.10. and client 1's"),
+        ("lg-fedavg", "float32,11", "averages the head's bias over clients, but this .* float32.11. and client 1's is float"),
+        ("lg-fedavg", "float64,10", "averages the head's bias over clients, but this client's is float64.10. and client 1's"),
     ],
 )
 def test_majority_decides_shapes(method, array, why, tmp_path):
