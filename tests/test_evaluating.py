@@ -117,6 +117,60 @@ def test_models_by_clients_are_those_of_a_plain_loop(trained):
     assert {"evaluation.html", "evaluation.png"} <= {path.name for path in run.folder.iterdir()}
 
 
+class Parts(nn.Module):
+    """A network of two tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, left, right):
+        return self.head(torch.cat([left, right], 1))
+
+
+class Logits(nn.Module):
+    """A network that returns what networks of Hugging Face return."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        return {"logits": self.head(inputs), "hidden": inputs}
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedproto"])
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        (Parts, lambda inputs: {"left": inputs[:, :2], "right": inputs[:, 2:]}),
+        (Parts, lambda inputs: (inputs[:, :2], inputs[:, 2:])),
+        (Logits, lambda inputs: inputs),
+    ],
+    ids=["dict", "tuple", "logits"],
+)
+def test_networks_of_several_inputs_or_outputs_score_as_in_their_run(tmp_path, method, model, form):
+    def parts(client):
+        return {name: (form(inputs), labels) for name, (inputs, labels) in data(client).items()}
+
+    run = fedhet.run({"method": method, **SETTINGS}, model=model, data=parts, out=tmp_path / "run", progress=False)
+    result = fedhet.evaluate(run, model=model, data=parts)
+    for row in read_clients(run.folder)[-3:]:
+        assert result.value("global" if method == "fedavg" else row.client, row.client) == pytest.approx(row.accuracy)
+
+
+def test_the_task_of_a_run_need_not_be_named_again(tmp_path):
+    def patients(client):
+        inputs, _ = drawn(client.partition_id, 60)
+        labels = torch.stack([inputs[:, 0].exp(), torch.arange(60) % 3 / 3 > 0], 1)
+        return {"train": (inputs[:40], labels[:40]), "test": (inputs[40:], labels[40:])}
+
+    model = lambda: nn.Linear(6, 1)  # noqa: E731
+    arguments = {"model": model, "data": patients, "task": "survival"}
+    run = fedhet.run({"method": "local", **SETTINGS}, **arguments, out=tmp_path / "run", progress=False)
+    assert fedhet.evaluate(run, model=model, data=patients).table == fedhet.evaluate(run, **arguments).table
+
+
 def test_a_run_of_a_configured_data_set_is_evaluated_as_it_was_scored(tmp_path):
     run = fedhet.run({"method": "local", "clients": 2, "rounds": 1}, out=tmp_path / "run", progress=False)
     table = fedhet.evaluate(run)

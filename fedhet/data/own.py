@@ -229,6 +229,7 @@ def _as_augment(augment: Any) -> Augment | None:
     seeded = any(parameter.name == "generator" for parameter in taken[1:])
 
     def augmented(inputs: Tensor, generator: torch.Generator) -> Tensor:
+        inputs = inputs.clone()  # which the function may change in place, but the user's data must stay
         try:
             with torch.no_grad():  # which is restored if the function changes it
                 batch: Any = augment(inputs, generator=generator) if seeded else augment(inputs)

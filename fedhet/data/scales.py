@@ -69,6 +69,6 @@ def check_scales(scales: Mapping[str, Scales]) -> str:
             (small, small_words), (large, large_words) = sizes[0], sizes[-1]
             return (
                 f"{large_words} are {large / small:.3g} times as large as {small_words} (root mean squares {large:.3g} "
-                f"and {small:.3g}): {remedy}"
+                f"and {small:.3g}): if their units differ, give both in the same"
             )
     return ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
+from torch import nn
 
 from fedhet.client.model_check import outputs_of
 from fedhet.client.state import GLOBAL, load_model
@@ -27,7 +28,7 @@ from fedhet.results.report import Section, table, write_page
 from fedhet.results.terminal import format_value
 from fedhet.server.app import scored
 from fedhet.setup.client_setup import ClientInfo, transform_of
-from fedhet.setup.user_functions import UserFunctions, data_of
+from fedhet.setup.user_functions import UserFunctions, as_called, data_of
 from fedhet.tasks import Score, Task, as_task
 from fedhet.utils.files import csv_lines, expanded, file_name, write_text
 from fedhet.utils.machine import device_of
@@ -208,7 +209,12 @@ def _fill(
     traits = registry.traits(config)
     shared = (models / f"{GLOBAL}.safetensors").is_file() and traits.whole
     known = [*map(str, range(config.clients)), *(row.client for row in read_clients(run))]
-    network_of = cache(partial(load_model, models, model=functions.model, data=functions.data))
+
+    @cache
+    def network_of(owner: str) -> nn.Module:
+        network = load_model(models, owner, model=functions.model, data=functions.data)
+        return as_called(network) if functions.model else network  # it may take several inputs, or return `.logits`
+
     for place, client in enumerate(clients):
         info = ClientInfo(client, place, len(clients), config)
         data = data_of(functions.data_of, info)
@@ -225,7 +231,7 @@ def _fill(
                 if len(test):
                     inputs = transform_of(data.dataset, precision(network))(test.inputs[:2])
                     outputs_of(network.eval(), inputs, "test inputs", functions.model_of)
-                both = {"the inputs of the run": scales.get(owner, whole), f"client {client}'s": scales_of(test.inputs)}
+                both = {f"client {client}'s inputs": scales_of(test.inputs), "the run's": scales.get(owner, whole)}
                 lacking = [kind for kind in names if plain(data.names.get(kind, ())) and not plain(names[kind])]
                 ask = f"client {client}: give names to the {{}}, or check that their order is {{}}"
                 warnings = [ask.format(kind, shown(names[kind])) for kind in lacking]

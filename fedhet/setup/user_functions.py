@@ -366,8 +366,14 @@ def _as_network(client: str, model: Any) -> nn.Module:
         raise ModelError(
             f"client {client}: the model function returned {name} whose train() or eval() returns nothing: return self"
         )
-    model.register_forward_pre_hook(_copied, with_kwargs=True)
-    model.register_forward_hook(_plain)
+    return as_called(model)
+
+
+def as_called(model: nn.Module) -> nn.Module:
+    """Return a user's network after adding, in place, the forward hooks that `as_given` removes."""
+    if _gathered not in model._forward_pre_hooks.values():  # which `as_given` adds to a module that contains a network
+        model.register_forward_pre_hook(_copied, with_kwargs=True)
+        model.register_forward_hook(_plain)
     return model
 
 

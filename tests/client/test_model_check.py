@@ -124,6 +124,17 @@ def test_images_with_their_channels_elsewhere(refused: Any, shape: tuple[int, ..
     )
 
 
+def test_augmented_inputs_are_checked_and_the_users_data_stay(new_watch: Any, refused: Any) -> None:
+    before = INPUTS.clone()
+
+    def augmented(augment: Any) -> Any:
+        return lambda client: dict(zip(("train", "test"), halves(client), strict=True)) | {"augment": augment}
+
+    remarks(new_watch, data=augmented(lambda inputs: inputs.mul_(0)))
+    assert torch.equal(INPUTS, before)
+    assert "cannot process augmented training inputs" in refused(data=augmented(lambda inputs: inputs[:, :3]))
+
+
 # ---- numbers that are not finite
 
 
