@@ -1,13 +1,20 @@
-"""Limits of the numbers of examples that clients claim, which are their weights in averages and in metrics."""
+"""Checks of what clients say of their data: numbers of examples, by which they are weighted, and scales of inputs."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median_low
+from typing import Any
 
+from fedhet.data.names import COLUMNS
+from fedhet.data.scales import check_scales
+from fedhet.errors import DataError
 from fedhet.messages import Reply, WireError
+from fedhet.messages.protocol import scales_in
 from fedhet.methods.options import Config
+from fedhet.results.history import read_run, run_of
 from fedhet.server.run import Run
 from fedhet.tasks import OUTPUTS
+from fedhet.utils.files import expanded
 from fedhet.utils.statistics import Metric
 
 MOST = 10.0
@@ -103,3 +110,22 @@ def _limit_metric(run: Run, replies: Mapping[str, Reply], name: str, claims: Map
     losses = {client: replies[client].measured[name].weight or claims[client] for client in largest}
     for client, weight in limited(run.config, losses).items():
         replies[client].measured[name].weight = min(weight, replies[client].measured[name].weight)
+
+
+def difference_of_scales(run: Run) -> str:
+    """Return a sentence if inputs of clients that share layers, or those of `start-from`, differ in scale, or ""."""
+    if not run.traits.compares(COLUMNS) and not run.config.start_from:
+        return ""
+    scales = {f"client {name}'s inputs": scales_in(client.scales) for name, client in run.state.clients.items()}
+    for name, inputs in before(run.config, "scales").items():
+        scales[f"client {name}'s inputs in the run of start-from"] = inputs
+    try:
+        return check_scales(scales)
+    except DataError as error:  # which some clients may have allowed for in their networks
+        return str(error)
+
+
+def before(config: Config, entry: str) -> dict[str, Any]:
+    """Return an entry of the summary of the run from which clients start (`start-from`), or an empty dict."""
+    folder = run_of(expanded(config.start_from).absolute()) if config.start_from else None
+    return (read_run(folder).summary or {}).get(entry, {}) if folder else {}

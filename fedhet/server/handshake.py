@@ -3,14 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
-from fedhet.data.names import CLASSES, COLUMNS, alike, merged, permuted, plain, shown, unlike
-from fedhet.data.scales import check_scales
-from fedhet.errors import ConfigError, DataError, FedhetError
+from fedhet.data.names import CLASSES, alike, merged, permuted, plain, shown, unlike
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Grid
 from fedhet.flower.insides import check_cluster_of, simulated
 from fedhet.flower.messages import name_in
@@ -23,19 +22,17 @@ from fedhet.messages.protocol import (
     counts_in,
     names_in,
     names_text,
-    scales_in,
     with_public_dataset,
 )
 from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart
 from fedhet.methods.options import Config
 from fedhet.methods.sharing import HEAD
-from fedhet.results.history import read_run, run_of
 from fedhet.results.state import ClientRecord
-from fedhet.server.claims import check_claims
+from fedhet.server.claims import before, check_claims, difference_of_scales
 from fedhet.server.federation import Federation, await_nodes, reason_of
 from fedhet.server.run import Round, Run, named
-from fedhet.utils.files import expanded, state_folder
+from fedhet.utils.files import state_folder
 from fedhet.utils.statistics import client_order, in_order
 from fedhet.utils.text import log
 
@@ -162,14 +159,14 @@ class Handshake:
         federation = self.federation
         public = self.public_dataset()
         if not run.state.names:
-            run.state.names = names_text({**_before(run.config, "names"), **(public.names if public else {})})
+            run.state.names = names_text({**before(run.config, "names"), **(public.names if public else {})})
         opened = self._opened(new, unseen=unseen)
         claimed = federation.nodes.keys() & {reply.client for _, reply in opened.values()}
-        before = self._opened([federation.nodes.pop(name) for name in in_order(claimed)], unseen=unseen)
-        opened = self._in_one_order(before | opened, unseen=unseen)
+        again = self._opened([federation.nodes.pop(name) for name in in_order(claimed)], unseen=unseen)
+        opened = self._in_one_order(again | opened, unseen=unseen)
         order = most_alike_first({node: claims for node, (claims, _) in opened.items()})
         earlier = {node: federation.earlier_name(node, opened[node][1].client) for node in order}
-        for node in sorted(order, key=lambda node: (not earlier[node], node not in before)):
+        for node in sorted(order, key=lambda node: (not earlier[node], node not in again)):
             reply = opened[node][1]
             try:
                 self._check_size(node, reply)
@@ -177,21 +174,7 @@ class Handshake:
             except Exception as error:
                 self._refuse(node, reply.client, error)
         federation.nodes = {client: federation.nodes[client] for client in in_order(federation.nodes)}
-        self._compare_scales()
-
-    def _compare_scales(self) -> None:
-        """Warn if inputs of clients that share layers, or of a client and the run in `start-from`, differ in scale."""
-        run = self.run
-        if not run.traits.compares(COLUMNS) and not run.config.start_from:
-            return
-        scales = {f"client {client}'s inputs": scales_in(each.scales) for client, each in run.state.clients.items()}
-        for client, before in _before(run.config, "scales").items():
-            scales[f"client {client}'s inputs in the run of start-from"] = before
-        try:
-            difference = check_scales(scales)
-        except DataError as error:  # which some clients may have allowed for in their networks
-            difference = str(error)
-        if difference:
+        if difference := difference_of_scales(run):
             run.warn_once(difference)
 
     def _opened(self, nodes: Iterable[int], *, unseen: bool) -> dict[int, tuple[Claims, Reply]]:
@@ -422,12 +405,6 @@ class Handshake:
             )
         run.config = run.config.on_own_test_parts()
         log.info("%s", run.config.remarks[-1][1])
-
-
-def _before(config: Config, entry: str) -> dict[str, Any]:
-    """Return an entry of the summary of the run from which clients start (`start-from`), or an empty dict."""
-    folder = run_of(expanded(config.start_from).absolute()) if config.start_from else None
-    return (read_run(folder).summary or {}).get(entry, {}) if folder else {}
 
 
 def _without_labels(config: Config) -> str:
