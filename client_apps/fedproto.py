@@ -43,6 +43,7 @@ class FedProto(SameWidth[Keys], ByClass[Keys]):
 class ByPrototype(nn.Module):
     """A network that predicts by the nearest prototype: minus squared distances of its `representation` are scores.
 
+    For a network with one output, the difference of both classes' scores is the logit of a binary task.
     `rows` (classes,) are the classes' rows in `prototypes` (k, d); classes with -1 have none, and are never the best.
     """
 
@@ -59,8 +60,10 @@ class ByPrototype(nn.Module):
     # A hook joins named inputs into `inputs`. They are in the signature for torch.export, which reads it.
     def forward(self, inputs: Tensor | None = None, **named: Tensor) -> Tensor:
         with self._representation.capture() as phi:  # torch.export cannot trace a pass that ends before the head
-            self.network(inputs)
-        return self.scores(phi())
+            outputs = self.network(inputs)
+        scores = self.scores(phi())
+        # The logit of a binary task, as from the network.
+        return scores.diff(dim=1) if outputs.shape[1:] == (1,) else scores
 
     def scores(self, phi: Tensor) -> Tensor:
         """Return scores (n, classes) for representations (n, d)."""

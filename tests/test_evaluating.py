@@ -221,6 +221,24 @@ def test_a_run_without_rounds_only_evaluates(trained, tmp_path, method, model):
     assert again.history[-1]["work"]["steps"] == 0
 
 
+def test_a_binary_fedproto_is_evaluated_by_its_prototypes_and_not_without_them(tmp_path):
+    """Its saved models return a logit, as the network does; `rounds = 0` would evaluate the heads."""
+
+    def binary(client):
+        return {part: (inputs, labels % 2) for part, (inputs, labels) in data(client).items()}
+
+    def network(client):
+        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    settings = {"method": "fedproto", "clients": 2, "rounds": 2, "workers": 1, "report": False}
+    run = fedhet.run(settings, model=network, data=binary, task="binary", out=tmp_path / "run", progress=False)
+    matrix = fedhet.evaluate(run, model=network, data=binary)
+    last = {row.client: row.accuracy for row in read_clients(run.folder) if row.accuracy is not None}
+    assert {client: matrix.value(client, client) for client in last} == pytest.approx(last, abs=1e-6)
+    with pytest.raises(ConfigError, match="fedproto predicts by the nearest prototype, .* use fedhet evaluate on the"):
+        fedhet.run({**settings, "rounds": 0, "start-from": str(run.folder)}, model=network, data=binary, task="binary")
+
+
 @pytest.fixture
 def elsewhere(monkeypatch):
     """Nodes do not trust the server, which is on another machine, and the server has no access to their disks."""

@@ -312,6 +312,19 @@ class Tied(nn.Module):
         return self.head(self.two(self.one(self.first(inputs).relu()).relu()).relu())
 
 
+class Repeated(nn.Module):
+    """A network of two equal blocks, as `inclusivefl` needs them."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)))
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.layers(self.first(inputs)))
+
+
 def perceptron(client: int, program: Program, *between: Callable[[int], nn.Module], width: int = 8) -> nn.Module:
     layers = [layer(width) for layer in between]
     second = [nn.Linear(width, width), nn.ReLU(), nn.Linear(width, program.outputs)]
@@ -345,14 +358,17 @@ NETWORKS: dict[str, Callable[[int, Program], nn.Module]] = {
     "recurrent": lambda client, program: Recurrent(program.outputs),
     "tied": lambda client, program: Tied(program.outputs),
     "start": starting_at,
+    "repeated": lambda client, program: Repeated(program.outputs),
 }
+NETWORK_OF = {"inclusivefl": "repeated"}
+"""The network that a method needs, if most are refused."""
 
 
 # ---- methods
 
 CONTROLS = ("nearest-neighbour", "logistic-regression", "label-spreading", "gradient-boosting")
 SETTINGS_OF: dict[str, dict[str, Any]] = {
-    "depthfl": {"depthfl.depths": "2,1", "depthfl.blocks": "0,2,4"},
+    "depthfl": {"depthfl.depths": "2,1", "depthfl.blocks": "2"},
     "ensemble": {"rounds": ""},
     "feddf": {"feddf.server-steps": 5, "feddf.teach": True},
     "fedgen": {"fedgen.server-steps": 2},
@@ -367,9 +383,9 @@ SETTINGS_OF: dict[str, dict[str, Any]] = {
     "fedtgp": {"fedtgp.width": 5},
     "flha-ghn": {"optimizer": "adam", "learning-rate": 0.005},
     "heterofl": {"heterofl.widths": "1,0.5"},
-    "inclusivefl": {"inclusivefl.depths": "2,1", "inclusivefl.blocks": "2"},
+    "inclusivefl": {"inclusivefl.depths": "2,1", "inclusivefl.blocks": "layers.0"},
     "pfnm": {"rounds": ""},
-    "scalefl": {"scalefl.depths": "2,1", "scalefl.widths": "1,0.5", "scalefl.blocks": "0,2,4"},
+    "scalefl": {"scalefl.depths": "2,1", "scalefl.widths": "1,0.5", "scalefl.blocks": "2"},
 }
 SYMMETRIC = ("local", "fedavg", "fedprox", "fedrep", "lg-fedavg", "layer-average", "fedproto", "fd", "fedgh")
 """Methods that treat clients alike, and draw no random number if networks have given weights and batches are full."""
@@ -391,6 +407,7 @@ def programs(draw: st.DrawFn, **fixed: Any) -> Program:
     for name, choices in names.items():
         given = fixed.get(name, choices)
         values[name] = draw(st.sampled_from(given)) if isinstance(given, tuple) else given
+    values["network"] = NETWORK_OF.get(values["method"], values["network"])
     if values["form"] == "files" and values["task"] != "classification":
         values["form"] = "lazy"
     return Program(**values)
