@@ -235,8 +235,17 @@ def test_a_binary_fedproto_is_evaluated_by_its_prototypes_and_not_without_them(t
     matrix = fedhet.evaluate(run, model=network, data=binary)
     last = {row.client: row.accuracy for row in read_clients(run.folder) if row.accuracy is not None}
     assert {client: matrix.value(client, client) for client in last} == pytest.approx(last, abs=1e-6)
-    with pytest.raises(ConfigError, match="fedproto predicts by the nearest prototype, .* use fedhet evaluate on the"):
+    with pytest.raises(FedhetError, match="predicts by more: run fedhet evaluate on the earlier run"):
         fedhet.run({**settings, "rounds": 0, "start-from": str(run.folder)}, model=network, data=binary, task="binary")
+
+
+def test_a_run_without_rounds_names_a_method_whose_server_replaces_parts(tmp_path):
+    settings = {"method": "fedgh", **SETTINGS, "start-from": "", "clients": 2}
+    run = fedhet.run(settings, model=network, data=data, out=tmp_path / "run", progress=False)
+    again = {**settings, "rounds": 0, "start-from": str(run.folder)}
+    outcome = fedhet.run(again, model=network, data=data, out=tmp_path / "again", progress=False)
+    assert outcome.summary["personal_accuracy"] is None
+    assert "but fedgh predicts by more: run fedhet evaluate" in outcome.history[-1]["failures"][0]["reason"]
 
 
 @pytest.fixture

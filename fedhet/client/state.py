@@ -52,6 +52,8 @@ KEPT_DAYS = 90  # number of days after which a new run removes unused runs and p
 
 BEGINNING = "beginning"  # folder with hashes of each client's task, network and examples at the start of a run
 
+EVALUATE = "run fedhet evaluate on the earlier run"  # where `start-from` is not enough
+
 CACHE = "cache"  # folder with a node's decoded images
 
 GLOBAL = "global"  # file name of the global model, without extension, among the models of a run
@@ -295,7 +297,10 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
         tensors, path, _ = _saved(folder, info.name, "all")
     # Early exits are the method's, not the network's; a method that has them adds new ones.
     names = model.state_dict().keys()
-    tensors = {name: tensor for name, tensor in tensors.items() if name in names or not name.startswith(f"{EXITS}.")}
+    exits = {name for name in tensors.keys() - names if name.startswith(f"{EXITS}.")}
+    if not info.config.rounds and (exits or any(name.startswith(PREDICTOR) for name in beside)):
+        raise ConfigError(f"rounds = 0 evaluates networks, but {path} predicts by more: {EVALUATE}")
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in exits}
     if plain := not _misfit(model, tensors):
         _load(model, tensors, path, info.name)
     model = registry.client_side(info.config.method_name).adapt(model, info.config)

@@ -18,9 +18,9 @@ from torch import Tensor
 from fedhet.client.client import AnySide
 from fedhet.client.estimators import fit, fit_again
 from fedhet.client.job import Group, Job, Streams
-from fedhet.client.state import EXAMPLE, PREDICTOR, ROUND, WIDTH
+from fedhet.client.state import EVALUATE, EXAMPLE, PREDICTOR, ROUND, WIDTH
 from fedhet.data import Examples, resident
-from fedhet.errors import ModelError, Refused
+from fedhet.errors import ConfigError, ModelError, Refused
 from fedhet.messages import Payload, to_arrays
 from fedhet.messages.protocol import STARTS, WHOLE, Measured, further, names_text
 from fedhet.models.copies import load_state
@@ -126,11 +126,21 @@ def restore(job: Job) -> None:
 
 
 def begin(job: Job) -> None:
-    """Load the received arrays; if `batch-norm = re-estimate`, re-estimate BatchNorm's running statistics for them."""
+    """Load the received arrays; if `batch-norm = re-estimate`, re-estimate BatchNorm's running statistics for them.
+
+    Without rounds, raise a ConfigError if not the network of `start-from` alone would be evaluated.
+    """
+    client = job.client
+    loaded = client.config.start_from and not client.config.rounds and not job.side.traits.whole
+    before = {name: tensor.clone() for name, tensor in client.tensors.items()} if loaded else {}
     job.seed()
     job.side.begin(job.payload)
-    if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
-        job.client.reestimate()
+    replaced = any(not torch.equal(client.tensors[name], tensor) for name, tensor in before.items())
+    if replaced or (loaded and job.side.evaluate(job.side.traits.scored) is not client.model):
+        method = client.config.method_name
+        raise ConfigError(f"rounds = 0 evaluates the network of start-from, but {method} predicts by more: {EVALUATE}")
+    if client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
+        client.reestimate()
 
 
 def _personal_weights(job: Job) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from fedhet.config.validation import SUPPLIED, conflicts, effective
 from fedhet.errors import ConfigError, nearest
 from fedhet.methods import registry
 from fedhet.methods.keys import KeyRow, checked, default_of
-from fedhet.methods.method import Method, Traits
+from fedhet.methods.method import Method
 from fedhet.methods.options import OWN, Config, Origin, Value, fields_of, keys_that, rows_about
 from fedhet.utils.files import expanded
 from fedhet.utils.text import log
@@ -177,13 +177,6 @@ def _checked(
         origins=origins,
     )
     traits = method.traits_of(config.options)
-    # Submodels are cut from the network that is loaded, with their exits.
-    loaded = traits.predicts == Traits.predicts or traits.networks == "parts"
-    if config.rounds == 0 and config.start_from and not (loaded or method.settles_rounds):
-        raise ConfigError(
-            f"rounds = 0: {method.name} predicts by {traits.predicts}, but start-from loads the clients' networks only: "
-            "use fedhet evaluate on the earlier run"
-        )
     # Clients that join after the last round need weights from the server, unless they need no server at all.
     can_join = not traits.communicates or traits.scored == "received" or traits.averages_model
     if config.unseen_clients and not can_join:
