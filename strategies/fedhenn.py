@@ -166,8 +166,10 @@ class FedHeNN(FederatedStrategy[Keys, Target]):
     def public_dataset(self) -> PublicDataset | None:
         if not self.options.makes_public_dataset:
             return super().public_dataset()
-        passed = self.run.public is not None and not self.config.public_samples
-        if passed or self.config.dataset == OWN:
+        passed = self.run.public
+        configured = client_setup.public_dataset(self.config)
+        other = passed and (configured is None or passed.unlabelled.digest != configured.unlabelled.digest)
+        if other or self.config.dataset == OWN:
             raise ConfigError(NO_UNION)
         return client_setup.training_union(self.config)
 

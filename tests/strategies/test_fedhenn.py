@@ -343,7 +343,7 @@ def test_too_small_public_dataset(settings: dict[str, Any], message: str, run: F
 PUBLIC = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
 
 
-@pytest.mark.parametrize("settings", [{"public": PUBLIC}, {"dataset": "own"}])
+@pytest.mark.parametrize("settings", [{"public": PUBLIC}, {"public": PUBLIC, "public_samples": 30}, {"dataset": "own"}])
 def test_train_union_with_other_data(settings: dict[str, Any]) -> None:
     strategy = FedHeNN(rad_source="train-union", **settings)
     with pytest.raises(ConfigError, match="'train-union' takes the public examples from the training examples"):
