@@ -148,8 +148,10 @@ class TokenClassification(Outputs):
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         scores, labels = self.scores(outputs).flatten(0, -2), labels.flatten().long()
         total = F.cross_entropy(scores, labels, weights, reduction="sum", ignore_index=IGNORED)
-        counted = labels[labels != IGNORED]
-        return total / (weights[counted].sum() if weights is not None else torch.tensor(len(counted))).clamp(min=1e-9)
+        counted = labels != IGNORED
+        # Without a selection, whose size depends on values, `torch.func.vmap` can compute it for each example.
+        count = counted.sum() if weights is None else (weights[labels.clamp(min=0)] * counted).sum()
+        return total / count.clamp(min=1e-9)
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         loss, _ = super().evaluate(outputs, labels.long())

@@ -274,6 +274,30 @@ def test_a_public_dataset_in_other_units_is_not_compared_with_private_examples(l
     assert reply is not None, victim.refusals
 
 
+@pytest.mark.parametrize(
+    ("task", "network", "shape"),
+    [
+        ("token-classification", nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 4)), (6,)),
+        ("segmentation", nn.Conv2d(1, 4, 1), (1, 5, 5)),
+    ],
+)
+def test_tokens_and_pixels_can_be_ignored_in_private_training(task, network, shape) -> None:
+    inputs = torch.randint(20, (10, *shape))
+    labels = torch.randint(4, (10, *shape[-2:]))
+    labels[0] = -100
+    labels[1:, ..., :2] = -100
+    before = [parameter.detach().clone() for parameter in network.parameters()]
+
+    def prepare(batch: Tensor, generator: torch.Generator | None) -> Tensor:
+        return batch if task == "token-classification" else batch.float()
+
+    options = {"generator": torch.Generator(), "privacy": privacy(0.0, 1.0)}
+    phase = Phase(1, Optimisation(batch_size=10, learning_rate=1.0))
+    Training(network, phase, Examples(inputs, labels), Task(task), prepare, **options).result()
+    moved = [after.detach() - begun for after, begun in zip(network.parameters(), before, strict=True)]
+    assert 0 < sum(float(change.square().sum()) for change in moved) ** 0.5 <= 0.9 + 1e-6, "nine have some labels"
+
+
 class Centred(nn.Module):
     """A network that subtracts the batch's mean, without a layer that says so."""
 
