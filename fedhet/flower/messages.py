@@ -113,6 +113,8 @@ def read_reply(message: Message) -> Reply:
         if no_handler(reason):
             raise WireError(NOT_OURS)
         raise FedhetError(f"the client failed: {reason}; see the client's log")
+    if not message.has_content():
+        raise WireError("the client's reply has neither content nor an error: check the client's mods")
     records = message.content
     report, metrics = records.get("report"), records.get("metrics")
     if not isinstance(report, ConfigRecord):

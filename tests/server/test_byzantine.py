@@ -74,6 +74,16 @@ def test_a_weight_of_its_own_is_refused(tmp_path):
     assert (failure["client"], failure["reason"][:38]) == ("1", "the client's reply has a weight, which")
 
 
+def test_a_reply_without_content_is_refused_in_a_sentence(tmp_path):
+    def after(message, name, reply):
+        if name == "1" and message.metadata.message_type == "train":
+            vars(reply)["_content"] = None
+
+    done = run(tmp_path / "run", Case.of("fedavg", {}).settings(rounds=1), app=Tampering(after=after))
+    (failure,) = done.row(1)["failures"]
+    assert failure["reason"] == "the client's reply has neither content nor an error: check the client's mods"
+
+
 def saying(byzantine, /, **said):
     """A client app in which one client's handshake says something else of it."""
 
