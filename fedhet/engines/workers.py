@@ -12,7 +12,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -202,8 +202,9 @@ class WorkerGrid(LocalGrid):
         else:  # one of them is the cause
             self._waiting |= {message.metadata.message_id: [message] for message in worker.batch}
         if worker.ready:
-            self._workers.append(self._worker())
-        elif not self._workers:
+            with suppress(OSError):  # such as of a machine without memory
+                self._workers.append(self._worker())
+        if not self._workers:
             self._alone(f"worker processes cannot start ({reason})")
 
 
