@@ -92,21 +92,26 @@ class WorkerGrid(LocalGrid):
         """Yield replies as they arrive; `timeout` is ignored, as the grid has a timeout for each message."""
         keys = dict.fromkeys(self.push_messages(messages))
         while keys:
-            self._start_when_due()
             wanted = list(islice(keys, 256))  # all would take long
-            if self._workers and (self._took_over or not self.patience):
-                self._give(wanted)
-                self._hear(min(worker.deadline for worker in self._workers) - time.monotonic())
-                self._give(wanted)
-            else:
-                began = time.monotonic()
-                batch = self._taken(next(key for key in wanted if key in self._waiting))
-                self._handle(batch)
-                self._note(batch, began)
-                self._hear(0.0)
+            if not any(key in self._done for key in wanted):
+                self._go_on(wanted)
             for key in [key for key in wanted if key in self._done]:
                 del keys[key]
                 yield self._done.pop(key)
+
+    def _go_on(self, wanted: Sequence[str]) -> None:
+        """Wait for a reply of a worker or, without workers, handle a batch of messages in this process."""
+        self._start_when_due()
+        if self._workers and (self._took_over or not self.patience):
+            self._give(wanted)
+            self._hear(min(worker.deadline for worker in self._workers) - time.monotonic())
+            self._give(wanted)
+            return
+        began = time.monotonic()
+        batch = self._taken(next(key for key in wanted if key in self._waiting))
+        self._handle(batch)
+        self._note(batch, began)
+        self._hear(0.0)
 
     def _note(self, batch: Sequence[Message], started: float) -> None:
         seconds = time.monotonic() - started

@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from torch import nn
 
 import fedhet
@@ -158,3 +159,19 @@ def test_what_cannot_be_copied_stays_in_one_process(tmp_path: Path, caplog: pyte
     run_locally(settings(workers=2, rounds=1), tmp_path, app=fedhet.make_client_app(model=model))
     assert "one after the other: the client app cannot be copied" in caplog.text
     assert not Run(tmp_path).rows[-1]["failures"]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_batches_of_many_clients(number: int) -> None:
+    """Messages of a batch are far apart, and more than the grid looks at together."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
+    with WorkerGrid(app, 700, batch_size=20, workers=number, timeout=60) as grid:
+        nodes = list(grid.get_node_ids())
+        grid._alike = dict.fromkeys(nodes, "of one kind")
+        messages = [Message(RecordDict(), node, "train", group_id="1") for node in nodes]
+        assert sorted(reply.metadata.src_node_id for reply in grid.send_and_receive(messages)) == nodes
