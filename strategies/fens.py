@@ -75,9 +75,14 @@ class Fens(nn.Module):
         names = ",".join(name.replace(",", ";") for name in architectures)
         self.register_buffer("architectures", torch.tensor([*names.encode()], dtype=torch.uint8))
 
+    def train(self, mode: bool = True) -> "Fens":
+        super().train(mode)
+        self.members.eval()
+        return self
+
     def forward(self, inputs: Tensor) -> Tensor:
         with torch.no_grad():
-            outputs = torch.stack([member.eval()(inputs) for member in self.members], 1)
+            outputs = torch.stack([member(inputs) for member in self.members], 1)
         # One client's broken network could end training by NaN, or by outputs whose square is beyond the largest loss.
         outputs = outputs.where(outputs.abs() < LARGEST**0.5, 0.0)
         outputs = outputs.to(next(self.aggregator.parameters()).dtype)
@@ -137,7 +142,8 @@ class FENS(FederatedStrategy[Keys, Members]):
         """Store the clients' networks, and the initial aggregator."""
         state = self.state
         names = [state.clients[client].architecture for client in replies]
-        outputs = int(state.common["number of outputs"])
+        # The networks of a binary task have one output for two scores.
+        outputs = 1 if self.run.task == "binary" else int(state.common["number of outputs"])
         fens = build_at_server(lambda: Fens([nn.Identity() for _ in names], names, outputs), self.config.seed)
         state.aggregator = to_arrays(fens.state_dict())
         state.members = {"architectures": state.aggregator.pop("architectures")}

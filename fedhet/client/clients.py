@@ -215,6 +215,11 @@ class Clients:
         if dataset and not self._model:
             return ModelCheck(dataset.task, dataset.classes)
         task, transform = dataset.task if dataset else self._task, client_setup.transform_of(dataset, network.precision)
+        if config.precision == "bf16" and network.precision == torch.float64:
+            raise ModelError(
+                f"client {info.name}: precision = bf16 is for networks in float32, but the client's "
+                f"{network.model._get_name()} has float64 weights: leave precision out, or return a network in float32"
+            )
         side = registry.client_side(config.method_name)
         guessed = not side.head_of(config)
         train = data.train

@@ -324,6 +324,13 @@ def test_networks_of_two_dtypes(
     assert {tensor.dtype for tensor in saved.values()} == {body, head}
 
 
+def test_mixed_precision_of_a_network_in_float64(tmp_path: Path) -> None:
+    """Its parts would be computed in bfloat16 and float64."""
+    settings = {"method": "fedsimclr", "clients": 2, "rounds": 1, "precision": "bf16"}
+    with pytest.raises(FedhetError, match="precision = bf16 is for networks in float32, but the client's Sequential"):
+        fedhet.run(settings, model=lambda client: model().double(), data=data, out=tmp_path / "run")
+
+
 def test_state_outside_the_state_dict() -> None:
     class Counting(nn.Linear):
         steps = 0
