@@ -178,7 +178,8 @@ class Client:
         augment = augment or self.augment
         if augment is None or generator is None:
             return self.transform(inputs)
-        inputs = inputs if self.representation.precision == torch.float64 else single(inputs)
+        wide = self.representation.precision == torch.float64
+        inputs = in_precision(inputs, torch.float64) if wide else single(inputs)
         return self.transform(augment(inputs, generator))
 
     def read(self, inputs: Tensor | LazyInputs, *, until: Representation | None = None, rows: int = BATCH) -> Tensor:
