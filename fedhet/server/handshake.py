@@ -101,7 +101,7 @@ class Handshake:
         """Admit new nodes as clients, and return whether there were any.
 
         With `unseen`, the unseen clients are admitted, too, which join after the last round. Raises a FedhetError with
-        the reasons of refusals if they leave no client, or one to a method that needs two.
+        the reasons of refusals if they leave no client, or, before training, one to a method that needs two.
         """
         federation = self.federation
         assert federation.grid is not None
@@ -119,7 +119,7 @@ class Handshake:
             raise FedhetError(f"{NOBODY}\n{self.run.round.reasons(reason)}")
         if new:
             self.check_settings()
-        if len(federation.nodes) == 1 and self._refused and self.run.traits.communicates:
+        if len(federation.nodes) == 1 and self._refused and self.run.traits.communicates and not unseen:
             (left,) = federation.nodes
             raise FedhetError(
                 f"only client {left} was admitted, and {self.run.method.name} needs at least two clients; correct the "

@@ -1,11 +1,13 @@
 """Clients that come after the last round: what they receive, and what they make of it alone."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import fedhet
 from fedhet.algorithms.graphs import layer_graph
 from fedhet.algorithms.hypernets.design import catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
@@ -112,3 +114,18 @@ def test_nothing_to_send(federate: Any) -> None:
     assert done.failures == [(2, "2", why)]
     assert "unseen_clients" not in done.summary
     assert done.summary["personal_accuracy"]
+
+
+def test_a_refused_unseen_client_does_not_end_a_run_with_one_trained_client(tmp_path: Path) -> None:
+    def data(client: client_setup.ClientInfo) -> Any:
+        inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(client.partition_id or 0))
+        return {"train": (inputs, inputs[:, :3].argmax(1)), "test": (inputs, inputs[:, :3].argmax(1))}
+
+    def model(client: client_setup.ClientInfo) -> nn.Module:
+        width = 6 + 2 * (client.partition_id or 0)
+        return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+
+    settings = {"method": "fedavg", "clients": 2, "unseen-clients": 1, "rounds": 1, "report": False, "workers": 1}
+    run = fedhet.run(settings, model=model, data=data, out=tmp_path / "run", progress=False)
+    assert run.summary["status"] == "completed"
+    assert [failure["client"] for failure in run.history[-1]["failures"]] == ["1"]
