@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fedhet
 from fedhet.algorithms.alignment import targets
 from fedhet.errors import FedhetError
 from fedhet.models import registry as models
@@ -140,6 +141,18 @@ def test_tasks_of_users(federate, label, outputs):
         scores = done.global_model.eval()(public)
     predicted = scores.argmax(1) if outputs == 1 else (scores > 0).float()
     assert (predicted == label(public)).float().mean() > 0.8
+
+
+def test_the_servers_network_of_a_binary_task_is_scored_on_the_common_test_set(tmp_path):
+    inputs = torch.randn(400, 4, generator=torch.Generator().manual_seed(9))
+    keys = {"method": "feddf", "clients": 2, "rounds": 2, "public-samples": 200, "feddf.server-steps": 200}
+
+    def model(client):
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    pooled = inputs, positive(inputs)
+    run = fedhet.run(keys, model=model, data=pooled, task="binary", out=tmp_path / "run", progress=False)
+    assert run.history[-1]["common"]["received"]["accuracy"] > 0.8
 
 
 def test_server_without_public_dataset(federate):
