@@ -25,7 +25,7 @@ from fedhet.setup.client_setup import ModelFunction
 from fedhet.tasks import Task
 from fedhet.tasks.outputs import zeros_and_ones
 from fedhet.training.evaluation import forward
-from fedhet.utils.inputs import Inputs, for_each, parts_of
+from fedhet.utils.inputs import Inputs, as_bytes, for_each, parts_of
 from fedhet.utils.randomness import seeded, torch_generator
 
 ROWS = 16
@@ -166,7 +166,7 @@ def _repeated(train: Examples, test: Examples) -> int:
         if type(part.inputs) is not Tensor or not part.inputs.numel():
             return 0
         rows = single(part.inputs).flatten(1) if part.inputs.ndim > 1 else part.inputs[:, None]
-        pairs = zip(rows.cpu().contiguous().view(torch.uint8).numpy(), part.labels.tolist(), strict=True)
+        pairs = zip(as_bytes(rows).view(len(rows), -1).numpy(), part.labels.tolist(), strict=True)
         hashes.append([hash((row.tobytes(), str(label))) for row, label in pairs])
     known = {*hashes[0]}
     count = sum(row in known for row in hashes[1])

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedhet.data.names import CLASSES, COLUMNS, LABEL_COLUMNS, Names, permuted, renumbering, shown
 from fedhet.data.reading import LazyInputs, moved, single, spans
 from fedhet.tasks import Task
-from fedhet.utils.inputs import Inputs, from_parts, parts_of
+from fedhet.utils.inputs import Inputs, as_bytes, from_parts, parts_of
 from fedhet.utils.machine import brought
 
 Indices = NDArray[np.int64]
@@ -81,8 +81,7 @@ def digest(*content: object) -> str:
             digested.update(f"{part}\n".encode())
             continue
         digested.update(f"{part.dtype}{list(part.shape)}".encode())
-        if part.numel():  # else its strides may be 0
-            digested.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        digested.update(as_bytes(part).numpy().data)
     return digested.hexdigest()
 
 

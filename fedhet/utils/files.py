@@ -187,8 +187,10 @@ def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]", *, packed: 
     import torch
     from safetensors.torch import save
 
+    from fedhet.utils.inputs import as_bytes
+
     if packed:
-        content = [tensor.detach().cpu().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+        content = [as_bytes(tensor) for tensor in tensors.values()]
         kinds = {name: (str(each.dtype).removeprefix("torch."), [*each.shape]) for name, each in tensors.items()}
         return _save(save, path, {PACKED: torch.cat(content)}, {PACKED: json.dumps(kinds)})
     apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -239,9 +241,9 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
     for name, array in sorted(arrays.items()):
         content.update(repr((name, str(array.dtype).removeprefix("torch."), tuple(array.shape))).encode())
         if not isinstance(array, np.ndarray):  # such as bfloat16, which NumPy does not know
-            import torch
+            from fedhet.utils.inputs import as_bytes
 
-            array = array.reshape(-1).view(torch.uint8).numpy()
+            array = as_bytes(array).numpy()
         content.update(array.reshape(-1).view(np.uint8).data)
     return content.hexdigest()
 

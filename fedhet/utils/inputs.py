@@ -97,3 +97,10 @@ def for_each(inputs: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     """Return `inputs` changed by `change`, which is applied to each tensor if they are several in an `Inputs`."""
     parts = inputs.parts if isinstance(inputs, Inputs) else None
     return change(inputs) if parts is None else together({name: change(part) for name, part in parts.items()})
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Return the values of a tensor in memory order, as bytes (n,) uint8 on the CPU."""
+    flat = tensor.detach().cpu().contiguous().flatten()
+    # A single value, or none, can have the stride 0, with which PyTorch refuses another type.
+    return (flat.clone(memory_format=torch.contiguous_format) if flat.numel() < 2 else flat).view(torch.uint8)

@@ -383,3 +383,20 @@ def test_state_outside_the_state_dict() -> None:
     normal = nn.Sequential(weight_norm(nn.Linear(4, 3)), nn.BatchNorm1d(3), nn.Dropout())
     assert all(unsaved_state(each, INPUTS) for each in (nn.Sequential(Counting(4, 3)), Scaling(), Later()))
     assert not any(unsaved_state(each, INPUTS) for each in (normal, model(), Caching()))
+
+
+def test_columns_that_numpy_added_have_no_stride(tmp_path: Path) -> None:
+    """`values[:, None]` has the stride 0 along its new axis, with which PyTorch reads no bytes."""
+    values = np.linspace(0, 1, 40, dtype=np.float32)
+
+    def column(client: ClientInfo) -> Any:
+        return {"train": (values[:, None], values[:, None]), "test": (values[:1, None], values[:1, None])}
+
+    run = fedhet.run(
+        {"method": "local", "clients": 2, "rounds": 1},
+        model=lambda client: nn.Linear(1, 1),
+        data=column,
+        out=tmp_path / "run",
+        progress=False,
+    )
+    assert run.summary["status"] == "completed"
