@@ -359,3 +359,14 @@ def test_a_node_describes_its_data_within_its_policy(elsewhere, new_watch):
     assert told["values"] == 60 * 6, "without those that are missing, it would tell their number"
     assert told["classes"] == [40, None, None], "the number of those left out is known, so the next class is, too"
     assert pooled(row["data"])["classes"] == [80, None, None]
+
+
+def test_a_method_that_settles_its_rounds_starts_from_models_that_predict_by_more(tmp_path):
+    """FedMA's `rounds = 0` is as many as a pass needs, so the run trains."""
+    settings = {**SETTINGS, "clients": 2, "rounds": 2}
+    run = fedhet.run(
+        {**settings, "method": "fens"}, model=equal_network, data=data, out=tmp_path / "run", progress=False
+    )
+    again = {"method": "fedma", "clients": 2, "rounds": 0, "start-from": str(run.folder), "report": False}
+    outcome = fedhet.run(again, model=equal_network, data=data, out=tmp_path / "again", progress=False)
+    assert outcome.summary["status"] == "completed"

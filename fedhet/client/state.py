@@ -28,6 +28,7 @@ from fedhet.data.names import Names, alike, permuted, shown
 from fedhet.errors import ConfigError, FedhetError, ModelError, check_kinds
 from fedhet.messages import LostState, difference, spec_of
 from fedhet.methods import registry
+from fedhet.methods.options import Config
 from fedhet.models.copies import copied, load_state
 from fedhet.models.estimators import Estimator
 from fedhet.models.representation import precision
@@ -285,6 +286,11 @@ def check_order(info: ClientInfo, names: Names) -> str:
     return "; ".join(notes)
 
 
+def only_evaluates(config: Config) -> bool:
+    """Return whether a run evaluates the networks of `start-from`, and trains none."""
+    return bool(config.start_from) and not (config.rounds or registry.method(config.method_name).settles_rounds)
+
+
 def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
     """Load the weights of an earlier run (`start-from`) into a new network; return it, adapted to the method.
 
@@ -298,7 +304,7 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
     # Early exits are the method's, not the network's; a method that has them adds new ones.
     names = model.state_dict().keys()
     exits = {name for name in tensors.keys() - names if name.startswith(f"{EXITS}.")}
-    if not info.config.rounds and (exits or any(name.startswith(PREDICTOR) for name in beside)):
+    if only_evaluates(info.config) and (exits or any(name.startswith(PREDICTOR) for name in beside)):
         raise ConfigError(f"rounds = 0 evaluates networks, but {path} predicts by more: {EVALUATE}")
     tensors = {name: tensor for name, tensor in tensors.items() if name not in exits}
     if plain := not _misfit(model, tensors):

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedhet.client.client import AnySide
 from fedhet.client.estimators import fit, fit_again
 from fedhet.client.job import Group, Job, Streams
-from fedhet.client.state import EVALUATE, EXAMPLE, PREDICTOR, ROUND, WIDTH
+from fedhet.client.state import EVALUATE, EXAMPLE, PREDICTOR, ROUND, WIDTH, only_evaluates
 from fedhet.data import Examples, resident
 from fedhet.errors import ConfigError, ModelError, Refused
 from fedhet.messages import Payload, to_arrays
@@ -131,7 +131,7 @@ def begin(job: Job) -> None:
     Without rounds, raise a ConfigError if not the network of `start-from` alone would be evaluated.
     """
     client = job.client
-    loaded = client.config.start_from and not client.config.rounds and not job.side.traits.whole
+    loaded = not job.side.traits.whole and only_evaluates(client.config)
     before = {name: tensor.clone() for name, tensor in client.tensors.items()} if loaded else {}
     job.seed()
     job.side.begin(job.payload)
