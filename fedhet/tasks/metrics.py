@@ -134,10 +134,6 @@ def _entries(outputs: Tensor, labels: Tensor) -> Columns:
     return outputs, labels
 
 
-def _joined(columns: tuple[Columns, ...]) -> list[Tensor]:
-    return [torch.cat(column).double() for column in columns]
-
-
 def _ranked(name: str, *, pairs: bool) -> Callable[..., Metric]:
     """Return `Measure.combine` of a metric of scikit-learn by column, which needs examples with and without a label.
 
@@ -147,7 +143,7 @@ def _ranked(name: str, *, pairs: bool) -> Callable[..., Metric]:
     def combine(count: int, *columns: Columns) -> Metric:
         from sklearn import metrics  # slow to import
 
-        scores, labels = (column.cpu().numpy() for column in _joined(columns))
+        scores, labels = (torch.cat(column).double().cpu().numpy() for column in columns)
         having = labels.astype(bool).sum(0)
         both = having * (len(labels) - having)
         weights = both if pairs else np.where(both > 0, len(labels), 0)
@@ -162,23 +158,34 @@ def _ranked(name: str, *, pairs: bool) -> Callable[..., Metric]:
 # ---- distances to targets, and losses
 
 
+def _squares(outputs: Tensor, targets: Tensor) -> Columns:
+    targets = targets.double()
+    squares = (outputs.double() - targets).square()
+    # Differences from the first target keep the digits that squares of large targets lose.
+    mean = targets[0] + (targets - targets[0]).mean(0)
+    return squares.sum(0), torch.full_like(mean, len(targets)), mean, (targets - mean).square().sum(0)
+
+
 def _r2(count: int, *columns: Columns) -> Metric:
-    outputs, targets = _joined(columns)
-    mean = targets.mean(0)
-    about_mean = (targets - mean).square().sum(0)
+    squares, counts, means, about_means = map(torch.stack, columns)
+    mean = means[0] + (counts * (means - means[0])).sum(0) / count
+    about_mean = about_means.sum(0) + (counts * (means - mean).square()).sum(0)
     weights = torch.where(about_mean > 1e-30 * count * mean.square(), float(count), 0.0)  # above rounding errors
-    values = (1 - (outputs - targets).square().sum(0) / about_mean).clamp(min=-LARGEST)
+    values = (1 - squares.sum(0) / about_mean).clamp(min=-LARGEST)
     return Metric(tuple(values.tolist()), tuple(weights.tolist()))
 
 
-def _mae(count: int, *columns: Columns) -> Metric:
-    outputs, targets = _joined(columns)
-    return _means((outputs - targets).abs().mean(0), count)
+def _distances(outputs: Tensor, targets: Tensor) -> Columns:
+    distances = (outputs.double() - targets.double()).abs()
+    return distances.sum(0), distances.square().sum(0)
 
 
-def _rmse(count: int, *columns: Columns) -> Metric:
-    outputs, targets = _joined(columns)
-    return _means((outputs - targets).square().mean(0).sqrt(), count)
+def _mae(count: int, distances: Columns, squares: Columns) -> Metric:
+    return _means(torch.stack(distances).sum(0) / count, count)
+
+
+def _rmse(count: int, distances: Columns, squares: Columns) -> Metric:
+    return _means((torch.stack(squares).sum(0) / count).sqrt(), count)
 
 
 def _means(values: Tensor, count: int) -> Metric:
@@ -226,7 +233,7 @@ AVERAGE_PRECISION = Measure(_class_scores, _ranked("average_precision_score", pa
 CONCORDANCE = Measure(_entries, _concordance)
 LABEL_AUC = Measure(_entries, _ranked("roc_auc_score", pairs=True), by_class=True, pairs=True)
 LABEL_AVERAGE_PRECISION = Measure(_entries, _ranked("average_precision_score", pairs=True), by_class=True, pairs=True)
-R2 = Measure(_entries, _r2, by_class=True, limits=(-LARGEST, 1.0))
-RMSE = Measure(_entries, _rmse, by_class=True, lower=True, limits=(0.0, LARGEST))
-MAE = Measure(_entries, _mae, by_class=True, lower=True, limits=(0.0, LARGEST))
+R2 = Measure(_squares, _r2, by_class=True, limits=(-LARGEST, 1.0))
+RMSE = Measure(_distances, _rmse, by_class=True, lower=True, limits=(0.0, LARGEST))
+MAE = Measure(_distances, _mae, by_class=True, lower=True, limits=(0.0, LARGEST))
 PERPLEXITY = Measure(_entropies, _perplexity, lower=True, limits=(0.0, LARGEST))

@@ -295,6 +295,11 @@ class Regression(Vectors):
     def labels(self, labels: Tensor) -> Tensor:
         return super().labels(labels if labels.is_floating_point() else labels.double())
 
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        targets = (labels if labels.ndim == 2 else labels.reshape(-1, 1)).double()
+        squares = (outputs.detach().reshape(targets.shape).double() - targets).square()
+        return squares.mean(1).sum(), len(targets)
+
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         if _alike(outputs, labels):
             return ""
