@@ -23,7 +23,7 @@ from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.methods import registry
 from fedhet.methods.options import Config, keys_about
 from fedhet.models.representation import precision
-from fedhet.results.history import names_of_model, read_clients, read_run, run_of
+from fedhet.results.history import names_of_model, read_run, run_of
 from fedhet.results.report import Section, table, write_page
 from fedhet.results.terminal import format_value
 from fedhet.server.app import scored
@@ -128,7 +128,7 @@ def evaluate(
     place = expanded(getattr(run, "folder", run))
     folder, complete = _configured(place, config or {})
     noted = load(folder / "config.toml").get("own", {})
-    known = (read_run(folder).summary or {}).get("task")
+    known = read_run(folder).summary.get("task")
     if data is not None and task is None and noted.get("task") in (None, known):
         task = known  # new labels alone, such as those of few examples, may fit another task
     given = {"data": data, "task": task}
@@ -203,12 +203,12 @@ def _fill(
 ) -> None:
     """Evaluate all models in the folder `models` at the `clients`, and add the results to `result`."""
     personal = [unquote(path.stem) for path in models.glob("*.safetensors") if path.stem != GLOBAL]
-    run = run_of(models) or models
-    scales: dict[str, Scales] = (read_run(run).summary or {}).get("scales", {})
+    run = read_run(run_of(models) or models)
+    scales: dict[str, Scales] = run.summary.get("scales", {})
     whole = next(iter(scales.values()), {})
     traits = registry.traits(config)
     shared = (models / f"{GLOBAL}.safetensors").is_file() and traits.whole
-    known = [*map(str, range(config.clients)), *(row.client for row in read_clients(run))]
+    known = [*map(str, range(config.clients)), *(row.client for row in run.clients)]
 
     @cache
     def network_of(owner: str) -> nn.Module:

@@ -128,4 +128,4 @@ def difference_of_scales(run: Run) -> str:
 def before(config: Config, entry: str) -> dict[str, Any]:
     """Return an entry of the summary of the run from which clients start (`start-from`), or an empty dict."""
     folder = run_of(expanded(config.start_from).absolute()) if config.start_from else None
-    return (read_run(folder).summary or {}).get(entry, {}) if folder else {}
+    return read_run(folder).summary.get(entry, {}) if folder else {}
