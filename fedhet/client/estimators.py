@@ -63,13 +63,17 @@ def fit_to_data(model: Estimator, data: ClientData, task: Task) -> None:
     if isinstance(data.train.inputs[:1], Inputs):
         raise DataError(f"{model.title} takes one tensor of inputs for each example, not several: join their columns")
     if kinds not in ({(1, False)}, {(2, True)}) or task.name not in TASKS:
-        raise DataError(f"{model.title} predicts one class or numbers for each example, not other labels")
-    model.meaning = "numbers" if data.train.labels.is_floating_point() else "classes"
-    model.outputs = data.train.labels.shape[-1]
-    if model.meaning == "classes":
-        classes = data.dataset.classes if data.dataset else len(data.names.get("classes", ()))
+        raise DataError(
+            f"{model.title} predicts one class or numbers for each example, not other labels: return a network"
+        )
+    numbers = data.train.labels.is_floating_point() or task.name == "regression"
+    model.meaning = "numbers" if numbers else "classes"
+    model.outputs = data.train.labels[:1].numel()
+    if not numbers:
+        classes = max(data.dataset.classes if data.dataset else data.classes, len(data.names.get("classes", ())))
         model.outputs = max(classes, 2, *(int(part.max()) + 1 for part in labels))
-        model.meaning = "logit" if task.name == "binary" else "classes"
+        if task.name == "binary":
+            model.meaning, model.outputs = "logit", 2
 
 
 def fit(client: Client, phases: Sequence[Phase]) -> None:

@@ -159,7 +159,8 @@ class ClientData:
     """A client's training, test and validation examples, the public dataset, and the common test set (`common`).
 
     `augment(inputs, generator)` returns a randomly changed copy of raw training inputs. `batch_size`, unless None,
-    replaces the configured batch size. `dataset` is the configured data set of the examples, or None for a user's data.
+    replaces the configured batch size. `dataset` is the configured data set of the examples, or None for a user's data,
+    and `classes` the number of classes of all clients' examples together, 0 if it is unknown.
     All parts have the classes and columns `names`, if known; `note` says which were aligned.
     """
 
@@ -171,6 +172,7 @@ class ClientData:
     augment: Augment | None = None
     batch_size: int | None = None
     dataset: "DataSet | None" = None
+    classes: int = 0
     names: Names = field(default_factory=dict)
     note: str = ""
 

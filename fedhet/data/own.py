@@ -55,8 +55,10 @@ def as_client_data(client: str, value: Any) -> ClientData:
     names the client if the form of the data is unknown or a number is not finite.
     """
     given: Names | None = None
+    classes = 0
     if isinstance(value, ClientData):
         given = value.names
+        classes = value.classes
         value = {name: getattr(value, name) for name in (*PARTS, "augment")}
     elif isinstance(value, tuple | list) and len(value) == 2:
         value = {"train": value[0], "test": value[1]}
@@ -80,7 +82,8 @@ def as_client_data(client: str, value: Any) -> ClientData:
         size = getattr(getattr(value["train"], "batch_sampler", None), "batch_size", None)  # of a DataLoader
         batch_size = size if isinstance(size, int) else None
         augment = _as_augment(value.get("augment"))
-        return ClientData(**parts, augment=augment, batch_size=batch_size, names=common, note=note)
+        about: dict[str, Any] = {"batch_size": batch_size, "classes": classes, "names": common, "note": note}
+        return ClientData(**parts, augment=augment, **about)
     except DataError as error:
         raise type(error)(f"client {client}: {error}") from error
 

@@ -62,7 +62,8 @@ def _dataset(pool: Pooled, seed: int | None, share: float) -> DataSet:
     labels = pool.train.labels
     classes = len(pool.names.get(CLASSES, ()))
     if labels.ndim == 1:
-        classes = max(classes, int(labels.max()) + 1)
+        both = [labels] if pool.test is None else [labels, pool.test.labels]
+        classes = max(classes, *(int(part.max()) + 1 for part in both))
 
     def dataset(train: Examples, test: Examples, groups: Owners | None = None) -> DataSet:
         # Each client infers the task, and its network has the inputs as they are.

@@ -231,12 +231,23 @@ def _dense(value: Any, what: str, remedy: str) -> Tensor:
         raise DataError(f"the {what} (type {kind}) are sparse, nested, masked or on the meta device: give dense arrays")
     if isinstance(value, Tensor):
         return value
+    table = value
     value = value.to_numpy() if hasattr(value, "to_numpy") else value
     try:
         array = np.asarray(value.tolist() if getattr(value, "dtype", None) == np.object_ else value)
         return torch.as_tensor(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
     except (TypeError, ValueError, RuntimeError) as error:
+        columns = [repr(name) for name in getattr(table, "columns", ()) if not _has_numbers(table[name])]
+        if columns:
+            raise DataError(
+                f"the {what} have texts, dates or missing values in {', '.join(columns)}: remove or encode these "
+                "columns, as pandas.get_dummies does for texts"
+            ) from error
         raise DataError(f"the {what} cannot be converted to a tensor ({error}): {remedy}") from error
+
+
+def _has_numbers(column: Any) -> bool:
+    return column.to_numpy().dtype.kind in "biuf" and not getattr(column, "hasnans", False)
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedhet.errors import ModelError
 
 LEAST = 1e-6
-"""Lowest probability of a class, so that the cross entropy of a wrong prediction is finite."""
+"""Weight of equal probabilities in those of an estimator, so that the cross entropy of a wrong prediction is finite."""
 
 
 def is_estimator(model: Any) -> bool:
@@ -151,22 +151,32 @@ def fitted(
 
 
 def log_probabilities(estimator: Any, inputs: Tensor, classes: int) -> Tensor:
-    """Return the logarithms (n, classes) of a fitted classifier's probabilities, each at least `LEAST`.
+    """Return the logarithms (n, classes), in float64, of a fitted classifier's probabilities.
 
-    Classes that it has not seen have the probability `LEAST`.
+    The mean with equal probabilities, whose weight is `LEAST`, keeps the order of small probabilities and their ties.
+    Without `predict_proba`, scores of `decision_function` are taken for logits if their order agrees with `predict`.
     """
     columns = torch.as_tensor(np.asarray(estimator.classes_).astype(np.int64), device=inputs.device)
-    features = flat(inputs)
+    probabilities = torch.zeros(len(inputs), classes, dtype=torch.float64, device=inputs.device)
+    values = torch.from_numpy(_probabilities(estimator, flat(inputs))).to(probabilities)
+    probabilities[:, columns] = torch.where(values.isfinite(), values, 1 / len(columns))
+    return (LEAST / classes + (1 - LEAST) * probabilities).log()
+
+
+def _probabilities(estimator: Any, features: NDArray[Any]) -> NDArray[Any]:
+    """Return a fitted classifier's probabilities (n, C) of its C classes for features (n, d)."""
     if callable(getattr(estimator, "predict_proba", None)):
         with np.errstate(invalid="ignore", divide="ignore"):  # nan from label spreading
-            values = torch.from_numpy(np.asarray(estimator.predict_proba(features)))
-    else:
-        values = torch.from_numpy(np.asarray(estimator.predict(features))[:, None] == estimator.classes_)
-    values = values.to(inputs.device, torch.float32)
-    values = torch.where(values.isfinite(), values, 1 / len(columns))
-    probabilities = torch.full((len(inputs), classes), LEAST, dtype=torch.float32, device=inputs.device)
-    probabilities[:, columns] = values.clamp_min(LEAST)
-    return probabilities.log()
+            return np.asarray(estimator.predict_proba(features))
+    predicted = np.asarray(estimator.predict(features))[:, None] == estimator.classes_
+    if not callable(getattr(estimator, "decision_function", None)):
+        return predicted
+    scores = torch.from_numpy(np.asarray(estimator.decision_function(features), dtype=np.float64))
+    if scores.ndim == 1:  # of two classes, that of the second
+        scores = torch.stack([torch.zeros_like(scores), scores], 1)
+    probabilities = scores.softmax(1).numpy()
+    agrees = predicted[np.arange(len(predicted)), probabilities.argmax(1)]
+    return np.where(agrees[:, None], probabilities, predicted)
 
 
 def _copies(inputs: Tensor, targets: Tensor, *, weighted: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -182,4 +192,4 @@ def flat(batch: Tensor) -> NDArray[Any]:
     """Return inputs (n, ...) as floating-point vectors (n, d) in NumPy, in float64 if float32 lacks their digits."""
     long = batch.dtype in (torch.int32, torch.int64)
     dtype = torch.float64 if long else torch.promote_types(batch.dtype, torch.float32)
-    return batch.detach().flatten(1).to(dtype).cpu().numpy()
+    return batch.detach().reshape(len(batch), -1).to(dtype).cpu().numpy()

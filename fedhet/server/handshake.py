@@ -232,7 +232,11 @@ class Handshake:
         task = report.metric if report.labels == 1 else f"{report.metric} of {report.labels} labels"
         if report.further:
             task += f", and {self.run.config.metrics} of {report.further} labels"
-        common = {"task": Common(task, "all clients of a run need the same task; set it with task=")}
+        remedy = (
+            "all clients of a run need the same task (set it with task=) and, for this metric, the same number of "
+            "classes; an estimator has those of the labels or of a pandas.Categorical"
+        )
+        common = {"task": Common(task, remedy)}
         if report.common:
             remedy = "return the same examples as `common` for all clients, or leave it out"
             common["common test set"] = Common(report.common, remedy)

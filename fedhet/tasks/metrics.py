@@ -127,7 +127,8 @@ def _class_scores(scores: Tensor, labels: Tensor) -> Columns:
     scores, labels = scores[counted], labels[counted].long()
     if scores.shape[-1] == 2:
         return scores.diff(dim=-1), labels[:, None]
-    return scores.double().softmax(-1), F.one_hot(labels, scores.shape[-1])
+    # Equal probabilities, as those of trees, stay equal: the normalisation of others differs by rounding errors.
+    return scores.double().log_softmax(-1).round(decimals=12), F.one_hot(labels, scores.shape[-1])
 
 
 def _entries(outputs: Tensor, labels: Tensor) -> Columns:

@@ -43,7 +43,8 @@ class Scores(FederatedStrategy[Q, T]):
     """Base class of strategies that receive class scores of public examples, and send scores for clients to learn."""
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        return {"number of classes": Common(outputs_of(reply), "all clients need the same classes")}
+        remedy = "all clients need the same classes; an estimator has those of the labels or of a pandas.Categorical"
+        return {"number of classes": Common(outputs_of(reply), remedy)}
 
     def admit(self, reply: Reply) -> None:
         self.state.classes = outputs_of(reply)

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier, RandomForestRegressor
-from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier
+from sklearn.metrics import roc_auc_score
+from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import LinearSVC
+from sklearn.svm import SVC, LinearSVC
 from torch import nn
 
 import fedhet
@@ -194,6 +196,56 @@ def test_refusals(tmp_path, settings, arguments, message):
     chosen = {**SETTINGS, "method": "local", "clients": 2, **settings}
     with pytest.raises(FedhetError, match=message):
         fedhet.run(chosen, **{"model": ESTIMATORS[0], "data": DATA, **arguments}, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [RandomForestClassifier(8, random_state=0), GaussianNB(), LinearSVC(), SVC(), RidgeClassifier()],
+    ids=lambda estimator: type(estimator).__name__,
+)
+@pytest.mark.parametrize("classes", [2, 4])
+def test_auc_is_that_of_scikit_learn(tmp_path, estimator, classes):
+    """Ties of trees, probabilities near 0, and scores of classifiers without probabilities count as they are."""
+    inputs, labels = load_digits(n_class=classes, return_X_y=True)
+    noise = np.random.default_rng(0).normal(scale=8, size=inputs.shape)
+    inputs = (inputs + noise)[:, :40]
+    train, test = (inputs[:100], labels[:100]), (inputs[100:], labels[100:])
+    settings = {"method": "local", "clients": 1, "rounds": 1, "report": False, "metric": "auc", "metrics": "accuracy"}
+    done = fedhet.run(settings, model=estimator, data=lambda client: (train, test), out=tmp_path / "run")
+    fitted = clone(estimator).fit(*train)
+    if hasattr(fitted, "predict_proba"):
+        scores = fitted.predict_proba(test[0])
+    else:  # the logits of two classes are 0 and the score
+        scores = fitted.decision_function(test[0])
+        scores = torch.from_numpy(np.stack([0 * scores, scores], 1) if classes == 2 else scores).softmax(1).numpy()
+    columns = [1] if classes == 2 else range(classes)
+    expected = np.mean([roc_auc_score(test[1] == column, scores[:, column]) for column in columns])
+    # An SVC votes by pairs of classes, which in a few rows disagrees with its scores; then the vote counts.
+    tolerance = 0.01 if isinstance(estimator, SVC) and classes > 2 else 1e-9
+    assert done.summary["personal_accuracy"]["weighted"] == pytest.approx(expected, abs=tolerance)
+    further = Run(done.folder).rows[-1]["scores"]["received/accuracy"]["0"]
+    assert further[0] == [pytest.approx(fitted.score(*test))]
+
+
+@pytest.mark.parametrize("metric", ["macro-f1", "auc"])
+def test_clients_without_a_class_take_part(tmp_path, metric):
+    """Of examples that the configuration splits, all clients' estimators have all classes."""
+    settings = {**SETTINGS, "method": "local", "clients": 4, "partition": "classes", "metric": metric}
+    done = fedhet.run(settings, model=GaussianNB(), data=load_digits(return_X_y=True), out=tmp_path / "run")
+    assert not done.summary.get("never_took_part")
+
+
+def test_whole_numbers_and_one_column(tmp_path):
+    """A regression's labels may be integers, also -1, and inputs one number for each example."""
+    inputs = np.random.default_rng(0).normal(size=80)
+    labels = np.round(5 * inputs).astype(int)
+    train, test = (inputs[:50], labels[:50]), (inputs[50:], labels[50:])
+    settings = {"method": "local", "clients": 1, "rounds": 1, "report": False}
+    done = fedhet.run(
+        settings, model=Ridge(), data=lambda client: (train, test), task="regression", out=tmp_path / "run"
+    )
+    expected = Ridge().fit(train[0][:, None], train[1]).score(test[0][:, None], test[1])
+    assert done.summary["personal_accuracy"]["weighted"] == pytest.approx(expected)
 
 
 def test_one_class_and_a_logit(tmp_path):

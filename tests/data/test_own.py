@@ -204,6 +204,13 @@ def test_unusable_rows_are_refused(part, message):
         as_client_data("3", (part, (INPUTS, LABELS))).train.inputs[:]
 
 
+def test_a_table_with_texts_names_their_columns():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"age": [1, 2, 3], "city": ["x", "y", "x"], "visits": pandas.array([1, None, 2], "Int64")})
+    with pytest.raises(DataError, match="train: the inputs have texts, dates or missing values in 'city', 'visits': "):
+        as_client_data("3", ((table, LABELS), (INPUTS, LABELS)))
+
+
 def test_data_have_no_gradients():
     network = torch.nn.Linear(INPUTS.shape[1], 2)
     with torch.inference_mode():
