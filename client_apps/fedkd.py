@@ -1,17 +1,15 @@
 """Client side of FedKD: mutual distillation of two networks; sends low-rank factors of the shared network's change."""
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.messages import Arrays, Payload, spec_of, to_arrays, to_tensor
+from fedhet.messages import Payload, spec_of, to_arrays, to_tensor
 from fedhet.messages.payload import from_factors, to_factors
 from fedhet.models.representation import Representation
 from fedhet.strategies.families.small_network import SmallNetworkKeys
 from fedhet.strategies.fedkd import energy
-from fedhet.training import Loss, Phase, Step, Term
+from fedhet.training import Loss, Step, Term
 
 from .families.small_network import SMALL, Pair, Projected
 
@@ -23,27 +21,17 @@ RECEIVED = "received/"
 
 
 class FedKD(Projected[SmallNetworkKeys]):
-    lost = False
-
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
         return Pair(self.client.model, self.auxiliary, nn.Linear(small_width, width, bias=False, dtype=dtype))
 
     def begin(self, payload: Payload) -> None:
         self.received = payload.arrays.get("model", {})
         if payload.values.get("change"):
-            self.lost = not self.client.memory
-            memory = self.client.memory.items()
+            memory = self.client.remembered.items()
             before = {key.removeprefix(RECEIVED): tensor for key, tensor in memory if key.startswith(RECEIVED)}
-            self.received = self._restored(to_arrays(before))
+            spec = spec_of(self.shared())
+            self.received = from_factors(self.received, to_arrays(before), spec, "the shared network's change")
         super().begin(Payload({"model": self.received}))
-
-    def _restored(self, before: Arrays) -> Arrays:
-        if self.lost:
-            return {}
-        return from_factors(self.received, before, spec_of(self.shared()), "the shared network's change")
-
-    def phases(self, payload: Payload) -> Sequence[Phase]:
-        return [] if self.lost else super().phases(payload)
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         small = Representation(self.pair, f"small.{self.small_head}".rstrip("."))
@@ -53,8 +41,6 @@ class FedKD(Projected[SmallNetworkKeys]):
     def end(self, payload: Payload) -> Payload:
         client = self.client
         reply = super().end(payload)
-        if self.lost:
-            return Payload()
         client.memory |= {f"{RECEIVED}{name}": to_tensor(array) for name, array in self.received.items()}
         part = energy(client.request.round, client.config.rounds)
         update = to_factors(to_arrays(self.shared()), self.received, part)

@@ -36,15 +36,12 @@ class FedMA(Matched[Keys]):
         self._own: dict[int, NDArray[Any]] = {}
         self._complete = False
         self._begins = False
-        self._lost = False
 
     def begin(self, payload: Payload) -> None:
         arrays = payload.arrays
         self._begins = "group" not in arrays
         if "group" in arrays or "last" in arrays:
-            self._lost = not self.client.memory
-            if not self._lost:
-                self._go_on(arrays)
+            self._go_on(arrays)
         elif "model" in arrays:
             self.use(arrays["model"])
             self._complete = True
@@ -52,12 +49,11 @@ class FedMA(Matched[Keys]):
                 self.client.reestimate()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        has_network = self._complete if when == "received" else not self._lost
-        return super().evaluate(when) if has_network else None
+        return super().evaluate(when) if self._complete or when != "received" else None
 
     def _go_on(self, arrays: dict[str, Arrays]) -> None:
         kept: dict[str, Arrays] = {"assignment": {}, "model": {}}
-        for key, array in to_arrays(self.client.memory).items():
+        for key, array in to_arrays(self.client.remembered).items():
             part, _, name = key.partition("/")
             kept[part][name] = array
         self._own = {int(index): array for index, array in kept["assignment"].items()}
@@ -85,8 +81,6 @@ class FedMA(Matched[Keys]):
         return names | {name for name, kind in kinds if kind == "statistic" and name.rpartition(".")[0] in layers}
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        if self._lost:
-            return []
         if self._begins:
             if self._complete and "step" in payload.values:
                 units = {group.index: self._own.get(group.index, np.arange(group.width)) for group in self.groups}
@@ -111,8 +105,6 @@ class FedMA(Matched[Keys]):
         groups = self.groups
         step = payload.values["step"]
         client.memory.clear()
-        if self._lost:
-            return Payload()
         client.memory |= {f"model/{name}": tensor for name, tensor in client.tensors.items()}
         client.memory |= {f"assignment/{index}": torch.from_numpy(units.copy()) for index, units in self._own.items()}
         names = due(groups, step, statistics=client.config.batch_norm == "aggregate")

@@ -28,12 +28,12 @@ class FENS(ClientSide[Keys]):
         return Payload()
 
     def begin(self, payload: Payload) -> None:
-        memory = self.client.memory
-        memory |= {name: to_tensor(array) for name, array in payload.arrays.get("members", {}).items()}
-        if memory:
-            self.fens = self.loaded(memory)
+        self.client.memory |= {name: to_tensor(array) for name, array in payload.arrays.get("members", {}).items()}
+        if aggregator := payload.arrays.get("aggregator"):
+            members = self.client.remembered
+            self.fens = self.loaded(members)
             tensors = self.fens.state_dict()
-            arrays = to_arrays(memory) | payload.arrays["aggregator"]
+            arrays = to_arrays(members) | aggregator
             load_into(tensors, {name: arrays[name] for name in tensors})
 
     def loaded(self, beside: Mapping[str, Tensor]) -> Fens:
@@ -62,8 +62,6 @@ class FENS(ClientSide[Keys]):
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         client = self.client
-        if not self.fens and "aggregator" in payload.arrays:  # The client has lost the networks.
-            return []
         client.data = replace(client.data, train=self.examples(held_out=self.fens is not None))
         if not self.fens:
             return super().phases(payload)
@@ -86,7 +84,7 @@ class FENS(ClientSide[Keys]):
 
     def end(self, payload: Payload) -> Payload:
         if not self.fens:
-            return Payload() if "aggregator" in payload.arrays else self.share()
+            return self.share()
         received = payload.arrays["aggregator"]
         tensors = self.fens.state_dict()
         trained = to_arrays({name: tensors[name].clone() for name in received})

@@ -30,16 +30,15 @@ class FLHADistillation(AuxiliaryModel[Keys]):
 
     def begin(self, payload: Payload) -> None:
         super().begin(payload)
-        if not self.teaching:
-            if "model" in payload.arrays:
-                self.client.memory |= self.auxiliary.state_dict()
-            elif self.client.memory:
-                self.auxiliary.load_state_dict(self.client.memory)
+        if not self.teaching and "model" in payload.arrays:
+            self.client.memory |= self.auxiliary.state_dict()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
+        if not self.teaching:
+            self.auxiliary.load_state_dict(self.client.remembered)
         module = self.auxiliary if self.teaching else None
         phase = Phase(self.client.request.epochs, self._optimisation(), module=module)
-        if self.teaching or not self.client.memory:
+        if self.teaching:
             return [phase]
         return [replace(phase, terms=(Term(distance, teacher=self.auxiliary.eval()),), task_weight=1 - ALPHA)]
 

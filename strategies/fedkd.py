@@ -33,10 +33,9 @@ def energy(round: int, rounds: int) -> float:
 
 @dataclass
 class LastChange(State):
-    """The state of FedKD: the shared network's last change (`update`), and clients that need only this (`holding`)."""
+    """The state of FedKD: the shared network's last change, `update`."""
 
     update: Arrays = field(default_factory=dict)
-    holding: list[str] = field(default_factory=list)
 
 
 @method(
@@ -50,26 +49,22 @@ class FedKD(FederatedStrategy[Keys, LastChange]):
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         change = Payload({"model": self.state.update}, {"change": True})
-        return {client: change if client in self.state.holding else self.payload_for(client) for client in clients}
+        return {client: change if self.federation.keeps(client) else self.payload_for(client) for client in clients}
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Convert the low-rank `update` in a reply to weights; only a client that lost its state may leave it out."""
-        if "update" in reply.arrays:
-            spec, update = self.federation.specs[reply.client], reply.arrays["update"]
-            reply.arrays["update"] = from_factors(update, self.state.model, spec, "the client's update")
-        elif reply.client not in self.state.holding or reply.report.lost_state < 0:
+        """Convert the low-rank `update` in a reply to weights."""
+        if "update" not in reply.arrays:
             raise WireError("the client's reply lacks 'update', the shared network's change: check the client's mods")
+        spec = self.federation.specs[reply.client]
+        reply.arrays["update"] = from_factors(reply.arrays["update"], self.state.model, spec, "the client's update")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         state = self.state
-        models = {client: reply.arrays["update"] for client, reply in replies.items() if "update" in reply.arrays}
-        state.holding = list(models)
-        if models:
-            mean = self.aggregator.average(models, self.aggregator.weights(replies))
-            spec = self.federation.specs[state.holding[0]]
-            state.update = to_factors(mean, state.model, energy(round, self.config.rounds))
-            state.model = add_factors(state.update, state.model, spec)
+        models = {client: reply.arrays["update"] for client, reply in replies.items()}
+        mean = self.aggregator.average(models, self.aggregator.weights(replies))
+        state.update = to_factors(mean, state.model, energy(round, self.config.rounds))
+        state.model = add_factors(state.update, state.model, self.federation.specs[next(iter(models))])
         return {}

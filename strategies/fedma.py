@@ -19,7 +19,7 @@ import numpy as np
 from fedhet.algorithms.matching.groups import assemble, due, match_group
 from fedhet.errors import FedhetError
 from fedhet.messages import Arrays, Payload, Reply, check
-from fedhet.server import ArraysBy, method, option
+from fedhet.server import ArraysBy, in_order, method, option
 from fedhet.utils.randomness import derive_seed
 from fedhet.utils.text import log
 
@@ -43,14 +43,12 @@ class Pass(MatchedState):
     Attributes:
         pass_: number of complete passes.
         step: index of the group that is matched next.
-        holding: the clients that took part in the last round; only they can continue the pass.
         group: for each group matched in this pass, by index, the weights of the global units and BatchNorm's averages.
         last: the averaged output layer of the last complete pass.
     """
 
     pass_: int = 0
     step: int = 0
-    holding: list[str] = field(default_factory=list)
     group: ArraysBy = field(default_factory=dict)
     last: Arrays = field(default_factory=dict)
 
@@ -91,7 +89,10 @@ class FedMA(MatchedStrategy[Keys, Pass]):
         return [len(self.state.group[str(index)]["rows"]) for index in range(self.state.step)]
 
     def participants(self, round: int) -> Sequence[str]:
-        return self.state.holding if self.state.step else super().participants(self.state.pass_ + 1)
+        in_pass = [client for client in in_order(self.state.clients) if self.federation.keeps(client)]
+        if not in_pass:
+            self.state.step = 0  # The pass begins again.
+        return in_pass if self.state.step else super().participants(self.state.pass_ + 1)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         state = self.state
@@ -114,14 +115,12 @@ class FedMA(MatchedStrategy[Keys, Pass]):
         return {client: self._complete_model(client) for client in clients}
 
     def _complete_model(self, client: str) -> Payload:
-        keeps = client in self.state.holding and not self.state.step
+        keeps = self.federation.keeps(client) and not self.state.step
         return Payload({"last": self.state.last}) if keeps else self.payload_for(client)
 
     def check_reply(self, reply: Reply) -> None:
         client = reply.client
         step = self.state.step
-        if reply.report.lost_state >= 0 and client in self.state.holding and "update" not in reply.arrays:
-            return  # It takes part again in the next pass.
         shapes = self.groups.shapes([*self.sizes, *self.widths(client)[step:]])
         names = due(self.groups, step, statistics=self.config.batch_norm == "aggregate")
         spec = self.federation.specs[client]
@@ -132,15 +131,10 @@ class FedMA(MatchedStrategy[Keys, Pass]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         state = self.state
-        updated = {client: reply for client, reply in replies.items() if "update" in reply.arrays}
-        state.holding = list(updated)
-        if not updated:
-            state.step = 0  # The pass begins again.
-            return {}
-        updates = self.aggregator.clipped({client: reply.arrays["update"] for client, reply in updated.items()})
+        updates = self.aggregator.clipped({client: reply.arrays["update"] for client, reply in replies.items()})
         if state.step < len(self.groups):
             return self._match(updates)
-        self._finish(updates, updated)
+        self._finish(updates, replies)
         return {}
 
     def _match(self, states: Mapping[str, Arrays]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from fedhet.errors import FedhetError, ModelError
 from fedhet.messages import Reply, check, to_arrays
 from fedhet.methods.sharing import Sharing
 from fedhet.models.registry import expand
-from fedhet.server import Arrays, Common, FederatedStrategy, Options, Payload, State, Traits, in_order, method, option
+from fedhet.server import Arrays, Common, FederatedStrategy, Options, Payload, State, Traits, method, option
 from fedhet.tasks import LARGEST
 
 from .families.at_server import build_at_server
@@ -36,10 +36,10 @@ class Keys(Options):
 
 @dataclass
 class Members(State):
-    """The state of FENS: arrays of a `Fens`, the clients that have its `members` (`informed`), and Adam's moments."""
+    """The state of FENS: arrays of a `Fens`, the round that `collected` its `members`, and Adam's moments."""
 
     members: Arrays = field(default_factory=dict)
-    informed: list[str] = field(default_factory=list)
+    collected: int = 0
     aggregator: Arrays = field(default_factory=dict)
     first: Arrays = field(default_factory=dict)
     second: Arrays = field(default_factory=dict)
@@ -119,23 +119,24 @@ class FENS(FederatedStrategy[Keys, Members]):
 
     def payload_for(self, client: str) -> Payload:
         state = self.state
-        payload = Payload({"aggregator": state.aggregator} if state.aggregator else {})
-        if state.members and client not in state.informed:
-            payload.arrays["members"] = state.members
-        return payload
+        if not state.collected:
+            return Payload()
+        members = {} if self.federation.keeps(client, after=state.collected) else {"members": state.members}
+        return Payload({"aggregator": state.aggregator, **members})
 
     def check_reply(self, reply: Reply) -> None:
-        if not self.state.members:
+        if not self.state.collected:
             super().check_reply(reply)
-        elif reply.report.lost_state < 0 or "aggregator" in reply.arrays:
+        else:
             expected = {name: (array.shape, array.dtype.name) for name, array in self.state.aggregator.items()}
             check(reply.arrays.get("aggregator", {}), expected, "the client's aggregator")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        if self.state.members:
+        if self.state.collected:
             self.train_aggregator(replies)
         else:
             self.collect_members(replies)
+            self.state.collected = round
         return {}
 
     def collect_members(self, replies: Mapping[str, Reply]) -> None:
@@ -151,14 +152,10 @@ class FENS(FederatedStrategy[Keys, Members]):
             state.members |= {f"members.{place}.{name}": array for name, array in reply.arrays["model"].items()}
 
     def train_aggregator(self, replies: Mapping[str, Reply]) -> None:
-        """Take a step of Adam; a client that has lost the networks sends nothing, and gets them again."""
+        """Take a step of Adam."""
         state = self.state
-        sent = {client: reply.arrays["aggregator"] for client, reply in replies.items() if "aggregator" in reply.arrays}
-        state.informed = in_order({*state.informed} - {*replies} | {*sent})
-        if not sent:
-            return
-        weights = self.aggregator.weights({client: replies[client] for client in sent})
-        mean = self.aggregator.average(sent, weights, before=state.aggregator)
+        sent = {client: reply.arrays["aggregator"] for client, reply in replies.items()}
+        mean = self.aggregator.average(sent, self.aggregator.weights(replies), before=state.aggregator)
         for name, before in state.aggregator.items():
             gradient = before - mean[name]
             state.first[name] = 0.9 * state.first.get(name, 0) + 0.1 * gradient

@@ -8,9 +8,9 @@ Students learn on the client's own examples. The usual factor is T^2.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from fedhet.server import FederatedStrategy, Options, Payload, Reply, State, in_order, method, option
+from fedhet.server import FederatedStrategy, Options, Payload, Reply, State, method, option
 
 from .families.small_network import SMALL_NETWORK
 
@@ -28,13 +28,6 @@ class Keys(Options):
         return max(1, math.floor(self.teacher_rounds * rounds + 0.5))
 
 
-@dataclass
-class Taught(State):
-    """The state of FLHA-distillation: `taught` lists the clients that have received the final teacher."""
-
-    taught: list[str] = field(default_factory=list)
-
-
 @method(
     "flha-distillation",
     SMALL_NETWORK,
@@ -42,7 +35,7 @@ class Taught(State):
     client="fedhet.client_apps.flha_distillation:FLHADistillation",
     own={"flha-distillation.student-learning-rate": 0.003},
 )
-class FLHADistillation(FederatedStrategy[Keys, Taught]):
+class FLHADistillation(FederatedStrategy[Keys, State]):
     """FLHA-distillation: clients train a teacher by FedAvg in the first rounds, and distil it in the others."""
 
     @property
@@ -50,8 +43,9 @@ class FLHADistillation(FederatedStrategy[Keys, Taught]):
         return self.state.round < self.options.teaching(self.config.rounds)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        taught = () if self.teaching else self.state.taught
-        return {client: Payload() if client in taught else self.payload_for(client) for client in clients}
+        teaching = self.options.teaching(self.config.rounds)
+        has_teacher = {client for client in clients if self.federation.keeps(client, after=teaching)}
+        return {client: Payload() if client in has_teacher else self.payload_for(client) for client in clients}
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
         return {client: self.payload_for(client) if self.teaching else Payload() for client in clients}
@@ -61,9 +55,4 @@ class FLHADistillation(FederatedStrategy[Keys, Taught]):
             super().check_reply(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        if self.teaching:
-            return super().aggregate_fit(round, replies)
-        taught = {*self.state.taught}
-        lost = {client for client in taught & replies.keys() if replies[client].report.lost_state >= 0}
-        self.state.taught = in_order(taught - lost | (replies.keys() - taught))
-        return {}
+        return super().aggregate_fit(round, replies) if self.teaching else {}

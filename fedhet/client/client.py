@@ -15,7 +15,7 @@ from fedhet.data import Augment, ClientData, Examples, PublicDataset, resident
 from fedhet.data.examples import relabelled
 from fedhet.data.reading import LazyInputs, single
 from fedhet.errors import DataError, Refused
-from fedhet.messages import Payload, Request, load_into, to_arrays
+from fedhet.messages import LostState, Payload, Request, load_into, to_arrays
 from fedhet.methods import registry
 from fedhet.methods.method import Traits
 from fedhet.methods.options import Config, Options
@@ -127,6 +127,13 @@ class Client:
         """Replace the client's network by `model`, whose modules have the same names."""
         before, self.representation = self.representation, Representation(model, self.head, self.representation.what)
         self.representation.places = before.places
+
+    @property
+    def remembered(self) -> dict[str, Tensor]:
+        """`memory`, on which a message depends; raises `LostState` if it is lost, and the server sends all anew."""
+        if not self.memory:
+            raise LostState(f"client {self.name}: its state of round {self.request.expected} is lost")
+        return self.memory
 
     @property
     def root(self) -> int:

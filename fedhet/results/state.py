@@ -23,7 +23,8 @@ class ClientRecord:
 
     `examples` is the number of training examples. `trained` is the last round of successful training, or -1.
     `partition` has partition id and number of partitions. `node` is the Flower node id, or 0 for a simulated client.
-    `scales` are those of its inputs, if it tells them (see `fedhet.messages.protocol.scales_in`).
+    `scales` are those of its inputs, if it tells them (see `fedhet.messages.protocol.scales_in`). `lost` is whether
+    stored data were lost since it trained.
     """
 
     examples: int
@@ -32,6 +33,7 @@ class ClientRecord:
     partition: tuple[int, int] | None = None
     node: int = 0
     scales: str = ""
+    lost: bool = False
 
 
 @dataclass

@@ -90,6 +90,15 @@ class Federation:
         self.specs[client] = reply.report.spec
         self.run.clients[node] = client
 
+    def keeps(self, client: str, *, after: int | None = None) -> bool:
+        """Return whether a client trained in the last aggregated round, and still has what it stored then.
+
+        With `after`, return whether it trained in any round after that one.
+        """
+        records = self.run.state.clients
+        least = max(record.trained for record in records.values()) if after is None else after + 1
+        return records[client].trained >= max(least, 1) and not records[client].lost
+
     def training(self, payloads: Mapping[str, Payload], *, flower: bool = False) -> list[Message]:
         """Return the messages of the current round that ask clients to train (see `messages`)."""
         run = self.run
@@ -205,6 +214,7 @@ class Federation:
                     check(reply)
             except LostState as error:
                 del self.nodes[client]
+                run.state.clients[client].lost = True
                 round.fail(client, f"{error}; its handshake is repeated")
                 continue
             except Exception as error:  # any exception while reading a reply refuses this client

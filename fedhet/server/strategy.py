@@ -306,6 +306,7 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
             for client, reply in trained.items():
                 self.state.clients[client].trained = round.number
                 self.state.clients[client].examples = reply.examples
+                self.state.clients[client].lost = False
         elif round.training:
             log.warning("round %d is not aggregated: too few valid replies (%d), see below", round.number, len(trained))
             if round.number == 1 and not trained:
