@@ -48,6 +48,17 @@ def test_final_teacher(federate):
     assert [row["bytes_up"] for row in done.rows if row["round"] in (3, 4)] == [0, 0]
 
 
+def test_a_client_that_lost_the_teacher_gets_it_again(federate, tmp_path):
+    def lose(round, client):
+        if (round, client) == (4, "1"):
+            for file in (tmp_path / "run" / "state" / "clients" / "1").iterdir():
+                file.unlink()
+
+    done = federate("flha-distillation", before=lose, **OWN | {"rounds": 5, "flha-distillation.teacher-rounds": 0.4})
+    assert done.failures == [(4, "1", "its state of round 3 is lost; its handshake is repeated")]
+    assert ["model" in done.received[round, "1"] for round in (3, 4, 5)] == [True, False, True]
+
+
 def test_loss_of_the_student(federate, phases):
     done = federate("flha-distillation", clients=1, **OWN)
     phase, *_ = phases[2]
