@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 import fedhet
@@ -322,3 +323,15 @@ def test_evaluate_and_describe(tmp_path):
     described = fedhet_command("describe", "fedavg", *settings[:2], "--out", str(tmp_path / "data"))
     assert described.exit_code == 0, described.output
     assert "1x8x8" in described.output
+
+
+def test_a_small_folder_is_described_whole(tmp_path):
+    for label, count in {"cat": 6, "dog": 1}.items():
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (8, 8)).save(tmp_path / "images" / label / f"{number}.png")
+    settings = ["--set", "dataset=folder", "--data", str(tmp_path / "images"), "--out", str(tmp_path / "run")]
+    described = fedhet_command("describe", *settings)
+    assert described.exit_code == 0, described.output
+    whole = json.loads((tmp_path / "run/summary.json").read_text())["data"]["all"]
+    assert whole["train"] + whole["test"] == 7

@@ -190,7 +190,10 @@ def describe(
     with _errors():
         # Without a round, the method local only asks for descriptions and evaluates.
         chosen = _settings_of(settings, data=data, engine=engine, out=out) | {"method": "local", "rounds": 0}
-        result = _quietly().run(configuration.configure(config, chosen), progress=False)
+        # A data set that is named without a configuration is described whole, not split as the preset splits digits.
+        whole = config is None and "dataset" in chosen and "preset" not in chosen
+        source = {"preset": "", "clients": 1} if whole else config
+        result = _quietly().run(configuration.configure(source, chosen), progress=False)
         if described := result.summary.get("data"):
             table = import_module("fedhet.results.description").data_table(described["clients"])
             terminal().print(import_module("fedhet.results.terminal").TerminalTable(table, "report.html"))

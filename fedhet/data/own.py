@@ -20,7 +20,19 @@ from torch.utils.data.dataloader import default_collate
 from torch.utils.data.sampler import BatchSampler, RandomSampler, WeightedRandomSampler
 
 from fedhet.data.examples import UNLABELLED, Augment, ClientData, Examples, PublicDataset, in_order
-from fedhet.data.names import CLASSES, Names, alike, check_index, merged, names_of, numbered, permuted, shown, unlike
+from fedhet.data.names import (
+    CLASSES,
+    COLUMNS,
+    Names,
+    alike,
+    check_index,
+    merged,
+    names_of,
+    numbered,
+    permuted,
+    shown,
+    unlike,
+)
 from fedhet.data.reading import (
     INPUTS,
     LABELS,
@@ -129,7 +141,8 @@ def _part(name: str, value: Any, *, public: bool) -> Any:
             raise DataError("it has no examples: add some, or leave it out")
         for kind, tensor in (("inputs", part.inputs), ("labels", part.labels)):
             if tensor is not None and not isinstance(tensor, LazyInputs):  # rows are checked when they are read
-                check_finite(tensor, kind, range(len(tensor)))
+                columns = names_of(value).get(COLUMNS, ()) if kind == "inputs" else ()
+                check_finite(tensor, kind, range(len(tensor)), columns)
                 if any(each.requires_grad or each.is_inference() for each in parts_of(tensor).values()):
                     part = replace(part, **{kind: tensor.detach().clone()})  # data have no gradients
         return part

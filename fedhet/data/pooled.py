@@ -13,7 +13,7 @@ from fedhet.data.examples import DataSet, Examples, Indices, Owners
 from fedhet.data.names import CLASSES, COLUMNS, Names, names_of, numbered
 from fedhet.data.own import aligned, examples_of
 from fedhet.data.partitions import proportional_sample, size_of_part, with_drawn_test_set
-from fedhet.data.reading import LABELS, LazyInputs, check_finite
+from fedhet.data.reading import IDENTIFIERS, LABELS, LazyInputs, check_finite
 from fedhet.errors import DataError
 from fedhet.tasks import Task
 from fedhet.utils.files import plain_name
@@ -51,10 +51,11 @@ class Pooled:
 
     def check_finite(self) -> None:
         """Raise a `DataError` that names the row if examples in memory have NaN or infinity."""
+        columns = self.names.get(COLUMNS, ())
         for name, part in (("", self.train), ("test ", self.test)):
             for kind, values in (("inputs", part.inputs), ("labels", part.labels)) if part else ():
                 if not isinstance(values, LazyInputs):
-                    check_finite(values, f"{name}{kind}", range(len(values)))
+                    check_finite(values, f"{name}{kind}", range(len(values)), columns if kind == "inputs" else ())
 
 
 @lru_cache(maxsize=4)
@@ -119,13 +120,13 @@ def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Po
     """Return the rows of a table for the argument `data` of `fedhet.run`: each value of a column is a client.
 
     Args:
-        frame: a pandas data frame, whose other columns are inputs and must be numbers.
+        frame: a pandas data frame, whose other columns are inputs and must be numbers, without identifiers.
         column: the name of the column with the client of each row; its values are the names of the clients.
         label: the name of the column with labels, whose texts are names of classes, or of several columns of numbers;
             by default the one column named `label`, `labels`, `target`, `targets` or `y`.
 
     Raises:
-        DataError: a column is missing or cannot be read, or a client has fewer than two rows.
+        DataError: a column is missing, cannot be read or identifies rows, or a client has fewer than two rows.
     """
     columns = [*getattr(frame, "columns", ())]
     if not hasattr(frame, "to_numpy"):
@@ -137,9 +138,14 @@ def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Po
     if missing := [name for name in (column, *labels) if name not in columns]:
         raise DataError(f"by_column: the table has no column {missing[0]!r}: its columns are {_shown(columns)}")
     inputs = [name for name in columns if name not in (column, *labels)]
-    for name in (*inputs, *(labels if len(labels) > 1 else ())):
-        if frame[name].to_numpy().dtype.kind not in "biuf":
-            raise DataError(f"by_column: column {name!r} has no numbers: encode it, as pandas.get_dummies does")
+    kinds = {name: frame[name].to_numpy().dtype.kind for name in (*inputs, *(labels if len(labels) > 1 else ()))}
+    if others := [name for name, kind in kinds.items() if kind not in "biuf"]:
+        raise DataError(f"by_column: the columns {_shown(others)} are no numbers: encode or remove them")
+    for name in inputs:
+        if kinds[name] in "iu" and _identifies(name, frame[name].to_numpy()):
+            raise DataError(
+                f"by_column: column {name!r} identifies rows: leave it out, or give it as floats if it is an input"
+            )
     owners, clients = _owners_of(frame[column].to_numpy(), column)
     target, classes = (frame[labels], ()) if len(labels) > 1 else _classes_of(frame[labels[0]])
     pair = frame[inputs].to_numpy(dtype=np.float64), target
@@ -147,6 +153,12 @@ def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Po
     if classes:
         names[CLASSES] = classes
     return Pooled(examples_of(pair), names=names, clients=clients, owners=owners)
+
+
+def _identifies(name: Any, values: Indices) -> bool:
+    """Return whether a column of whole numbers has the name of an identifier, or numbers the rows one by one."""
+    numbered_rows = len(values) > 1 and len(np.unique(values)) == len(values) == int(np.ptp(values)) + 1
+    return numbered_rows or str(name).lower().split("_")[-1] in IDENTIFIERS
 
 
 def _owners_of(values: Any, column: str) -> tuple[Indices, tuple[str, ...]]:

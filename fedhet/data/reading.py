@@ -19,6 +19,8 @@ from fedhet.utils.inputs import for_each, parts_of, together
 # Known names of columns, including those of Hugging Face's datasets.
 INPUTS = ("image", "img", "pixel_values", "inputs", "input", "features", "x", "data")
 LABELS = ("label", "labels", "target", "targets", "fine_label", "y")
+IDENTIFIERS = ("id", "idx", "index")
+"""Last words of the names of columns that identify examples."""
 Collate = Callable[[Sequence[Any]], Any]
 """A function that combines rows into a batch, as the `collate_fn` of a `DataLoader`."""
 
@@ -146,10 +148,11 @@ def missing_allowed(allowed: bool) -> Iterator[None]:
         _missing_allowed.reset(token)
 
 
-def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> None:
+def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor, columns: Sequence[str] = ()) -> None:
     """Check that a tensor (n, ...) has no NaN or infinity; raise a `DataError` otherwise.
 
-    Its message names the `kind` of tensor, such as `inputs`, and the first bad row by its entry in `rows`.
+    Its message names the `kind` of tensor, such as `inputs`, and the first bad row by its entry in `rows`; of a table
+    whose `columns` have names, also the column.
     """
     for part in parts_of(tensor).values():
         if _missing_allowed.get() and kind == "inputs":
@@ -157,8 +160,10 @@ def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> Non
         if (part.is_floating_point() or part.is_complex()) and not bool(part.isfinite().all()):
             row = next(row for row, example in enumerate(part) if not example.isfinite().all())
             values = part[row].flatten()
-            odd = values[~values.isfinite()][0].item()
-            raise DataError(f"the {kind} of row {rows[row]} contain {odd}: remove such rows, or replace the values")
+            place = int((~values.isfinite()).nonzero()[0])
+            column = f" in column {columns[place]}" if len(columns) == len(values) else ""
+            found = f"the {kind} of row {rows[row]} contain {values[place].item()}{column}"
+            raise DataError(f"{found}: remove such rows, or replace the values")
 
 
 def pair_of(row: Any) -> tuple[Any, Any]:
@@ -170,7 +175,11 @@ def pair_of(row: Any) -> tuple[Any, Any]:
         if isinstance(row, tuple | list) and len(row) == 2:
             return row[0], row[1]
         kind = "None" if row is None else f"of type {type(row).__name__}"
-        raise DataError(f"a dataset's row must be a pair (input, label) or a dict of columns, not {kind}")
+        if isinstance(row, tuple | list):
+            kind = f"{len(row)} values"
+        if isinstance(row, tuple | list) and len(row) > 2:
+            kind += ": leave out the others, in the dataset or in the collate_fn of a DataLoader"
+        raise DataError(f"a row or batch must be a pair (input, label) or a dict of columns, not {kind}")
     labels, others = [name for name in row if name in LABELS], [name for name in row if name not in LABELS]
     columns = {name: row[name] for name in others if "input_ids" in row}
     tokens = {n: c for n, c in columns.items() if not isinstance(c[0] if isinstance(c, list) and c else c, str)}
@@ -191,7 +200,7 @@ def pair_of(row: Any) -> tuple[Any, Any]:
 
 def _is_feature(name: str, column: Any) -> bool:
     """Return whether a column has numbers that may describe examples, other than their numbers and further labels."""
-    if name.split("_")[-1] in (*LABELS, "id", "idx", "index"):
+    if name.split("_")[-1] in (*LABELS, *IDENTIFIERS):
         return False
     with suppress(Exception):  # rows of several lengths have no array
         values = np.asarray(column)

@@ -9,14 +9,12 @@ import hashlib
 import io
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -180,11 +178,6 @@ def name_in(message: Message) -> str:
 STYPE = "fedhet.raw"
 _name_of: Callable[[np.dtype[Any]], str] = cache(str)  # NumPy formats a dtype's name anew for every array
 RESERVED = frozenset({"values", "request", "metrics", "report"})  # names of records that groups of arrays cannot have
-
-# Decoded arrays are read-only views, and torch warns about the first read-only array of a process, which is this one.
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 
 class Encoder:

@@ -1,11 +1,18 @@
 """Inputs of several tensors, such as the token ids and the attention mask of texts."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree
+
+# Arrays of pandas and decoded messages are read-only, and torch warns about the first such array, which is this one.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 
 class Inputs:

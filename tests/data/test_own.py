@@ -172,6 +172,11 @@ def test_random_transforms_stay_random():
             Rows(lambda i: ({"input_ids": [1] * (2 + i % 2), "mask": 1}, i)),
             r"examples differ .* inputs.input_ids \[2\], .* and inputs.input_ids \[3\], .*: convert or pad",
         ),
+        (
+            Rows(lambda i: (torch.ones(1), i, i, "path")),
+            r"a row or batch must be a pair .*, not 4 values: leave out the others, .* collate_fn",
+        ),
+        (Rows(lambda i: (torch.ones(1),)), "a row or batch must be a pair .*, not 1 values$"),
         (Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)), "examples differ in shape or type, such as inputs "),
         (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "the set has 2 inputs but 3 labels: give one label"),
         (

@@ -1,6 +1,9 @@
 """A user's examples of all clients together, which the configuration splits."""
 
+import subprocess
+import sys
 from functools import partial
+from textwrap import dedent
 
 import numpy as np
 import pandas as pd
@@ -167,7 +170,13 @@ def test_what_cannot_be_split(tmp_path, given, settings, message):
         (FRAME, {"column": "clinic"}, "the table has no column 'clinic': its columns are age, bmi"),
         (FRAME, {"column": "hospital", "label": "outcome"}, "no column 'outcome'"),
         (FRAME.rename(columns={"label": "outcome"}), {"column": "hospital"}, "unclear which column .* pass label="),
-        (FRAME, {"column": "label", "label": "age"}, "column 'hospital' has no numbers"),
+        (
+            FRAME.assign(note="stable"),
+            {"column": "label", "label": "age"},
+            "the columns hospital, note are no numbers",
+        ),
+        (FRAME.assign(patient_id=FRAME.index // 3), {"column": "hospital"}, "column 'patient_id' identifies rows"),
+        (FRAME.reset_index(names="Unnamed: 0"), {"column": "hospital"}, "column 'Unnamed: 0' identifies rows"),
         (FRAME.assign(hospital=FRAME.index.astype(str)), {"column": "hospital"}, "client '0' has one row"),
         (
             FRAME.assign(hospital="a/b"),
@@ -269,3 +278,17 @@ def test_a_row_that_is_not_finite_has_its_number_in_the_given_data(tmp_path):
         split_of((inputs, LABELS), clients=3)
     with pytest.raises(DataError, match="the test inputs of row 57 contain nan"):
         split_of({"train": (INPUTS, LABELS), "test": (inputs, LABELS)}, clients=1)
+    table = FRAME.drop(columns="label").assign(bmi=inputs[:, 1])
+    with pytest.raises(DataError, match="the inputs of row 57 contain nan in column bmi"):
+        split_of((table.drop(columns="hospital"), LABELS), clients=3)
+
+
+def test_tables_whose_arrays_are_read_only_are_read_without_a_warning():
+    """Torch warns about the first such array of a process."""
+    program = """
+        import fedhet, pandas
+        frame = pandas.DataFrame({"age": [1.5, 2, 3, 4], "hospital": [0, 0, 1, 1], "label": [0, 1, 0, 1]})
+        fedhet.by_column(frame, "hospital")
+    """
+    done = subprocess.run([sys.executable, "-W", "error", "-c", dedent(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

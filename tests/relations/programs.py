@@ -6,7 +6,6 @@ them, so that a relation can, for example, reorder the columns of one part of on
 
 import hashlib
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -427,6 +426,3 @@ def at(client: int, parts: tuple[str, ...], change: Callable[[Rows], Rows]) -> E
 def everywhere(parts: tuple[str, ...], change: Callable[[Rows], Rows]) -> Edit:
     """Return an edit of some parts of all clients."""
     return lambda client, part, rows: change(rows) if part in parts else rows
-
-
-warnings.filterwarnings("ignore", message=".*not writable.*")
