@@ -4,6 +4,7 @@ A request is the method's payload, the run's settings and a `Request`. A reply i
 measurements and its `Report`, or a refusal with a reason. `fedhet.flower.messages` writes and reads the messages.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -252,7 +253,10 @@ def counts_in(text: str) -> dict[str, int]:
 def scales_in(text: str) -> Scales:
     """Return the scales of inputs in a report, written by `names_text`; raise a WireError for another text."""
     try:
-        return {name: (kind, float(size)) for name, (kind, size) in names_in(text).items()}
+        scales = {name: (kind, float(size)) for name, (kind, size) in names_in(text).items()}
+        if not all(0 <= size < math.inf for _, size in scales.values()):
+            raise ValueError
+        return scales
     except ValueError as error:
         raise WireError("the scales of the client's inputs are damaged: use the server's version of fedhet") from error
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from fedhet.data.names import CLASSES, LABEL_COLUMNS
 from fedhet.messages import Payload, Reply, WireError
 from fedhet.messages.protocol import DESCRIBE, names_in
@@ -29,7 +31,8 @@ def description(reply: Reply) -> dict[str, Any]:
     """
     arrays = reply.arrays.get(DESCRIBE, {})
     shapes = {name: array.shape for name, array in arrays.items()}
-    if shapes.get("numbers") != (len(NAMES),) or any(len(shape) != 1 for shape in shapes.values()):
+    wrong = any(array.ndim != 1 or not np.isfinite(array).all() for array in arrays.values())
+    if wrong or shapes.get("numbers") != (len(NAMES),):
         raise WireError("the client's description of its data is damaged: use the server's version of fedhet")
     numbers = [float(number) for number in arrays["numbers"]]
     values: dict[str, Any] = {name: int(number) for name, number in zip(NAMES[:5], numbers, strict=False)}

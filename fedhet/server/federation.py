@@ -14,7 +14,7 @@ from fedhet.flower.insides import simulated
 from fedhet.flower.messages import Encoder, check_written, read_reply, sent_along, write_request
 from fedhet.messages import LostState, Payload, Reply, Request, Spec, WireError, check, check_finite
 from fedhet.messages.payload import shortened
-from fedhet.messages.protocol import STARTS
+from fedhet.messages.protocol import DESCRIBE, STARTS, WHOLE
 from fedhet.server.claims import check_claims, limit_claims
 from fedhet.server.run import Run
 from fedhet.tasks import OUTPUTS
@@ -244,10 +244,16 @@ class Federation:
         self._check_counts(reply)
         if client not in round.training and (reply.train_loss is not None or reply.work.steps):
             raise WireError("the client should only evaluate, but reports a training loss or steps: check its mods")
+        declared = {"model", WHOLE, DESCRIBE, *self.run.traits.sends}
         for name, group in reply.arrays.items():
             if name == "model":
                 check(group, self.specs[client], "the client's model")
-            else:
+            elif name not in declared:
+                raise WireError(
+                    f"the client sends the arrays {shortened(name)}, which {self.run.method.name} has no use for: "
+                    "check its mods or, in a method of your own, declare the kind of these arrays (sends)"
+                )
+            elif name != DESCRIBE:
                 check_finite(group, f"the client's {name[:100]}")
 
     def _check_counts(self, reply: Reply) -> None:

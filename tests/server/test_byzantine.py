@@ -74,6 +74,17 @@ def test_a_weight_of_its_own_is_refused(tmp_path):
     assert (failure["client"], failure["reason"][:38]) == ("1", "the client's reply has a weight, which")
 
 
+def test_arrays_that_the_method_does_not_use_are_refused(tmp_path):
+    def after(message, name, reply):
+        if name == "1" and message.metadata.message_type == "train":
+            reply.content["more"] = encode_arrays({"values": np.zeros(1000, np.float32)})
+
+    done = run(tmp_path / "run", Case.of("fedavg", {}).settings(rounds=1), app=Tampering(after=after))
+    (failure,) = done.row(1)["failures"]
+    assert failure["client"] == "1"
+    assert failure["reason"].startswith("the client sends the arrays 'more', which fedavg has no use for: check its")
+
+
 def test_a_reply_without_content_is_refused_in_a_sentence(tmp_path):
     def after(message, name, reply):
         if name == "1" and message.metadata.message_type == "train":
@@ -100,6 +111,35 @@ def test_damaged_numbers_by_class_are_refused_before_the_client_is_admitted(clas
     (failure,) = Run(tmp_path / "run").rows[0]["failures"]
     assert "numbers of examples by class are damaged" in failure["reason"]
     assert Run(tmp_path / "run").row(1)["participants"] == ["0", "2"]
+
+
+@pytest.mark.parametrize("size", ["nan", "inf", "-1", "1e999"])
+def test_a_scale_that_is_no_number_is_refused(size, tmp_path):
+    app = saying("1", scales=f"inputs\tbytes\t{size}")
+    run_locally(Case.of("fedavg", {}).config(rounds=1), tmp_path / "run", app=app)
+    (failure,) = Run(tmp_path / "run").rows[0]["failures"]
+    assert (failure["client"], "scales of the client's inputs are damaged" in failure["reason"]) == ("1", True)
+
+
+@pytest.mark.parametrize(("entry", "value"), [("numbers", 3e9), ("numbers", np.inf), ("classes", np.nan)])
+def test_descriptions_have_large_numbers_of_values(entry, value, tmp_path):
+    """20,000 colour images of 224 x 224 pixels have three billion values."""
+
+    def after(message, name, reply):
+        if name == "1" and "describe" in reply.content.array_records:
+            arrays = decode_arrays(reply.content["describe"])
+            told = arrays[entry].astype(np.float64)
+            told[4] = value
+            reply.content["describe"] = encode_arrays(arrays | {entry: told})
+
+    run_locally(Case.of("local", {}).config(rounds=0), tmp_path / "run", app=Tampering(after=after))
+    row = Run(tmp_path / "run").rows[0]
+    if np.isfinite(value):
+        assert row["data"]["1"]["values"] == value
+    else:
+        assert [failure["client"] for failure in row["failures"]] == ["1"]
+        assert "description of its data is damaged" in row["failures"][0]["reason"]
+    assert {"0", "2"} <= row["data"].keys()
 
 
 @pytest.mark.parametrize(
