@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.client.policy import NODE_KEYS, Policy, settings_at_node, with_data
+from fedhet.client.secret import NodeSecret
 from fedhet.client.state import CACHE
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import ConfigError, FedhetError, in_words, nearest
@@ -83,6 +84,10 @@ def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks
     with private_files(), nothing_downloaded(state_folder(config.state_dir, CACHE)):
         data = client_setup.data_of(ClientInfo("", place, parts, config, dict(node)))
     assert data.dataset is not None
+    name = str(node.get("name", node.get("partition-id", "node")))
+    if NodeSecret.path(state := state_folder(config.state_dir, ""), name).is_file():
+        secret = NodeSecret(state, name, config.dataset.partition("-")[0])
+        secret.keep({"files": data.dataset.files} if data.dataset.files else {}, store=False)
     labels, numbers = data.train.labels.unique(return_counts=True, dim=0)
     counts = dict(zip(labels.tolist(), numbers.tolist(), strict=True)) if labels.ndim == 1 else {}
     grouped = policy.keeps_secret and not policy.noise

@@ -50,7 +50,7 @@ class NodeSecret:
     """
 
     def __init__(self, state_folder: Path, client: str, data: str) -> None:
-        self._path = state_folder / FOLDER / f"{file_name(client)}.json"
+        self._path = self.path(state_folder, client)
         self._account = state_folder / ACCOUNT
         self._reply = self._path.with_suffix(".reply")
         self._client = client
@@ -63,8 +63,13 @@ class NodeSecret:
                 self._write({"seed": secrets.randbits(256), "examples": {}})
             self.seed = int(self._read()["seed"])
 
-    def keep(self, choice: Mapping[str, Any]) -> None:
-        """Store settings that decide which examples are used, or compare them with the stored settings.
+    @staticmethod
+    def path(state_folder: Path, client: str) -> Path:
+        """Return the file with a client's secret."""
+        return state_folder / FOLDER / f"{file_name(client)}.json"
+
+    def keep(self, choice: Mapping[str, Any], *, store: bool = True) -> None:
+        """Compare settings that decide which examples are used with the stored ones, and `store` new ones.
 
         `choice` has the settings by key. Raises `Refused` if one differs from the stored value: sums over two sets of
         examples could differ by a single example, and disclose it.
@@ -78,14 +83,14 @@ class NodeSecret:
                 restored = f"{'seed' if key == 'split-seed' else key} in the run, or {key} in the node config"
                 if key == "min-examples":
                     restored = f"it to {kept[key]} in the node config"
-                elif key.endswith(("labels", "inputs")):
+                elif key.endswith(("labels", "inputs", "files")):
                     restored = "the data"
                 raise Refused(
                     f"this node must use the same examples as in its first run with {self._data}, but {key} changed "
                     f"({FOLDER}/{self._path.name}): restore {restored}, or let the node's owner run fedhet node "
                     f"accept-data {shlex.quote(self._client)}, which keeps the privacy account"
                 )
-            if not choice.keys() <= kept.keys():
+            if store and not choice.keys() <= kept.keys():
                 kept.update(choice)
                 self._write(content)
 
@@ -169,13 +174,15 @@ class NodeSecret:
         no example is removed, and the client does not train.
         """
         labels = data.train.labels
-        choice: dict[str, Any] = {"min-examples": least}
+        # Reading all images of a large folder for a digest would take seconds in each message.
+        files = data.dataset.files if data.dataset else ""
+        choice: dict[str, Any] = {"min-examples": least} | ({"files": files} if files else {})
         for kind, part in (("training", data.train), ("validation", data.validation), ("test", data.test)):
             if part is None:
                 continue
             choice[f"{kind} labels"] = digest(part.labels)
             # A user's Dataset, whose inputs are read on demand, may transform them at random.
-            if not isinstance(part.inputs, LazyInputs):
+            if not files and not isinstance(part.inputs, LazyInputs):
                 choice[f"{kind} inputs"] = digest(part.inputs)
         self.keep(choice)
         by_class = outputs.places == "one" and outputs.meaning != "numbers"
@@ -204,7 +211,10 @@ class NodeSecret:
             return {"seed": int(content["seed"]), "examples": dict(content["examples"])}
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             reason = in_words(error) if isinstance(error, OSError) else damage(error)
-            raise FedhetError(f"{path} is damaged: {reason}; restore it from a backup, or remove it") from error
+            raise FedhetError(
+                f"{path} is damaged: {reason}; restore it from a backup. Without it, the privacy account would begin "
+                "at 0, or other groups would disclose examples, so remove it only together with the data"
+            ) from error
 
     def _write(self, content: Mapping[str, Any], path: Path | None = None) -> None:
         path = path or self._path

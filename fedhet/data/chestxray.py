@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedhet.data.examples import DataSet, Examples, Indices, Normalise, Owners
-from fedhet.data.files import images_of, locate_one, read, variant
+from fedhet.data.files import digest_of_files, images_of, locate_one, read, variant
 from fedhet.data.registry import register_dataset
 from fedhet.errors import DataError
 from fedhet.tasks import Task
@@ -49,7 +49,9 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
     shape = tuple(examples.inputs[:1].shape[1:])
     patients = Owners(owners[train], owners[test])
     normalise = Normalise(255.0, mean=(0.52,), std=(0.25,))
-    return DataSet("chestxray14", *parts, len(FINDINGS), Task("multi-label"), shape, normalise, together=patients)
+    task = Task("multi-label")
+    unique = digest_of_files(images)
+    return DataSet("chestxray14", *parts, len(FINDINGS), task, shape, normalise, together=patients, files=unique)
 
 
 def _rows(table: Path, images: Container[str]) -> list[Row]:

@@ -219,6 +219,7 @@ class DataSet:
         groups: owners of the examples, for the partition `natural`.
         together: owners whose examples the partition `iid` keeps together, such as patients.
         class_names: names of the classes by number, if known.
+        files: digest of the names, sizes and times of its files; empty if files of others are read.
     """
 
     name: str
@@ -232,6 +233,7 @@ class DataSet:
     groups: Owners | None = None
     together: Owners | None = None
     class_names: tuple[str, ...] = ()
+    files: str = ""
 
 
 class Normalise:

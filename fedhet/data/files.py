@@ -6,7 +6,7 @@ import lzma
 import os
 import pickle
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -170,12 +170,20 @@ def check_labels(file: Path, labels: Tensor, classes: int) -> None:
         raise DataError(f"{file} must have labels from 0 to {classes - 1}: download it again")
 
 
+def digest_of_files(files: Iterable[Path]) -> str:
+    """Return a digest of the files' names, sizes and times of change, which takes less time than one of their content.
+
+    Of a copy without the times of the original (`cp` without `-p`), the digest is another one.
+    """
+    return digest(*((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+
+
 def images_of(files: Sequence[Path], side: int, *, mode: str, dataset: str, enlarge: bool = False) -> Tensor:
     """Return image files as tensor (n, channels, side, side) uint8 in Pillow's `mode`, L or RGB; cached by `dataset`.
 
     Unless `enlarge`, images are smaller if the first one is. Raises a DataError if a file is no image of 8 bits.
     """
-    content = digest(side, *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+    content = digest(side, digest_of_files(files))
     cache = (_images.get() or cache_folder()) / dataset / f"{content}.safetensors"
     with suppress(FedhetError, OSError):  # a file that is damaged or belongs to another user is replaced, if possible
         if (kept := read_tensors(cache)) is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedhet.data.examples import DataSet, Examples, Normalise, Owners
-from fedhet.data.files import images_of
+from fedhet.data.files import digest_of_files, images_of
 from fedhet.data.registry import register_dataset
 from fedhet.errors import DataError
 from fedhet.tasks import Task
@@ -58,7 +58,7 @@ def folder(place: Path | None) -> DataSet:
     normalise = Normalise(255.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     dataset = DataSet("folder", *parts, len(classes), Task("classification"), (3, SIDE, SIDE), normalise)
     together = Owners(owners[train], owners[test]) if any(patients) else None
-    return replace(dataset, together=together, class_names=tuple(classes))
+    return replace(dataset, together=together, class_names=tuple(classes), files=digest_of_files(paths))
 
 
 def _classes_of(file: Path) -> list[str]:

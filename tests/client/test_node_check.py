@@ -11,14 +11,19 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from fedhet.cli import app
 from fedhet.client.node import check_node
 from fedhet.config import configuration
+from fedhet.data.registry import LOADED
 from fedhet.errors import ConfigError
 from fedhet.flower.insides import node_config
+from fedhet.messages import Payload, Request
+from tests.robustness.reading import Victim
 
 CONFIG = configuration.resolve({"method": "local", "dataset": "digits"})
 
@@ -50,6 +55,34 @@ def test_faults(tmp_path: Path) -> None:
     noise = {**base, "dp-noise": 1.0, "dp-clip": 1.0, "min-examples": 10}
     assert "dp-noise 1, no limit of epsilon (dp-epsilon)" in checked(noise)[0][0]
     assert "dp-noise 1, epsilon at most 5" in checked(noise | {"dp-epsilon": 5.0})[0][0]
+
+
+def test_changed_images_are_named_before_a_run_refuses_them(tmp_path: Path) -> None:
+    places = {"state-dir": str(tmp_path / "state"), "data": str(tmp_path / "data")}
+    node = {"name": "north", "allow": "prototypes", **places}
+    folder = configuration.resolve({"dataset": "folder", "public-samples": 0, "input-size": 8}, strict=False)
+    files = [tmp_path / "data" / name / f"{number}.png" for name in ("ill", "well") for number in range(20)]
+    for number, file in enumerate(files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), 6 * number, np.uint8)).save(file)
+
+    def faults() -> list[str]:
+        return [sentence for passed, sentence in check_node(node, folder, None, None) if not passed]
+
+    settings = {"method": "fedproto", "dataset": "folder", "public-samples": 0, "input-size": 8, "architectures": "mlp"}
+    victim = Victim(0, tmp_path / "state", settings, own_data=False, network=None)
+    victim.context.node_config = node
+    asked = Request(round=1, run="a", epochs=1)
+    assert victim.ask("train", Payload(), asked), victim.refusals
+    assert faults() == []
+    Image.fromarray(np.full((9, 9), 3, np.uint8)).save(files[3])
+    LOADED.clear()
+    for told in (faults(), [victim.ask("train", Payload(), asked) or victim.refusals[-1]]):
+        (fault,) = told
+        assert "but files changed (nodes/north.json): restore the data, or let the node's owner run" in fault
+        assert "fedhet node accept-data north" in fault
+    assert CliRunner().invoke(app, ["node", "accept-data", "north", "--state-dir", node["state-dir"]]).exit_code == 0
+    assert faults() == []
 
 
 def test_a_node_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
