@@ -228,7 +228,7 @@ class Answers:
         if message.metadata.message_type != MessageType.TRAIN:
             job.account = None
         if job.account and job.client.privacy:
-            exchange.number = identity(message.content)
+            exchange.number = identity(message.content, context.node_config)
             job.client.privacy.stream, exchange.sent = job.account.begin(exchange.number)
         return job
 

@@ -33,8 +33,9 @@ def keep(folder: Path, message: Message, **entry: Any) -> str:
     origin = {"time": now, "flower-run": message.metadata.run_id, "app": hash_of_app()}
     with private_files(), writing(folder / FILE):
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(origin | entry) + "\n")
+        # Without a buffer, an entry is one write, which those of other processes cannot interrupt.
+        with (folder / FILE).open("ab", buffering=0) as file:
+            file.write(json.dumps(origin | entry).encode() + b"\n")
     return f" [{now}, Flower's run {origin['flower-run']}, app {origin['app']}]"
 
 

@@ -87,7 +87,8 @@ def by_class(job: Job) -> torch.Tensor | None:
         return None
     counts = tuple(map(float, having.tolist()))
     behind = tuple(map(int, counts))
+    if labels.ndim > 1 and outputs.meaning == "classes":  # of an example, many tokens or pixels can have a class
+        behind = tuple(int((labels == k).flatten(1).any(1).sum()) for k in range(len(counts)))
     metric = Metric(counts, counts, behind)
-    exclusive = outputs.meaning == "classes" and outputs.places == "one"
-    sent = job.policy.metric(metric, len(labels), by_class=exclusive)
+    sent = job.policy.metric(metric, len(labels), by_class=outputs.meaning == "classes")
     return torch.tensor([kept or (-1.0 if number else 0.0) for kept, number in zip(sent.weights, counts, strict=True)])

@@ -57,6 +57,8 @@ NODE_KEYS = frozenset(
 )
 """The keys of a node config."""
 
+LONGEST_REASON = 2000  # largest number of characters of a failure's reason, which the node's logs also have
+
 DIGITS = 4  # significant digits of metrics that a node sends if `Policy.deployed` is set
 
 
@@ -216,7 +218,7 @@ class Policy:
 
     def check_metrics(self, task: Task) -> None:
         """Raise `Refused` if a metric has numbers of examples by class as weights, which `allow` does not include."""
-        names = [name for name in task.metrics if task.counts_classes(name)]
+        names = [name for name in task.metrics if task.counts_classes(name) and task.outputs.places == "one"]
         if names and self.tells_metrics and self.allowed is not None and "statistics" not in self.allowed:
             raise Refused(
                 f"this node allows only {', '.join(sorted(self.allowed))} (allow in its node config), but the metric "
@@ -266,7 +268,8 @@ class Policy:
     def reason(self, client: str, error: Exception) -> str:
         """Return a failure's reason for the server; if `deployed`, reasons that could disclose data are only logged."""
         if not self.deployed or isinstance(error, Refused | LostState | WireError):
-            return in_words(error) if isinstance(error, OSError) else str(error)
+            reason = in_words(error) if isinstance(error, OSError) else str(error)
+            return reason[:LONGEST_REASON]  # it can quote what the server sent
         log.error("client %s failed", client, exc_info=error)
         return "the client failed; the reason is in its node's log, since it could disclose data"
 
@@ -388,7 +391,12 @@ def opened(
         partitions, node["partition"] = 1, node.get("partition", "iid")
     info = ClientInfo(name, place, partitions, settings_at_node(text, node, here=here), node)
     if settings is not None:
-        node |= settings(info)
+        try:
+            node |= settings(info)
+        except Exception as error:  # a user's function can read the client's examples
+            if not policy.deployed:
+                raise
+            raise Refused(policy.reason(name, error)) from error
         info = replace(info, config=settings_at_node(text, node, here=here))
     config = info.config
     if request.epochs and not request.closing and config.local_epochs != configuration.parse(text).local_epochs:
@@ -401,8 +409,8 @@ def opened(
     policy.admit(node, state_folder(config.state_dir, ""))
     side = registry.client_side(config.method_name)
     policy.check_kinds(config.method_name, registry.traits(config).kinds, noisy_sums=side.noisy_sums)
-    if policy.deployed:
-        with private_files():
+    if policy.deployed or policy.noise:
+        with private_files(policy.deployed):
             _fix(info, request, policy)
     return info, request, policy
 
@@ -437,6 +445,8 @@ def _fix(info: ClientInfo, request: Request, policy: Policy) -> None:
         fixed = {*info.config.flat()} - {*keys_about("output", "place", "node")}
     now = {key: value for key, value in info.config.flat().items() if key in fixed - {*keys_that("resumable")}}
     now |= {"public dataset": request.public} if "method" in fixed and request.public else {}
+    # A network that was trained without noise, or on single examples, must not be sent later in the run.
+    now |= {"dp-noise": policy.noise > 0, "allow": policy.allowed is not None}
     kept = ClientStore(info.config.state_dir, request.run, request.called or info.name).first("settings", now)
     if changed := [key for key, value in now.items() if kept[key] != value]:
         raise Refused(

@@ -115,7 +115,9 @@ class ClientStore:
         kept = from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() and not anew else {}
         if not now.keys() <= kept.keys():
             kept = {**now, **kept}
-            write_text(path, json.dumps(kept))
+            text = json.dumps(kept)
+            self._check_disk(len(text))
+            write_text(path, text)
         return kept
 
     def write_model(self, tensors: dict[str, Tensor], folder: str, names: str) -> None:
@@ -138,15 +140,18 @@ class ClientStore:
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor], **options: Any) -> None:
         """Write a file (see `write_tensors`); raise a FedhetError if it would fill the disk of a node."""
-        if self._run:
-            self._base.mkdir(parents=True, exist_ok=True)
-            left = shutil.disk_usage(self._base).free - sum(tensor.nbytes for tensor in tensors.values())
-            if left < LEAST_FREE:
-                raise FedhetError(
-                    f"the node's disk would have less than {LEAST_FREE / 1e9:g} GB left: make room for its state-dir, "
-                    "for example with fedhet clean"
-                )
+        self._check_disk(sum(tensor.nbytes for tensor in tensors.values()))
         write_tensors(path, tensors, **options)
+
+    def _check_disk(self, size: int) -> None:
+        if not self._run:
+            return
+        self._base.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(self._base).free - size < LEAST_FREE:
+            raise FedhetError(
+                f"the node's disk would have less than {LEAST_FREE / 1e9:g} GB left: make room for its state-dir, for "
+                "example with fedhet clean"
+            )
 
     def public_dataset(self, digest: str) -> PublicDataset:
         """Return the stored public dataset with this digest; raises `LostState` if it is missing."""

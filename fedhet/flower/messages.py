@@ -69,12 +69,16 @@ def read_request(record: RecordDict) -> tuple[Request, str]:
     return Request.from_json(said.text("request", longest=2**22)), settings
 
 
-def identity(content: RecordDict) -> str:
-    """Return a digest (hash) of a message's content, the same if a server that was restarted sends it again."""
+def identity(content: RecordDict, node_config: Mapping[str, Any]) -> str:
+    """Return a digest (hash) of a message's content, the same if a server that was restarted sends it again.
+
+    It also depends on the node config, since another node, or other data, must not get the noise of the same message.
+    """
     request, _ = read_request(content)
     said = {**content.config_records["request"], "request": repr(replace(request, here=""))}
     others = {name: record for name, record in content.items() if name != "request"}
-    return hashlib.blake2b(repr(sorted(said.items())).encode() + to_bytes(RecordDict(others))).hexdigest()
+    words = repr([sorted(said.items()), sorted(node_config.items())])
+    return hashlib.blake2b(words.encode() + to_bytes(RecordDict(others))).hexdigest()
 
 
 def write_refusal(client: str, reason: str, **flags: bool) -> RecordDict:

@@ -177,9 +177,9 @@ class Task:
         return not self.plain or any(measure.by_class or measure.table for measure in measures)
 
     def counts_classes(self, metric: str) -> bool:
-        """Return whether the weights of a metric are numbers of examples by class."""
+        """Return whether the weights of a metric are numbers of examples, tokens or pixels by class."""
         kind = self.outputs
-        return kind.metrics[metric].table and kind.places == "one" and kind.meaning == "classes"
+        return kind.metrics[metric].table and kind.meaning == "classes"
 
     def measuring(self, metric: str, further: Sequence[str]) -> "Task":
         """Return the task with the key `metric` ("" for the default) and the metrics in the key `metrics` (`further`).

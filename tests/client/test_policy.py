@@ -23,8 +23,8 @@ from fedhet.data import PublicDataset
 from fedhet.data.files import cache_folder
 from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
-from fedhet.flower.messages import Encoder, read_reply, write_request
-from fedhet.messages import Payload, Request
+from fedhet.flower.messages import Encoder, decode_arrays, read_reply, write_request
+from fedhet.messages import Payload, Request, to_arrays
 from fedhet.messages.protocol import FIRST, with_public_dataset
 from fedhet.methods import registry
 from fedhet.methods.method import METRICS, STRUCTURE
@@ -260,7 +260,8 @@ def test_settings_are_fixed_within_a_run(changed, told, node):
     )
     assert refusal(asked(node, "train", first | changed, run="b")) == "", "another run, as the message says"
     node._contexts[FIRST_NODE + 1].node_config.pop("allow")
-    assert (refusal(asked(node, "train", first | changed, run="a")) == "") == ("samples-per-client" not in changed)
+    assert refusal(asked(node, "train", first, run="c")) == ""
+    assert (refusal(asked(node, "train", first | changed, run="c")) == "") == ("samples-per-client" not in changed)
 
 
 def test_handshakes_fix_no_settings(node):
@@ -400,6 +401,33 @@ def test_auc_of_few_examples(having, told):
     assert Policy().metric(metric, 40).weights == metric.weights
 
 
+@pytest.mark.parametrize("method", ["describe", "metric"])
+def test_many_tokens_of_few_examples(method, tmp_path):
+    """Two texts have all tokens of class 2, which are more than min-examples."""
+    inputs = torch.randint(5, (60, 8), generator=torch.Generator().manual_seed(0))
+    labels = inputs % 2
+    labels[7:9] = labels[47:49] = 2
+
+    def data():
+        return (inputs[:40], labels[:40]), (inputs[40:], labels[40:])
+
+    class Net(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Embedding(5, 6), nn.Linear(6, 3))
+
+    grid = LocalGrid(make_client_app(Net, data, task="token-classification"), 2)
+    grid._contexts[FIRST_NODE + 1].node_config |= {"allow": "statistics,metrics,weights", "state-dir": str(tmp_path)}
+    if method == "describe":
+        settings = {"method": "local", "rounds": 0}
+        (told,) = [decode_arrays(asked(grid, "query", settings, "describe", run="a").content["describe"])["classes"]]
+    else:
+        arrays = {"model": to_arrays(Net().state_dict())}
+        reply = asked(grid, "evaluate", {"metric": "balanced-accuracy"}, arrays=arrays, run="a").content
+        told = np.array(reply["metrics"]["received-weight"])
+    assert told[2] <= 0, "12 tokens"
+    assert (told[:2] <= 0).any(), "else the number of all tokens would tell them"
+
+
 def test_weight_of_a_loss_tells_no_rare_class():
     task = Task("classification", class_weights=[1, 9])
     labels = (torch.arange(100) < 12).long()
@@ -462,6 +490,26 @@ def test_private_errors_stay_in_the_log(where, federate, caplog, elsewhere):
     assert reasons
     assert all("the reason is in its node's log" in reason for reason in reasons)
     assert SECRET in caplog.text
+
+
+def test_errors_of_the_settings_function_stay_in_the_log(caplog):
+    def settings(client):
+        raise ValueError(SECRET)
+
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty, client_settings=settings), 2)
+    told = refusal(asked(grid, "query", {}, "handshake"))
+    assert told == "the client failed; the reason is in its node's log, since it could disclose data"
+    assert SECRET in caplog.text
+
+
+def test_long_reasons_do_not_fill_the_disk(tmp_path):
+    """A server could name a method of a million characters in each message."""
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty), 2)
+    grid._contexts[FIRST_NODE + 1].node_config |= {"allow": "weights", "state-dir": str(tmp_path)}
+    for key in ("method", "dataset", "x" * 900_000):
+        assert refusal(asked(grid, "query", {key: "m" * 900_000}, "handshake"))
+    assert (tmp_path / audit.FILE).stat().st_size < 10_000
+    assert len(list(audit.entries(tmp_path, audit.since("today")))) == 3
 
 
 def test_errors_in_simulation(federate):

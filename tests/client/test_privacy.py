@@ -330,6 +330,48 @@ def test_a_repeated_message_gets_the_same_reply(tmp_path) -> None:
     assert len(spent(tmp_path)) == 3
 
 
+@pytest.mark.parametrize("allow", [{}, {"allow": "posteriors,public-training"}])
+def test_a_network_that_was_trained_without_noise_is_not_sent_with_noise(allow, tmp_path) -> None:
+    """A run that began before the node's owner set dp-noise, or allow, has such a network at the node."""
+    public = PublicDataset(torch.rand(20, 64))
+    sent = Payload({"next-rows": {"rows": np.arange(20)}})
+    settings = {"method": "fedmd", "fedmd.public-epochs": 0, "batch-size": 20}
+
+    def told(round: int, run: str, epochs: int, **node) -> str:
+        victim = Victim(0, tmp_path, settings, **node)
+        asked = Request(round=round, expected=round - 1 or -1, run=run, public=public.digest, epochs=epochs)
+        begun = Request(question=HANDSHAKE, run=run)
+        _ = victim.ask("query", with_public_dataset(public), begun) and victim.ask("train", sent, asked)
+        return " ".join(victim.refusals)
+
+    assert told(1, "a", 2, **allow) == ""
+    assert "but dp-noise has changed from False to True: start another run" in told(2, "a", 0, **allow, **NODE)
+    assert told(1, "b", 2, **allow, **NODE) == ""
+    assert told(2, "b", 0, **allow, **NODE) == ""
+    assert "but dp-noise has changed from True to False" in told(3, "b", 0, **allow)
+    if not allow:
+        stricter = {"allow": "posteriors,public-training", **NODE}
+        assert "but allow has changed from False to True" in told(3, "b", 0, **stricter)
+
+
+def test_two_nodes_that_share_name_and_folder_have_noise_of_their_own(tmp_path, monkeypatch) -> None:
+    """Of equal noise, the difference of both replies would be one of private examples."""
+    sent = Payload({"model": to_arrays(linear().state_dict())})
+    replies = []
+    # Neither has stored its reply when the other one begins.
+    monkeypatch.setattr(NodeSecret, "answer", lambda *_: None)
+    for place in (0, 1):
+        chosen = {"method": "fedavg", "dataset": "digits", "learning-rate": 1.0, "batch-size": 40}
+        victim = Victim(0, tmp_path, chosen, network=linear, own_data=False, **{"dp-noise": 50.0, "dp-clip": 1.0})
+        victim.context.node_config |= {"name": "north", "partition-id": place}
+        reply = victim.ask("train", sent, Request(round=1, run="a", epochs=1))
+        assert reply is not None, victim.refusals
+        replies.append(torch.tensor(decode_arrays(reply["model"])["1.weight"]))
+    noise = (replies[0] - sent.arrays["model"]["1.weight"]).norm()
+    assert (replies[0] - replies[1]).norm() > noise / 2
+    assert len(spent(tmp_path)) == 2
+
+
 def test_a_message_that_fails_after_the_charge_is_charged_once(tmp_path, monkeypatch) -> None:
     sent = Payload({"model": to_arrays(linear().state_dict())})
     victim = Victim(0, tmp_path, {"method": "fedavg"}, network=linear, **NODE)
