@@ -18,7 +18,7 @@ from fedhet.client.clients import Clients
 from fedhet.client.description import by_name, describe
 from fedhet.client.job import Group, Job
 from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
-from fedhet.client.policy import Policy, limiting_keys, memory_limited, name_of, opened
+from fedhet.client.policy import Policy, limiting_keys, memory_limited, opened
 from fedhet.client.state import CACHE
 from fedhet.data import PublicDataset
 from fedhet.data.files import cache_folder, nothing_downloaded
@@ -29,7 +29,7 @@ from fedhet.errors import FedhetError, UserCodeError, WriteError
 from fedhet.flower import ClientApp, Context, Message, MessageType, RecordDict
 from fedhet.flower.grid import ANSWER_ALL
 from fedhet.flower.insides import failure, filled, from_bytes, to_bytes
-from fedhet.flower.messages import decode, identity, write_refusal, write_reply
+from fedhet.flower.messages import decode, identity, name_of, write_refusal, write_reply
 from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import LostState, Payload, Reply, Report, WireError, spec_of
 from fedhet.messages.protocol import (

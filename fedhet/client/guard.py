@@ -6,11 +6,11 @@ from contextlib import suppress
 from functools import partial
 
 from fedhet.client import audit
-from fedhet.client.policy import Policy, limiting_keys, memory_limited, name_of
+from fedhet.client.policy import Policy, limiting_keys, memory_limited
 from fedhet.errors import ConfigError, FedhetError, Refused, UserCodeError, nearest
 from fedhet.flower import ArrayRecord, ClientApp, Context, Message, MetricRecord, RecordDict
 from fedhet.flower.insides import failure, to_bytes
-from fedhet.flower.messages import is_request
+from fedhet.flower.messages import is_request, name_of
 from fedhet.methods.method import KINDS, METRICS, TEACHING
 from fedhet.utils.files import state_folder
 from fedhet.utils.text import log

@@ -26,7 +26,7 @@ from fedhet.config import configuration
 from fedhet.errors import ConfigError, Refused, in_words, nearest
 from fedhet.flower import Context, Message
 from fedhet.flower.insides import hash_of_app
-from fedhet.flower.messages import read_request
+from fedhet.flower.messages import name_of, read_request
 from fedhet.messages import LostState, Payload, Reply, Request, WireError
 from fedhet.messages.protocol import DESCRIBE, HANDSHAKE, MOST_PARTITIONS, WHOLE
 from fedhet.methods import registry
@@ -357,12 +357,6 @@ def memory_limited(context: Context) -> Iterator[None]:
 
 
 # ---- reading a message
-
-
-def name_of(context: Context) -> str:
-    """Return the client's name: `name` or `partition-id` of the node config, by default Flower's node id."""
-    config = context.node_config
-    return str(config.get("name", config.get("partition-id", context.node_id)))
 
 
 def opened(

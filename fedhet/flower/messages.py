@@ -172,6 +172,12 @@ def ask_app(
     return by_position(sent, model), dict(metrics[0]), weight, dict(reply.content.config_records)
 
 
+def name_of(context: Context) -> str:
+    """Return the client's name: `name` or `partition-id` of the node config, by default Flower's node id."""
+    config = context.node_config
+    return str(config.get("name", config.get("partition-id", context.node_id)))
+
+
 def name_in(message: Message) -> str:
     """Return the client's name in a reply or refusal, or an empty string if it is missing or invalid."""
     report = message.content.get("report") if message.has_content() else None
