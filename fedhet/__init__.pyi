@@ -430,11 +430,11 @@ class FedHeNNKeys(Keys, total=False):
     width: int
     """width to which a linear layer before the head projects representations; 0: no such layer"""
     setting: Literal["heterogeneous", "homogeneous"]
-    """heterogeneous: weights stay at the clients; homogeneous: weights are averaged as well"""
+    """homogeneous: weights are averaged, too"""
     target: Literal["kernel", "spectral", "contrast"]
-    """alignment target: spectral (this project's), the peers' mean kernel (the paper's), or contrast with each peer"""
+    """spectral (this project's), the peers' mean kernel (the paper's), or contrast with each peer"""
     eta0: float
-    """weight of the proximal term, eta0 f(t); negative: 3 (spectral), 0.001 (kernel) or 1 (contrast)"""
+    """proximal weight eta0 f(t); negative: 3 (spectral), 0.001 (kernel) or 1 (contrast)"""
     schedule: Literal["auto", "sqrt", "linear", "constant"]
     """f(t), with t = 0 in the first round; auto: sqrt (kernel) or constant"""
     kernel: Literal["linear", "rbf", "procrustes"]
@@ -444,7 +444,7 @@ class FedHeNNKeys(Keys, total=False):
     rad_size: int
     """maximum number of examples in the RAD of a round"""
     rad_batch: int
-    """number of RAD examples per training step, at least 8; 0: all, as in the paper"""
+    """number of RAD examples per step, at least 8; 0: all"""
     rad_every: int
     """add the proximal term in every k-th step, with k times its weight"""
 

@@ -5,14 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from fedhet.algorithms.alignment.targets import pack, unpack
-from fedhet.client import ClientSide
+from fedhet.client import Client, ClientSide
 from fedhet.data import Examples
 from fedhet.messages import Arrays, Payload, WireError, to_tensor
 from fedhet.strategies.families.scores import ScoresKeys
 from fedhet.training import BATCH, Phase, Step, Term
+from fedhet.utils.machine import brought
+from fedhet.utils.randomness import torch_generator
 
 Q = TypeVar("Q", bound=ScoresKeys)
 
@@ -23,6 +26,37 @@ def public_rows(arrays: Arrays, public: Tensor) -> Tensor:
     if not ((rows >= 0) & (rows < len(public))).all():
         raise WireError("the server requests rows that the public dataset lacks: install the server's fedhet version")
     return public[rows]
+
+
+def public_examples(client: Client, arrays: Arrays, round: int) -> Tensor:
+    """Return the public inputs (n, ...) of a round, which has the indices `arrays["rows"]`.
+
+    If the public dataset has the clients' training inputs (`Options.public_union`), they are augmented, for all clients
+    alike.
+    """
+    examples = public_rows(arrays, client.public.inputs)
+    if client.augment and client.config.options.public_union:
+        return client.augment(examples, torch_generator(client.config.seed, "rad augmentation", round))
+    return examples
+
+
+def some_rows(
+    client: Client, inputs: Tensor, target: Tensor, size: int, every: int, generator: torch.Generator
+) -> Callable[[int, int], Mapping[str, Tensor] | None]:
+    """Return the argument `draw` of a `Term` about public `inputs` (n, ...) and the `target` (n, ...) for them.
+
+    In every `every`-th step, it draws `size` rows of both by the `generator`; if `size` is 0 or at least n, all rows.
+    """
+
+    def draw(step: int, _examples: int) -> Mapping[str, Tensor] | None:
+        if step % every:
+            return None
+        rows: slice | Tensor = slice(None)
+        if 0 < size < len(target):
+            rows = brought(torch.randperm(len(target), generator=generator)[:size], client.device)
+        return {"inputs": client.transform(inputs[rows]), "target": target[rows]}
+
+    return draw
 
 
 class Scores(ClientSide[Q]):

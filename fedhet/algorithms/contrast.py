@@ -34,7 +34,7 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float, others: Tensor | 
     return F.cross_entropy(similarities, partners)
 
 
-def info_nce(features: Tensor, peers: Tensor, temperature: float) -> Tensor:
+def info_nce(features: Tensor, peers: Tensor, temperature: float = 0.2) -> Tensor:
     """Return the mean InfoNCE loss of `features` (n, d) against m peers' vectors `peers` (n, m d), a scalar.
 
     The positive of an example is the same example at the peer, and its negatives are the peer's other examples.

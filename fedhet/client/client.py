@@ -193,6 +193,10 @@ class Client:
         """Return outputs (or the representation `until`, if given) for raw inputs, evaluated in batches of `rows`."""
         return read(self.model, inputs, self.transform, until=until, rows=rows)
 
+    def represent(self, inputs: Tensor | LazyInputs) -> Tensor:
+        """Return representations (n, d) of n raw inputs in evaluation mode."""
+        return self.read(inputs, until=self.representation, rows=ROWS_AT_ONCE)
+
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"]) -> Tensor:
         """Return class scores (n, C) for n raw inputs in evaluation mode, as logits or as probabilities."""
         scores = self.task.outputs.scores(self.read(inputs, rows=ROWS_AT_ONCE)).float()

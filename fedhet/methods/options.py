@@ -43,16 +43,17 @@ class Options:
     Of the keys that all methods have, those in `without` have no effect with this method. Those in `uses` have one
     even if the user passes models or data in their place, or if they need a property that the method does not have.
     With `changes_heads`, heads are replaced, so that shared arrays are known only after the handshake. With
-    `makes_public_dataset`, the method creates a public dataset itself, so that `public-samples` is not needed. With
-    `public_at_server`, the server needs the public dataset's inputs as well. With `planned`, what happens in a round
-    depends on the total number of rounds.
+    `public_at_server`, the server needs the public dataset's inputs as well; `least_public` is the smallest number of
+    public examples. With `planned`, what happens in a round depends on the total number of rounds. `public_union` is
+    the setting, such as "rad-source = train-union", by which the public dataset has the training inputs of all clients.
     """
 
     uses: ClassVar[Collection[str]] = ()
     without: ClassVar[Collection[str]] = ()
     changes_heads: ClassVar[bool] = False
-    makes_public_dataset: ClassVar[bool] = False
     public_at_server: ClassVar[bool] = False
+    least_public: ClassVar[int] = 1
+    public_union: ClassVar[str] = ""
     planned: ClassVar[bool] = False
 
     def suited(self) -> dict[str, tuple[Value, str]]:

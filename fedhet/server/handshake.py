@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.config.validation import effective
-from fedhet.data import PublicDataset
 from fedhet.data.names import CLASSES, alike, merged, permuted, plain, shown, unlike
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Grid
@@ -31,7 +30,7 @@ from fedhet.methods.sharing import HEAD
 from fedhet.results.state import ClientRecord
 from fedhet.server.claims import before, check_claims, difference_of_scales
 from fedhet.server.federation import Federation, await_nodes, reason_of
-from fedhet.server.run import Round, Run, named
+from fedhet.server.run import Round, Run, named, no_union
 from fedhet.utils.files import state_folder
 from fedhet.utils.statistics import client_order, in_order
 from fedhet.utils.text import log
@@ -56,13 +55,12 @@ UNSEEN = 2**26  # bytes of a network's arrays above which the client must send t
 class Handshake:
     """The admission of clients, which uses the description (`Report`) that a new node sends of its client.
 
-    `public_dataset`, `common`, `accept` and `first_arrays` are hooks of the method, and `copies` is the number
-    of copies of each client's network that the server has in memory (see `FederatedStrategy`).
+    `common`, `accept` and `first_arrays` are hooks of the method, and `copies` is the number of copies of each client's
+    network that the server has in memory (see `FederatedStrategy`).
     """
 
     run: Run
     federation: Federation
-    public_dataset: Callable[[], PublicDataset | None]
     common: Callable[[Reply], Mapping[str, Common]]
     accept: Callable[[Reply], None]
     first_arrays: Callable[[Spec], Arrays | None]
@@ -157,7 +155,7 @@ class Handshake:
         """
         run = self.run
         federation = self.federation
-        public = self.public_dataset()
+        public = self.run.public
         if not run.state.names:
             run.state.names = names_text({**before(run.config, "names"), **(public.names if public else {})})
         opened = self._opened(new, unseen=unseen)
@@ -182,7 +180,7 @@ class Handshake:
 
         Nodes receive the server's public dataset, if any. Without `unseen`, unseen clients are left out.
         """
-        public = self.public_dataset()
+        public = self.run.public
         payload = Payload() if public is None else with_public_dataset(public)
         opened: dict[int, tuple[Claims, Reply]] = {}
         for node, message in self.federation.query(nodes, HANDSHAKE, payload, begun=bool(self.run.state.clients)):
@@ -240,7 +238,7 @@ class Handshake:
         if report.common:
             remedy = "return the same examples as `common` for all clients, or leave it out"
             common["common test set"] = Common(report.common, remedy)
-        if report.public and traits.public != "none" and self.public_dataset() is None:
+        if report.public and traits.public != "none" and self.run.public is None:
             common["digest of the public dataset"] = Common(
                 report.public, "give all clients the same examples in the same order"
             )
@@ -386,17 +384,21 @@ class Handshake:
     def _public_dataset(self, reply: Reply) -> tuple[str, int]:
         """Return digest and size of the server's public dataset, else the client's; raise a FedhetError without one."""
         report = reply.report
-        public = self.public_dataset()
-        if public is not None:
-            return public.digest, len(public)
-        if report.public:
-            return report.public, report.public_size
+        config = self.run.config
+        public = self.run.public
+        digest, size = (report.public, report.public_size) if public is None else (public.digest, len(public))
+        if config.options.public_union and report.own_data:
+            raise FedhetError(no_union(config))
+        if digest and size < (least := config.options.least_public):
+            raise FedhetError(f"the public dataset has {size} examples, but at least {least} are needed: add examples")
+        if digest:
+            return digest, size
         labelled = "labelled " if self.run.traits.public == "labelled" else ""
         held_out = "" if report.own_data else "set public-samples, or "
         raise FedhetError(
             f"there is no {labelled}public dataset, but the method needs it: {held_out}have the clients' data function "
             "return it as `public`, or pass it to make_server_app(public=...)"
-            f"{_without_labels(self.run.config) if labelled else ''}"
+            f"{_without_labels(config) if labelled else ''}"
         )
 
     def _test_on_own_parts(self) -> None:

@@ -24,7 +24,7 @@ from fedhet.flower.privacy import PrivacyLedger, mod_ledger, wrapper_ledger
 from fedhet.messages import Arrays, Reply, difference, spec_of
 from fedhet.methods import registry
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import Config
+from fedhet.methods.options import OWN, Config
 from fedhet.models.copies import without_memory
 from fedhet.results.state import State
 from fedhet.setup import client_setup
@@ -256,8 +256,16 @@ class Run:
 
 
 def public_for(config: Config, public: Any) -> PublicDataset | None:
-    """Return a user's public dataset (see `FederatedStrategy`) without what the method does not need."""
+    """Return a user's public dataset (see `FederatedStrategy`) without what the method does not need.
+
+    The training inputs of all clients (see `Options.public_union`) are those of the configured data set.
+    """
     dataset = as_public_dataset(public)
+    if config.options.public_union:
+        union = None if config.dataset == OWN else client_setup.public_dataset(config)
+        if union is None or (dataset and dataset.unlabelled.digest != union.digest):
+            raise ConfigError(no_union(config))
+        return union
     need = registry.traits(config).public
     if dataset and need == "labelled" and dataset.labels is None:
         name = config.method_name
@@ -265,6 +273,14 @@ def public_for(config: Config, public: Any) -> PublicDataset | None:
     if dataset and need != "labelled":
         return dataset.unlabelled if need == "inputs" else None
     return dataset
+
+
+def no_union(config: Config) -> str:
+    """Return the message that a public dataset of all clients' training inputs needs a configured data set."""
+    return (
+        f"{config.family}.{config.options.public_union} takes the public examples from the training examples of all "
+        "clients, which must be of a configured data set: change it to use your own data or public dataset"
+    )
 
 
 def named(clients: Sequence[str], most: int = 3) -> str:

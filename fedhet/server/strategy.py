@@ -41,7 +41,7 @@ S = TypeVar("S", bound=State)
 class FederatedStrategy(FlowerInterface, Generic[P, S]):
     """The base class of all strategies: a `flwr.serverapp.strategy.Strategy` that runs on any Flower Grid.
 
-    A method overrides hooks, from `public_dataset` to `global_model`, whose defaults implement FedAvg.
+    A method overrides hooks, from `common` to `global_model`, whose defaults implement FedAvg.
 
     Args:
         config: a complete configuration, or None if keys are given by keyword.
@@ -111,7 +111,7 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         self.aggregator = Aggregator(self.run, self.federation)
         self.reporter = Reporter(self.run, self.size_of, observers)
         self.federation.answered = self.reporter.answered
-        hooks = self.public_dataset, self.common, self.admit, self.first_arrays
+        hooks = self.common, self.admit, self.first_arrays
         self.admission = Handshake(self.run, self.federation, *hooks, copies=self.copies)
         self.fresh = True
 
@@ -139,10 +139,6 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
     def state(self, state: S) -> None:
         self.run.state = state
         self.fresh = True
-
-    def public_dataset(self) -> PublicDataset | None:
-        """Return the public dataset to send in the handshake; None if clients have one already or need none."""
-        return self.run.public
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
         """Return values in a handshake reply that must be the same for all clients, by name for error messages.

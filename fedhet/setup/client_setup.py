@@ -169,7 +169,12 @@ def pooled_dataset(pool: Pooled, config: Config) -> DataSet:
 
 
 def public_dataset(config: Config) -> PublicDataset | None:
-    """Return the public dataset, held out of the training examples, or None if the key `public-samples` is 0."""
+    """Return the public dataset, held out of the training examples, or None if the key `public-samples` is 0.
+
+    If the method's keys say so (`Options.public_union`), it has the training inputs of all clients, without labels.
+    """
+    if config.options.public_union:
+        return _union(dataset_of(config), _data_keys(config), config.clients, config.seed)
     return _configured(config).public if config.public_samples else None
 
 
@@ -180,14 +185,6 @@ def common_validation(config: Config) -> Examples | None:
     return _configured(config).validation
 
 
-def training_union(config: Config) -> PublicDataset:
-    """Return the training inputs of all clients, in the clients' order, as a public dataset without labels."""
-    keys = _data_keys(config)
-    dataset = dataset_of(config)
-    parts = [_client(dataset, keys, config.clients, number, config.seed).train for number in range(config.clients)]
-    return PublicDataset(torch.cat([part.inputs[:] for part in parts]))
-
-
 def check(config: Config, *, own_model: bool = False, own_data: bool = False, pool: Pooled | None = None) -> None:
     """Check before a run that the configured data and models fit the method; raise a FedhetError otherwise.
 
@@ -196,7 +193,7 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False, po
     """
     traits = registry.traits(config)
     brought = own_data and pool is None
-    if traits.public != "none" and not (config.public_samples or config.options.makes_public_dataset or brought):
+    if traits.public != "none" and not (config.public_samples or config.options.public_union or brought):
         raise ConfigError(f"{config.method_name} needs a public dataset: set, for example, public-samples = 500")
     task = Task()
     if not (own_data and own_model):
@@ -322,6 +319,12 @@ def _split(dataset: DataSet, keys: Config, clients: int, seed: int) -> _Split:
     options = {name: getattr(keys, name) for name in names}
     parts = data.partition(dataset, keys.partition, clients=clients, seed=seed, available=available, **options)
     return _Split(parts, public, common)
+
+
+@lru_cache(maxsize=1)
+def _union(dataset: DataSet, keys: Config, clients: int, seed: int) -> PublicDataset:
+    parts = [_client(dataset, keys, clients, number, seed).train for number in range(clients)]
+    return PublicDataset(torch.cat([part.inputs[:] for part in parts]))
 
 
 @lru_cache(maxsize=2048)

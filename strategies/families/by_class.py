@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,17 +23,21 @@ PROTOTYPES = Traits(keeps="model", other_arrays="whole", sends={"prototypes": "p
 """Traits of methods whose clients keep their networks and send mean representations of classes."""
 
 
+width_option = partial(
+    option,
+    0,
+    "width to which a linear layer before the head projects representations; 0: no such layer",
+    at_least=0,
+    at_most=2**16,
+)
+"""Return the key `width` of methods whose clients need representations of equal width; takes further arguments."""
+
+
 @dataclass(frozen=True)
 class WidthKeys(Options):
     """Key of methods whose clients need representations of equal `width`."""
 
-    width: int = option(
-        0,
-        "width to which a linear layer before the head projects representations; 0: no such layer",
-        at_least=0,
-        at_most=2**16,
-        at_need=64,
-    )
+    width: int = width_option(at_need=64)
 
     def suited(self) -> dict[str, tuple[Value, str]]:
         """Return {"width": (`width`, reason)}, as a layer this wide is added to a user's models; {} if `width` is 0."""

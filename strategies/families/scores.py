@@ -1,6 +1,6 @@
 """Methods whose clients exchange class scores of public examples, and checks of what they send about such examples."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeVar
 
@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhet.algorithms.alignment.targets import pack, unpack
+from fedhet.algorithms.alignment.targets import check_finite_features, check_posteriors, pack, unpack
+from fedhet.errors import ModelError
 from fedhet.server import Arrays, Common, FederatedStrategy, Options, Payload, Reply, State, WireError
 from fedhet.utils.randomness import numpy_generator
 
@@ -86,12 +87,11 @@ def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> N
     return numpy_generator(seed, purpose, round).permutation(size)[:count].astype(np.int32)
 
 
-def packed_rows(
-    reply: Reply, name: str, rows: int, columns: int | None = None, check: Callable[[Tensor], object] | None = None
-) -> Tensor:
+def packed_rows(reply: Reply, name: str, rows: int, columns: int | str | None = None) -> Tensor:
     """Return the matrix `name` of a reply, with a row for each of `rows` public examples.
 
-    Raises a WireError if it is missing, has another number of rows or `columns`, or if `check(matrix)` fails.
+    Raises a WireError if it is missing, has another number of rows or `columns`, or is not what its name says:
+    `posteriors` must be probabilities, and `features` at most 1e6 in magnitude.
     """
     if name not in reply.arrays:
         raise WireError(f"the client's reply has no array {name!r}: use the server's version of fedhet")
@@ -102,9 +102,11 @@ def packed_rows(
                 f"it has shape {list(values.shape)}, expected {[rows, columns or values.shape[1]]}: use the server's "
                 "public dataset and version of fedhet"
             )
-        if check:
-            check(values)
-    except ValueError as error:
+        if name == "posteriors":
+            check_posteriors(values)
+        elif name == "features":
+            check_finite_features(values, name)
+    except (ValueError, ModelError) as error:
         raise WireError(f"the client's array {name} cannot be used: {error}; check the client's mods") from error
     return values
 

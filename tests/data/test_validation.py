@@ -1,11 +1,13 @@
 """The validation part of a client's training data."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from fedhet.config import configuration
 from fedhet.data import ClientData, Examples, PublicDataset, with_drawn_test_set, with_validation
-from fedhet.methods.options import Config
+from fedhet.methods.options import Config, Options
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo
 
@@ -86,13 +88,14 @@ def test_validation_parts_come_from_training_parts_only():
         together = torch.cat([rest.train.inputs, rest.validation.inputs]).flatten(1)
         assert sorted(together.tolist()) == sorted(whole.train.inputs.flatten(1).tolist())
     union = torch.cat([client_setup.data_of(ClientInfo(str(n), n, 3, apart)).train.inputs for n in range(3)])
-    assert client_setup.training_union(apart).digest == PublicDataset(union).digest
+    of_all = apart.replace(options=replace(apart.options, rad_source="train-union"))
+    assert client_setup.public_dataset(of_all).digest == PublicDataset(union).digest
 
 
 def test_common_validation_examples():
     """Clients of two classes each validate on all ten, on the same images, and keep all of their own."""
     settings = {"partition": "classes", "samples_per_client": 30, "public_samples": 100, "validation": 0.2}
-    config = Config(clients=6, **settings)
+    config = Config(clients=6, options=Options(), **settings)
     own = [client_setup.data_of(ClientInfo(str(n), n, 6, config)) for n in range(6)]
     config = Config(clients=6, validation_on="common", **settings)
     data = [client_setup.data_of(ClientInfo(str(n), n, 6, config)) for n in range(6)]

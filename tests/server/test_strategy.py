@@ -171,7 +171,7 @@ def test_refused_client_changes_nothing(start, tiny):
 
 OF_ALL = {"method", "state_class", "copies"}
 HOOKS = {
-    *("public_dataset", "common", "admit", "first_arrays", "first_model", "number_of_rounds", "participants"),
+    *("common", "admit", "first_arrays", "first_model", "number_of_rounds", "participants"),
     *("payload_for", "configure_fit", "evaluation_payloads", "check_reply", "aggregate_fit", "size_of"),
     *("makes_global_model", "has_global_model", "global_arrays", "global_model"),
 }

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from fedhet.models.representation import Representation
 from fedhet.results.history import Row, read_history
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo
+from fedhet.strategies.families.scores import packed_rows
 from fedhet.training import read
 from fedhet.utils.files import read_tensors
 
@@ -345,14 +347,13 @@ PUBLIC = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
 
 @pytest.mark.parametrize("settings", [{"public": PUBLIC}, {"public": PUBLIC, "public_samples": 30}, {"dataset": "own"}])
 def test_train_union_with_other_data(settings: dict[str, Any]) -> None:
-    strategy = FedHeNN(rad_source="train-union", **settings)
-    with pytest.raises(ConfigError, match="'train-union' takes the public examples from the training examples"):
-        strategy.public_dataset()
+    with pytest.raises(ConfigError, match="train-union takes the public examples from the training examples"):
+        FedHeNN(rad_source="train-union", **settings)
 
 
 def test_train_union_of_own_data(run: Federate) -> None:
     examples = torch.rand(20, 1, 8, 8), torch.arange(20) % 2
-    with pytest.raises(FedhetError, match="must be of a configured data set: set fedhenn.rad-source = held-out"):
+    with pytest.raises(FedhetError, match="fedhenn.rad-source = train-union takes .* must be of a configured data set"):
         run(
             {"fedhenn.rad-source": "train-union", "public-samples": 0},
             data=lambda client: {"train": examples, "test": examples},
@@ -364,3 +365,19 @@ def test_train_union_of_own_data(run: Federate) -> None:
 def test_rows_beyond_the_public_dataset(row: int) -> None:
     with pytest.raises(WireError, match="rows that the public dataset lacks"):
         public_rows({"rows": np.array([0, row])}, torch.zeros(10, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("features", torch.full((8, 3), 1e10)),
+        ("features", torch.zeros(8, 0)),
+        ("posteriors", torch.full((8, 3), 0.5)),
+        ("scores", torch.zeros(7, 3)),
+    ],
+)
+def test_values_of_public_examples_that_no_target_can_use(name: str, values: Tensor) -> None:
+    """Such a reply counts as failed; in the target, it would end the run of two clients."""
+    reply: Any = SimpleNamespace(arrays={name: targets.pack(values)})
+    with pytest.raises(WireError, match=f"array {name} cannot be used"):
+        packed_rows(reply, name, rows=8)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedhet import make_client_app
 from fedhet.algorithms.alignment.targets import unpack
 from fedhet.algorithms.contrast import info_nce
-from fedhet.client_apps.fedhenn import FedHeNN
+from fedhet.client_apps.families.scores import public_examples
 from fedhet.config.configuration import resolve
 from fedhet.engines.running import run_locally
 from fedhet.models.representation import Representation
@@ -48,16 +48,15 @@ def test_frozen_network_has_distance_0(preset: str, stand_ins: str, tmp_path: Pa
 
 def test_augmented_rad(stand_ins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[int, list[Tensor]] = {}
-    make = FedHeNN.rad
 
-    def spying(half: Any, arrays: Any, round: int) -> Any:
-        rad = make(half, arrays, round)
+    def spying(client: Any, arrays: Any, round: int) -> Any:
+        rad = public_examples(client, arrays, round)
         rows = torch.from_numpy(np.array(arrays["rows"])).long()
         seen.setdefault(round, []).append(rad)
-        assert (rad != half.client.public.inputs[rows]).float().mean() > 0.2
+        assert (rad != client.public.inputs[rows]).float().mean() > 0.2
         return rad
 
-    monkeypatch.setattr(FedHeNN, "rad", spying)
+    monkeypatch.setattr("fedhet.client_apps.fedhenn.public_examples", spying)
     cifar = {"dataset": "cifar10-fedhenn", "data": stand_ins, "augment": True, "fedhenn.rad-source": "train-union"}
     small = {"clients": 2, "rounds": 3, "samples-per-client": 16, "closing-epochs": 0, "architectures": "mlp"}
     config = resolve({"method": "fedhenn", "local-epochs": 1, "fraction-train": 1.0, **small, **cifar, **OWN})

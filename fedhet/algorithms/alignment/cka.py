@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedhet.algorithms.contrast import info_nce
+
 _LEAST_DEBIASED = 1e-3
 # Lower bound of a debiased self-similarity, as a fraction of the biased one. Smaller values are rounding or chance and
 # would give enormous gradients to single examples.
@@ -192,17 +194,21 @@ def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) ->
     return ratio((x * y).sum(), x_self, y_self)
 
 
-Kernel = Literal["linear", "rbf", "procrustes"]
+Kernel = Literal["linear", "rbf", "procrustes", "contrast"]
+Distance = tuple[Kernel, bool]
 
 
-def distance_to(features: Tensor, target: Tensor, *, kind: tuple[Kernel, bool]) -> Tensor:
+def distance_to(features: Tensor, target: Tensor, *, kind: Distance) -> Tensor:
     """Return FedHeNN's distance, a scalar, between features `(b, d)` and the `target` `(b, r)` of the same b examples.
 
     The target has r features of each example, such as the global model's or the result of `mean_target`. `kind` is a
     pair: the kernel, and whether to use debiased CKA, which suits mini-batches. The distance is 1 - CKA (FedHeNN's
-    equation 6) for a `"linear"` or `"rbf"` kernel, and the Procrustes distance for `"procrustes"`.
+    equation 6) for a `"linear"` or `"rbf"` kernel, the Procrustes distance for `"procrustes"`, and for `"contrast"` the
+    InfoNCE loss against peers, whose vectors the target has side by side.
     """
     (kernel, debiased), features = kind, features.to(target.dtype)  # Phi may be computed in another dtype
+    if kernel == "contrast":
+        return info_nce(features, target)
     if kernel == "procrustes":
         return procrustes_distance(features, target)
     if kernel == "rbf":
