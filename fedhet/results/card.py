@@ -34,10 +34,7 @@ def write_card(run: RunFiles) -> None:
     summary = run.summary
     if summary.get("status") != "completed" or not any((run.folder / "models").glob("*.safetensors")):
         return
-    rows = []
-    for which in run.scores:
-        cells = [format_value(run.accuracy(which, statistic)) for statistic in STATISTICS]
-        rows.append(f"| {which} | {' | '.join(cells)} |")
+    scores = {which: [format_value(run.accuracy(which, name)) for name in STATISTICS] for which in run.scores}
     settings = {key: run.settings[key] for key in KEYS if key in run.settings} | run.versions
     if "rounds" in settings and settings["rounds"] != summary.get("rounds"):  # ended by `patience`
         settings["rounds"] = f"{summary.get('rounds')} of {settings['rounds']}"
@@ -46,6 +43,6 @@ def write_card(run: RunFiles) -> None:
         training="\n".join(f"- {key}: {value}" for key, value in settings.items()),
         predicts_by=summary.get("predicts_by"),
         metric=summary.get("metric", "accuracy"),
-        scores="\n".join(rows),
+        scores="\n".join(f"| {' | '.join([which, *values])} |" for which, values in scores.items()),
     )
     write_text(run.folder / "models.md", printable(text, keep="\n"))

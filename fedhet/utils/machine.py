@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -102,16 +102,14 @@ def revision(folder: Path) -> str:
     if not any((place / ".git").exists() for place in (folder, *folder.parents)):
         return ""
     # A repository can configure a program as its file system monitor, which git would start.
-    command = ["git", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    git = partial(subprocess.check_output, cwd=folder, stderr=subprocess.DEVNULL, text=True, timeout=10)
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+        commit = git(["git", "rev-parse", "HEAD"]).strip()
+        names = git(["git", "-c", "core.fsmonitor=false", "diff", "HEAD", "--name-only"]).splitlines()
     except (OSError, ValueError, subprocess.SubprocessError):  # no git, or another user's repository
         return ""
-    first, *lines = done.stdout.splitlines()
-    fields = {"1": 8, "2": 9, "u": 10}  # in front of the name of a changed, renamed and unmerged file
-    names = [line.split(" ", fields[line[0]])[-1].partition("\t")[0] for line in lines if line[0] in fields]
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return first.split()[-1] + (f", changed: {', '.join(names[:10])}{more}" if names else "")
+    return commit + (f", changed: {', '.join(names[:10])}{more}" if names else "")
 
 
 NO_MEMORY = (
