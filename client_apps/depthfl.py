@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from fedhet.algorithms.graphs.blocks import EXITS, Exits
-from fedhet.messages import Payload
+from fedhet.client import Loss, Payload, Step, Term
 from fedhet.models.representation import Output
 from fedhet.strategies.depthfl import Keys
-from fedhet.training import Loss, Step, Term
 
 from .families.submodels import ByDepth
 

@@ -3,9 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhet.messages import Payload
+from fedhet.client import Loss, Payload, Step, Term
 from fedhet.strategies.fd import Keys
-from fedhet.training import Loss, Step, Term
 
 from .families.by_class import ByClass
 

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.algorithms.contrast import follow, negative_cosine
-from fedhet.messages import Payload
+from fedhet.client import Loss, Payload, Step, Term
 from fedhet.models.representation import Representation
 from fedhet.strategies.fedcon import Keys
-from fedhet.training import Loss, Step, Term
 
 from .families.contrast import TwoViews
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedhet.messages import Payload
+from fedhet.client import Payload, Phase, Step
 from fedhet.strategies.feddf import Keys
-from fedhet.training import Phase, Step
 
 from .families.scores import Scores
 

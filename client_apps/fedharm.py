@@ -8,10 +8,9 @@ from torch import Tensor
 
 from fedhet.algorithms.alignment.targets import Kind, describe, distance_to_target, gathered, pack_all, unpack_all
 from fedhet.algorithms.graphs import UnsupportedArchitecture, blocks
-from fedhet.client import ClientSide
+from fedhet.client import ClientSide, Payload
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.messages import Payload
 from fedhet.models.representation import Capturing, Output
 from fedhet.strategies.fedharm import Keys
 from fedhet.training import Phase, Step, Term, reestimate

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from fedhet.algorithms.alignment.cka import Distance, distance_to
 from fedhet.algorithms.alignment.targets import compress, pack, unpack
-from fedhet.messages import Payload
+from fedhet.client import Loss, Payload, Step, Term
 from fedhet.models.representation import RandomStream, Representation
 from fedhet.strategies.fedhenn import Keys
-from fedhet.training import Loss, Step, Term
 
 from .families.by_class import SameWidth
 from .families.scores import public_examples, some_rows

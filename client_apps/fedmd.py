@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedhet.client import Payload, Phase, Step
 from fedhet.data import Examples
-from fedhet.messages import Payload
 from fedhet.strategies.fedmd import Keys
-from fedhet.training import Phase, Step
 
 from .families.scores import Scores
 

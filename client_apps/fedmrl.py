@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedhet.client import Loss, Payload, Step, Term
 from fedhet.errors import ModelError
-from fedhet.messages import Payload
 from fedhet.models.representation import by_name
 from fedhet.strategies.fedmrl import Keys
-from fedhet.training import Loss, Step, Term
 
 from .families.small_network import SMALL, Pair, Projected
 

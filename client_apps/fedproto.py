@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from fedhet.messages import Payload
+from fedhet.client import Loss, Payload, Step, Term
 from fedhet.models.representation import Representation
 from fedhet.strategies.fedproto import Keys
-from fedhet.training import Loss, Step, Term
 
 from .families.by_class import ByClass, SameWidth
 

@@ -2,10 +2,8 @@
 
 import torch
 
-from fedhet.client import ClientSide
-from fedhet.messages import Payload
+from fedhet.client import ClientSide, Loss, Payload, Step, Term
 from fedhet.strategies.fedprox import Keys
-from fedhet.training import Loss, Step, Term
 
 
 class FedProx(ClientSide[Keys]):

@@ -1,17 +1,13 @@
 """Client side of FedRep: trains the head, then the other layers; after the last round, only the head."""
 
-from collections.abc import Sequence
-
-from fedhet.client import ClientSide
-from fedhet.messages import Payload
+from fedhet.client import ClientSide, Payload, Phase
 from fedhet.strategies.fedrep import Keys
-from fedhet.training import Phase
 
 
 class FedRep(ClientSide[Keys]):
     takes_any_loop = True
 
-    def phases(self, payload: Payload) -> Sequence[Phase]:
+    def phases(self, payload: Payload) -> list[Phase]:
         request = self.client.request
         head = f"{self.client.head}."
         body_epochs = 0 if request.closing else min(self.options.body_epochs, request.epochs)

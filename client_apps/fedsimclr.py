@@ -1,9 +1,8 @@
 """Client side of FedSimCLR: trains the encoder by the contrastive loss of two views of each example."""
 
-from fedhet.messages import Payload
+from fedhet.client import Loss, Payload, Term
 from fedhet.strategies.families.contrast import contrast_of_views
 from fedhet.strategies.fedsimclr import Keys
-from fedhet.training import Loss, Term
 
 from .families.contrast import LinearEvaluation
 

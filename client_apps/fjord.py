@@ -6,11 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import Submodel, cut_out, entries_of, resize
-from fedhet.client import ClientSide
+from fedhet.client import ClientSide, Payload, Phase, Step, Term
 from fedhet.errors import DataError
-from fedhet.messages import Payload
 from fedhet.strategies.fjord import Keys
-from fedhet.training import Phase, Step, Term
 
 
 class FjORD(ClientSide[Keys]):

@@ -16,14 +16,12 @@ from fedhet.algorithms.graphs import LayerGraph, layer_graph
 from fedhet.algorithms.hypernets.design import Catalogue, catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork, Written
 from fedhet.algorithms.hypernets.personal import calibrated
-from fedhet.client import Client, ClientSide
+from fedhet.client import Client, ClientSide, Payload, Phase
 from fedhet.data import DataSet
-from fedhet.messages import Payload
 from fedhet.methods.options import OWN
 from fedhet.models.copies import Start, starts_of
 from fedhet.setup import client_setup
 from fedhet.strategies.flha_ghn import Keys
-from fedhet.training import Phase
 from fedhet.utils.randomness import seeded
 
 REFINE_RATE = 0.001

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedhet.messages import Payload
+from fedhet.client import Loss, Payload, Phase, Step, Term
 from fedhet.strategies.fml import Keys
-from fedhet.training import Loss, Phase, Step, Term
 
 from .families.small_network import SMALL, Mutual
 

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fedhet.algorithms.graphs import Submodel
-from fedhet.client import ClientSide
-from fedhet.messages import Payload
+from fedhet.client import ClientSide, Payload, Phase, Step, Term
 from fedhet.models.copies import multiplies, tied_names
 from fedhet.strategies.heterofl import Keys
-from fedhet.training import Phase, Step, Term
 
 
 class Scaled(Submodel):

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import torch
 
-from fedhet.client import ClientSide
+from fedhet.client import ClientSide, Payload, Phase
 from fedhet.data import Examples
-from fedhet.messages import Payload
 from fedhet.strategies.local import Keys
-from fedhet.training import Phase
 
 
 class Local(ClientSide[Keys]):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fedhet.algorithms.graphs import PermutationGroup, PermutationGroups, Segment, Submodel
-from fedhet.client import ClientSide
+from fedhet.client import ClientSide, Phase
 from fedhet.data.examples import digest
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, to_tensor
@@ -23,7 +23,6 @@ from fedhet.methods.options import Config, listed
 from fedhet.models.copies import storage_place
 from fedhet.models.representation import head_name
 from fedhet.strategies.lora import A, B, Keys
-from fedhet.training import Phase
 
 
 class Ranks(Submodel):

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.algorithms.contrast import contrast
-from fedhet.messages import Payload
+from fedhet.client import Loss, Payload, Step, Term
 from fedhet.models.representation import Representation
 from fedhet.strategies.moon import Keys
-from fedhet.training import Loss, Step, Term
 
 from .families.by_class import SameWidth
 

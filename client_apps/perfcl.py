@@ -7,14 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.algorithms.contrast import contrast
-from fedhet.client import ClientSide
+from fedhet.client import ClientSide, Loss, Payload, Step, Term
 from fedhet.errors import ModelError
-from fedhet.messages import Payload
 from fedhet.methods.options import Config
 from fedhet.models.copies import copied
 from fedhet.models.representation import Representation, head_name
 from fedhet.strategies.perfcl import Keys
-from fedhet.training import Loss, Step, Term
 
 
 class TwoExtractors(nn.Module):

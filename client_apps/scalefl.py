@@ -16,10 +16,9 @@ from torch.nn.modules.conv import _ConvNd
 from fedhet.algorithms.graphs import PermutationGroups, resizable_groups
 from fedhet.algorithms.graphs.axes import Segment
 from fedhet.algorithms.graphs.blocks import EXITS, Exits, groups_by_depth
-from fedhet.messages import Payload
+from fedhet.client import Payload, Phase, Step, Term
 from fedhet.models.representation import Output
 from fedhet.strategies.scalefl import Keys
-from fedhet.training import Phase, Step, Term
 
 from .families.submodels import ByDepth, FirstBlocks
 

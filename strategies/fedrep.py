@@ -20,8 +20,7 @@ class Keys(Options):
     def check(self, config: Config) -> None:
         """Check that epochs remain for the head: `local-epochs` above `body-epochs`; raise a ConfigError otherwise."""
         if 0 < config.local_epochs <= self.body_epochs:
-            limit = f"below local-epochs = {config.local_epochs}, so that epochs remain for the head"
-            raise ConfigError(f"fedrep.body-epochs = {self.body_epochs}: must be {limit}")
+            raise ConfigError(f"fedrep.body-epochs = {self.body_epochs}: must be below local-epochs, for the head")
 
 
 @method(

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhet.client import ClientSide
-from fedhet.messages import Payload
+from fedhet.client import ClientSide, Payload
 from fedhet.models.estimators import flat, log_probabilities
 from fedhet.strategies.families.classifiers import Keys
 from fedhet.training import Phase, Trained

@@ -9,16 +9,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedhet.client import Client, ClientSide
+from fedhet.client import Client, ClientSide, Payload, Phase
 from fedhet.data import Examples
 from fedhet.data.views import random_views, two_views
 from fedhet.errors import DataError, ModelError, Refused
-from fedhet.messages import Payload
 from fedhet.methods.options import Config, Options
 from fedhet.models.registry import Beside
 from fedhet.models.representation import head_name
 from fedhet.strategies.families.contrast import EncoderKeys
-from fedhet.training import Phase
 from fedhet.utils.randomness import torch_generator
 
 V = TypeVar("V", bound=Options)

@@ -5,9 +5,8 @@ from typing import TypeVar
 
 from fedhet.algorithms.graphs import PermutationGroups, resizable_groups, resize
 from fedhet.algorithms.matching import groups_to_json
-from fedhet.client import Client, ClientSide
+from fedhet.client import Arrays, Client, ClientSide, Payload
 from fedhet.errors import ModelError
-from fedhet.messages import Arrays, Payload
 from fedhet.strategies.families.matched import MatchedKeys
 
 from .by_class import class_counts

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import models
-from fedhet.client import Client, ClientSide
+from fedhet.client import Client, ClientSide, Payload
 from fedhet.client.client import P
 from fedhet.errors import ModelError
-from fedhet.messages import Payload
 from fedhet.methods.keys import kebab
 from fedhet.models.copies import kinds_of
 from fedhet.models.representation import Capturing, Output, Representation, head_name, in_precision, precision
