@@ -1,8 +1,8 @@
 """How far Byzantine clients carry the honest ones: methods, rules and attacks; prints the table of README.md.
 
-`python tests/robustness/attacks.py [METHOD[:RULE,...] ...]`. Ten clients hold 60 digits each and train an MLP for ten
-rounds, or two networks in turn where they may differ. The last two are Byzantine: they train as the others do, and
-change what they send.
+`python tests/robustness/attacks.py [--one] [METHOD[:RULE,...] ...]`. Ten clients hold 60 digits each and train an MLP
+for ten rounds, or two networks in turn where they may differ. The last two (with `--one`, the last one) are Byzantine:
+they train as the others do, and change what they send. `nan` is a run that ends, since no client can train.
 """
 
 import logging
@@ -14,6 +14,7 @@ import numpy as np
 
 from fedhet.config import configuration
 from fedhet.engines.running import run_locally
+from fedhet.errors import FedhetError
 from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.methods.registry import traits
 from fedhet.testing import Tampering
@@ -74,7 +75,14 @@ def flipped(array, before):
     return before - (array - before)
 
 
+def far(array, before):
+    return before - 25 * (array - before)
+
+
 ATTACKS = {"huge": huge, "tenfold": tenfold, "flipped": flipped}
+if "--one" in sys.argv:
+    BYZANTINE = ("9",)
+    ATTACKS = {"flipped": flipped, "25-fold": far}
 
 
 def accuracy(method, rule, attack, *, honest_only=False):
@@ -104,7 +112,10 @@ def accuracy(method, rule, attack, *, honest_only=False):
     app = Tampering(before=silent) if honest_only else Tampering(after=change) if attack else Tampering()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        run_locally(configuration.resolve(settings, strict=False), run, app=app)
+        try:
+            run_locally(configuration.resolve(settings, strict=False), run, app=app)
+        except FedhetError:
+            return np.nan
         rows = [line.split(",") for line in (run / "clients.csv").read_text().splitlines()]
     place, last = rows[0].index("accuracy"), rows[-1][0]
     own = [float(row[place]) for row in rows[1:] if row[0] == last and row[1] not in BYZANTINE and row[place]]
@@ -127,8 +138,8 @@ if __name__ == "__main__":
     fedhet.results.recorder.write_report = lambda folder: None
     logging.disable(logging.CRITICAL)
     print("| method | rule | without the two | nobody Byzantine | " + " | ".join(ATTACKS) + " |")
-    print("| --- " * 7 + "|")
-    for method, rule, alone, found in table(sys.argv[1:] or OF_METHOD):
+    print("| --- " * (4 + len(ATTACKS)) + "|")
+    for method, rule, alone, found in table([word for word in sys.argv[1:] if word != "--one"] or OF_METHOD):
         print(
             "|",
             " | ".join([method, rule, f"{alone:.3f}", *(f"{value:.3f}" for value in found.values())]),
