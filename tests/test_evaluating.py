@@ -248,6 +248,28 @@ def test_a_run_without_rounds_names_a_method_whose_server_replaces_parts(tmp_pat
     assert "but fedgh predicts by more: run fedhet evaluate" in outcome.history[-1]["failures"][0]["reason"]
 
 
+def with_statistics(client):
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(("method", "normalised"), [("heterofl", True), ("fedrolex", False), ("fedrolex", True)])
+def test_parts_of_a_network_are_continued_but_evaluated_only_as_they_were(tmp_path, method, normalised):
+    """Client 1 has half of the units, in each round others under FedRolex, and its statistics are of these."""
+    model = with_statistics if normalised else equal_network
+    settings = {**SETTINGS, "method": method, f"{method}.widths": "1,0.5", "clients": 2, "report": False}
+    arguments = {"model": model, "data": data, "progress": False}
+    run = fedhet.run(settings, **arguments, out=tmp_path / "run")
+    following = fedhet.run({**settings, "start-from": str(run.folder)}, **arguments, out=tmp_path / "following")
+    assert not following.summary.get("never_took_part")
+    only = {**settings, "rounds": 0, "start-from": str(run.folder)}
+    with pytest.raises(FedhetError, match="client 1: rounds = 0 evaluates whole networks, but the client has a part"):
+        fedhet.run(only, **arguments, out=tmp_path / "again")
+    own = run.history[-1]["scores"]["received"]
+    table = fedhet.evaluate(run, model=model, data=data)
+    assert [table.value(client, client) for client in own] == [values[0][0] for values in own.values()]
+    assert table.refused["global", "0"].startswith("model global at client 0: it is the client's own model")
+
+
 @pytest.fixture
 def elsewhere(monkeypatch):
     """Nodes do not trust the server, which is on another machine, and the server has no access to their disks."""

@@ -195,6 +195,25 @@ def model(client):
     return nn.Sequential(nn.Linear(4, 1))
 
 
+@pytest.mark.parametrize(("metric", "columns"), [("auc", "labels"), ("average-precision", "labels"), ("r2", "targets")])
+def test_a_client_without_the_metric_of_a_label_is_named(tmp_path, metric, columns):
+    """Client 1's test examples have no positive one of label 1, or one value of target 1."""
+
+    def data(client):
+        inputs = torch.randn(80, 4, generator=torch.Generator().manual_seed(client.partition_id))
+        labels = (inputs[:, :3] > 0).long() if columns == "labels" else inputs[:, :3]
+        if client.partition_id == 1:
+            labels[40:, 1] = 0
+        return {"train": (inputs[:40], labels[:40]), "test": (inputs[40:], labels[40:])}
+
+    settings = {"method": "fedavg", "clients": 2, "rounds": 1, "metric": metric}
+    task = "multi-label" if columns == "labels" else "regression"
+    arguments = {"model": lambda client: nn.Linear(4, 3), "data": data, "task": task}
+    run = fedhet.run(settings, **arguments, out=tmp_path / "run", progress=False)
+    (warning,) = run.summary["warnings"]
+    assert warning.startswith(f"client 1 (1 of 2): their test examples have no {metric} for some {columns}, since")
+
+
 def test_a_client_with_one_class_has_no_auc_and_is_named(tmp_path):
     settings = {"method": "fedavg", "clients": 3, "rounds": 2, "metric": "auc", "metrics": "f1,accuracy"}
     run = fedhet.run(

@@ -29,7 +29,7 @@ from fedhet.errors import ConfigError, FedhetError, ModelError, check_kinds
 from fedhet.messages import LostState, difference, spec_of
 from fedhet.methods import registry
 from fedhet.methods.options import Config
-from fedhet.models.copies import copied, load_state
+from fedhet.models.copies import copied, kinds_of, load_state
 from fedhet.models.estimators import Estimator
 from fedhet.models.representation import precision
 from fedhet.results.history import names_of_model, read_clients, run_of
@@ -306,6 +306,13 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
     tensors, path, beside = _saved(folder, info.name, owner)
     if float(beside.get(WIDTH, 1)) < 1:
         tensors, path, _ = _saved(folder, info.name, "all")
+        # The whole network has new statistics in place of those of the client's part.
+        new = {name: model.state_dict()[name] for name, kind in kinds_of(model).items() if kind == "statistic"}
+        units = registry.traits(info.config).shares.units
+        moving = units is not None and units(1, 2, 0) != units(1, 2, 1)
+        if only_evaluates(info.config) and (moving or new.keys() - tensors.keys()):
+            raise ConfigError(f"rounds = 0 evaluates whole networks, but the client has a part: {EVALUATE}")
+        tensors = new | tensors
     # Early exits are the method's, not the network's; a method that has them adds new ones.
     names = model.state_dict().keys()
     exits = {name for name in tensors.keys() - names if name.startswith(f"{EXITS}.")}
@@ -336,10 +343,11 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
     if not path.is_file():
         there = ", ".join(sorted(unquote(each.stem) for each in folder.glob("*.safetensors"))) or "none"
         raise ConfigError(f"{folder} has no model of client {client} (there: {there}): give another run's directory")
-    mine = read_tensors(personal) if path == common else {}  # running statistics that clients keep
-    tensors = {**(mine or {}), **(read_tensors(path) or {})}
+    mine = (read_tensors(personal) if path == common else {}) or {}  # running statistics that clients keep
+    part = {WIDTH: mine[WIDTH]} if float(mine.get(WIDTH, 1)) < 1 else {}
+    tensors = {**({} if part else mine), **(read_tensors(path) or {})}
     beside = {name: tensors.pop(name) for name in list(tensors) if name.startswith(BESIDE)}
-    return tensors, path, beside if path == personal else {}
+    return tensors, path, beside if path == personal else part
 
 
 def _partition(folder: Path, client: str, method: str) -> int | None:

@@ -219,8 +219,12 @@ def _fill(
         info = ClientInfo(client, place, len(clients), config)
         data = data_of(functions.data_of, info)
         for name in [*in_order(personal), *[GLOBAL] * shared]:
-            # Clients of the run may have parts of the global model; others have that of a client without its own.
-            owner = client if name == GLOBAL and client not in personal else name
+            if name == GLOBAL and client in personal:
+                reason = "it is the client's own model, with statistics or units that are the client's own"
+                result.refused[name, client] = f"model {name} at client {client}: {reason}"
+                continue
+            # Others have that of a client without its own.
+            owner = client if name == GLOBAL else name
             if name == GLOBAL and owner not in known and traits.networks == "equal":  # such as a new hospital's
                 owner = next((other for other in known if other not in personal), owner)
             try:

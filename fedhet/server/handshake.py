@@ -138,13 +138,11 @@ class Handshake:
         effective(
             config.replace(origins=checked), self.run.traits, supplied | {"model"} if self.run.model else supplied
         )
-        if "batch-norm" in config.chosen and not any(report.normalised for report in reports):
-            reason = (
+        by_user = {key for key, origin in by_hand.items() if origin != "preset"}
+        if "batch-norm" in by_user and not any(report.normalised for report in reports):
+            raise ConfigError(
                 "batch-norm has no effect: no client's network has running statistics, as BatchNorm has; leave it out"
             )
-            if "batch-norm" in by_hand:
-                raise ConfigError(reason)
-            self.run.warn_once(reason)
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
         """Ask the nodes `new` (node ids) for a `Report`, and admit those that can take part.

@@ -20,6 +20,8 @@ from fedhet.results.terminal import ProgressLine
 from fedhet.server import best
 from fedhet.server.claims import limited
 from fedhet.server.run import Run, named, run_folder
+from fedhet.tasks import OUTPUTS
+from fedhet.tasks.outputs import Outputs
 from fedhet.utils.statistics import (
     ClientRow,
     Metric,
@@ -129,20 +131,30 @@ class Reporter:
         self._rows.append(row)
         best.choose(self.run, replies, row, self.run.state.model if received is None else received)
         scored = self.run.traits.scored
-        for name, clients in row.get("undefined", {}).items():
-            evaluation, _, metric = name.partition("/")
-            if evaluation == scored:
-                self.run.warn_once(
-                    f"{named(clients, most=len(clients))} ({len(clients)} of {len(replies)}): their test examples have "
-                    f"no {metric or self.run.metric}, since they have one class, or too few of a class for the node's "
-                    "min-examples; these clients are left out of its means"
-                )
+        for whole in (True, False):
+            for name, clients in undefined(replies, OUTPUTS[self.run.task], self.run.metric, whole=whole).items():
+                evaluation, _, metric = name.partition("/")
+                if evaluation == scored:
+                    self._name_undefined(clients, metric or self.run.metric, len(replies), whole=whole)
         evaluated = {scored: over_clients(replies, scored), "metrics": own_metrics(replies, "evaluated")}
         self.evaluated = metric_record(evaluated) or None
         report = RoundReport(row, self._client_rows(replies))
         for observer in self.observers:
             observer.round(self.info(), report)
         return metric_record(row)
+
+    def _name_undefined(self, clients: Sequence[str], metric: str, count: int, *, whole: bool) -> None:
+        kind = OUTPUTS[self.run.task]
+        columns = "targets" if kind.meaning == "numbers" else "labels"
+        reason = "they have one class, or too few of a class for the node's min-examples"
+        if columns == "targets":
+            reason = "no two of them can be compared" if kind.joint else "the targets are all equal"
+        extent = "" if whole else f" for some {columns}"
+        left_out = "clients are left out of its means" if whole else f"{columns} are left out of their {metric}"
+        self.run.warn_once(
+            f"{named(clients, most=len(clients))} ({len(clients)} of {count}): their test examples have no "
+            f"{metric}{extent}, since {reason}; these {left_out}"
+        )
 
     def row(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> dict[str, Any]:
         """Return the current round's record in `history.jsonl`, from the clients' replies and the method's metrics."""
@@ -161,7 +173,11 @@ class Reporter:
             **({"lost_state": in_order(round.lost)} if round.lost else {}),
             **statistics(replies, self.on_common_test),
             "scores": scores(replies),
-            **({"undefined": missing} if (missing := undefined(replies)) else {}),
+            **(
+                {"undefined": missing}
+                if (missing := undefined(replies, OUTPUTS[self.run.task], self.run.metric, whole=True))
+                else {}
+            ),
             "train_loss": weighted_mean(losses) if finite else None,
             "work": vars(sum((reply.work for reply in replies.values()), Work())),
             "metrics": {**own_metrics(replies, "further"), **own_metrics(replies, "evaluated"), **metrics},
@@ -261,13 +277,21 @@ def scores(replies: Mapping[str, Reply]) -> dict[str, dict[str, Any]]:
     return by_name
 
 
-def undefined(replies: Mapping[str, Reply]) -> dict[str, list[str]]:
-    """Return, by name of the evaluation, the clients with examples for which the metric is not defined or not sent."""
+def undefined(replies: Mapping[str, Reply], task: Outputs, metric: str, *, whole: bool) -> dict[str, list[str]]:
+    """Return, by name of the evaluation, the clients with examples for which the metric is not defined or not sent.
+
+    Without `whole`, those for which it is not defined for some labels or targets. `metric` is the one that counts.
+    """
     names = dict.fromkeys(name for reply in replies.values() for name in reply.measured)
     by_name = {}
     for name in names:
-        values = _measured(replies, name)
-        if clients := [client for client, (metric, _, count) in values.items() if count and math.isnan(metric.value)]:
+        measured = {client: one for client, (one, _, count) in _measured(replies, name).items() if count}
+        clients = [client for client, one in measured.items() if math.isnan(one.value)]
+        if not whole:
+            # Classes without examples and predictions are no part of a metric of classes.
+            columns = task.meaning != "classes" and not task.metrics[name.partition("/")[2] or metric].table
+            clients = [c for c, one in measured.items() if columns and c not in clients and not all(one.weights)]
+        if clients:
             by_name[name] = clients
     return by_name
 
