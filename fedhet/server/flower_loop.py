@@ -1,19 +1,20 @@
 """Strategies in Flower's own loop (`Strategy.start`), or wrapped by a Flower strategy for differential privacy."""
 
 import atexit
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
 
 from fedhet.config.flower_names import to_send
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import ArrayRecord, ConfigRecord, Grid, Message, MetricRecord, Result, Strategy
+from fedhet.flower import ArrayRecord, ConfigRecord, Grid, Message, MetricRecord, Result, Strategy, newer_than_tested
 from fedhet.flower.insides import private_wrapper_of
 from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.flower.privacy import check_wrapper
 from fedhet.messages import Reply
-from fedhet.server.initial import take_initial_arrays
-from fedhet.server.loop import EvaluateFunction, Steps, finish, running
+from fedhet.server.initial import check_initial_arrays, take_initial_arrays
+from fedhet.server.loop import EvaluateFunction, Steps, finish, run_all, running
 from fedhet.server.reporter import metric_record, own_metrics, statistics
 from fedhet.server.run import Round, Run
 from fedhet.utils.text import log
@@ -48,7 +49,7 @@ class FlowerLoop:
     """
 
     def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+        self.steps = steps
         # The contexts of the current run in Flower's loop; None outside of a run.
         self._contexts: ExitStack | None = None
         # The valid replies of the current round and its metrics; None before `aggregate_train`.
@@ -64,23 +65,23 @@ class FlowerLoop:
 
         self._begin(grid, initial_arrays)
         with self._ended_by_errors():
-            run = self._steps.run
-            first = encode_arrays(self._steps.global_arrays(), flower=True)
+            run = self.steps.run
+            first = encode_arrays(self.steps.global_arrays(), flower=True)
             self._arrays = (first,)
             configs = ConfigRecord(run.train_config), ConfigRecord(run.evaluate_config)
-            strategy = cast(Strategy, self._steps)
+            strategy = cast(Strategy, self.steps)
             result = Strategy.start(strategy, grid, first, run.config.rounds, run.config.timeout, *configs, evaluate)
             if self._contexts:  # aggregate_evaluate of a subclass did not call super()
                 self._complete()
         return result
 
     def _begin(self, grid: Grid, initial_arrays: ArrayRecord | None) -> None:
-        run = self._steps.run
+        run = self.steps.run
         if run.config.resume or run.state.round:
             raise ConfigError(
                 "a run in Flower's loop (of a wrapped strategy or overridden hooks) cannot be resumed: leave out resume"
             )
-        run.private_wrapper = private_wrapper_of(self._steps)
+        run.private_wrapper = private_wrapper_of(self.steps)
         self._contexts = ExitStack()
         atexit.register(self.interrupted)  # an exception between two hooks is seen by none of them
         if run.config.closing_epochs:
@@ -89,11 +90,11 @@ class FlowerLoop:
             log.warning("keep-best and patience have no effect in Flower's loop: leave them out")
         run.override({"closing-epochs": 0, "keep-best": False, "patience": 0})
         with self._ended_by_errors():
-            self._contexts.enter_context(running(self._steps, grid, initial_arrays))
+            self._contexts.enter_context(running(self.steps, grid, initial_arrays))
         self._arrays = (initial_arrays,)
 
     def _complete(self) -> None:
-        finish(self._steps)
+        finish(self.steps)
         self._end()
 
     def _end(self, error: BaseException | None = None) -> None:
@@ -105,14 +106,14 @@ class FlowerLoop:
     def interrupted(self) -> None:
         """Log an error and end the run as failed, if Flower's loop stopped before its last round."""
         if self._contexts is not None:
-            error = FedhetError(f"Flower's loop ended after round {self._steps.run.state.round}: {self._same_rounds}")
+            error = FedhetError(f"Flower's loop ended after round {self.steps.run.state.round}: {self._same_rounds}")
             log.error("%s", error)
             with suppress(FedhetError):
                 self._end(error)
 
     @property
     def _same_rounds(self) -> str:
-        rounds = self._steps.run.config.rounds
+        rounds = self.steps.run.config.rounds
         return f"set rounds of the strategy ({rounds}) and num_rounds of start to the same number"
 
     @contextmanager
@@ -127,39 +128,39 @@ class FlowerLoop:
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         self._trained = None
-        if server_round == 1 and (self._contexts is None or self._steps.run.round.number):  # `start` began no run
-            self._steps.restart()
+        if server_round == 1 and (self._contexts is None or self.steps.run.round.number):  # `start` began no run
+            self.steps.restart()
         elif self._contexts is None:
             raise ConfigError(f"the run ended before Flower's loop reached round {server_round}: {self._same_rounds}")
-        run = self._steps.run
+        run = self.steps.run
         config["server-round"] = server_round
         run.train_config = to_send("train_config", config)
         if self._contexts is None:
             self._begin(grid, arrays)
         with self._ended_by_errors():
-            self._steps.admission.check_settings()  # the user's code may change `config` in each round
+            self.steps.admission.check_settings()  # the user's code may change `config` in each round
             self._take(arrays)
             run.round = Round(server_round)
-            self._steps.admit_clients()
+            self.steps.admit_clients()
             with run.calling("participants"):
-                clients = self._steps.participants(server_round)
+                clients = self.steps.participants(server_round)
             with run.calling("configure_fit"):
-                payloads = self._steps.configure_fit(server_round, self._steps.federation.choose(clients))
+                payloads = self.steps.configure_fit(server_round, self.steps.federation.choose(clients))
             if run.private_wrapper:
                 name = type(run.private_wrapper).__name__
-                federation = self._steps.federation
+                federation = self.steps.federation
                 specs = [federation.specs[client] for client in federation.nodes]
                 check_wrapper(name, run.method.name, run.traits, specs, arrays)
                 if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
                     raise ConfigError(f"the wrapper {name} needs a method that sends only a model: set method = fedavg")
-            return self._steps.federation.training(payloads, flower=True)
+            return self.steps.federation.training(payloads, flower=True)
 
     def _take(self, arrays: ArrayRecord) -> None:
         """Set the shared model to Flower's `arrays`; if none is shared, raise a ConfigError for arrays that changed."""
-        run = self._steps.run
+        run = self.steps.run
         if run.traits.averages_model:
             run.initial = decode_arrays(arrays)
-            take_initial_arrays(run, self._steps.federation)
+            take_initial_arrays(run, self.steps.federation)
         elif arrays and not any(arrays is earlier for earlier in self._arrays):
             raise ConfigError(
                 f"aggregate_train returned changed arrays, but clients of {run.method.name} share no averaged model: "
@@ -169,7 +170,7 @@ class FlowerLoop:
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        steps = self._steps
+        steps = self.steps
         with self._ended_by_errors():
             if steps.run.round.number != server_round:
                 raise ConfigError(
@@ -187,21 +188,21 @@ class FlowerLoop:
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        run = self._steps.run
+        run = self.steps.run
         config["server-round"] = server_round
         run.evaluate_config = to_send("evaluate_config", config)
         with self._ended_by_errors():
-            if self._trained is None and "aggregate_train" in self._steps.overridden:
-                name = type(self._steps).__name__
+            if self._trained is None and "aggregate_train" in self.steps.overridden:
+                name = type(self.steps).__name__
                 raise ConfigError(f"aggregate_train of {name} must call super().aggregate_train(server_round, replies)")
             self._take(arrays)
             if not run.evaluates_now:
                 return []
-            federation = self._steps.federation
-            return federation.evaluation(self._steps.payloads_to_evaluate([*federation.nodes]), flower=True)
+            federation = self.steps.federation
+            return federation.evaluation(self.steps.payloads_to_evaluate([*federation.nodes]), flower=True)
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> MetricRecord | None:
-        steps = self._steps
+        steps = self.steps
         with self._ended_by_errors():
             valid = steps.federation.receive(replies, or_else=LEFT_OUT)
             round = steps.run.round
@@ -217,10 +218,16 @@ class FlowerLoop:
 class FlowerInterface(Strategy):
     """Base class of fedhet's strategies with the methods and attributes of Flower's `FedAvg`.
 
-    Its methods pass the calls of Flower's loop, or of a strategy that wraps this one, to `FlowerLoop`.
+    `start` begins a run; the other methods pass the calls of Flower's loop, or of a strategy that wraps this one, to
+    `FlowerLoop`.
+
+    Attributes:
+        run: the current run.
+        on_common_test: the default of the argument `evaluate_fn` of `start`.
     """
 
     run: Run
+    on_common_test: EvaluateFunction | None = None
     _flower: FlowerLoop
     fraction_train = _argument("fraction_train")
     fraction_evaluate = _argument("fraction_evaluate")
@@ -243,6 +250,61 @@ class FlowerInterface(Strategy):
     def overridden(self) -> list[str]:
         """The names of those of the four methods of Flower's loop that the strategy's class overrides."""
         return [hook for hook in OFFERED if getattr(type(self), hook) is not getattr(FlowerInterface, hook)]
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFunction | None = None,
+    ) -> Result:
+        """Run all rounds, the closing round if there is one, and the evaluation at the end.
+
+        The arguments are the same as for Flower's `Strategy.start`; defaults come from the configuration. Every call
+        begins a new run, unless `state` was assigned since the last run: then training continues after `state.round`.
+        If the key `out` is set and there are no observers, a run directory is written. A subclass that overrides hooks
+        of Flower's strategies, such as `configure_train`, runs in Flower's own loop.
+
+        Args:
+            grid: connection to the clients.
+            initial_arrays: the shared model before the first round, unless a run is continued; by default the
+                clients' initial weights.
+            num_rounds: number of training rounds, including those of a run that is continued.
+            timeout: seconds to wait for replies.
+            train_config: entries for the clients' own train functions (`fedhet.wrap`) and mods, sent unchanged. At
+                clients with fedhet's training loop, they set keys of training, also by Flower's names (`lr`).
+            evaluate_config: entries for the clients' own evaluate functions, sent unchanged.
+            evaluate_fn: evaluates the global model at the server, before the first round and after each round.
+
+        Raises:
+            FedhetError: too few clients can take part, no client gave a valid reply in the first round, the last rounds
+                had too few valid replies, or the method failed.
+        """
+        steps = self._flower.steps
+        steps.restart()
+        run = steps.run
+        overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
+        run.override({key: value for key, value in overrides.items() if value is not None})
+        run.train_config = to_send("train_config", train_config)
+        run.evaluate_config = to_send("evaluate_config", evaluate_config)
+        check_initial_arrays(run, initial_arrays)
+        if remark := newer_than_tested():
+            run.warn_once(remark)
+        evaluate = (evaluate_fn or self.on_common_test) if steps.makes_global_model else None
+        if evaluate_fn and not evaluate:
+            run.warn_once(f"evaluate_fn is not called, since {run.method.name} has no global model: leave it out")
+        if self.overridden:
+            return self._flower.run_all(grid, initial_arrays, evaluate)
+        return run_all(steps, grid, initial_arrays, evaluate)
+
+    def summary(self) -> None:
+        """Log the method's name and the values of its configuration keys."""
+        run = self.run
+        level = logging.DEBUG if self._flower.steps.reporter.observers else logging.INFO
+        log.log(level, "%s: %s", run.method.name, run.config.options)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -1,6 +1,5 @@
 """The base class of all strategies: a method's hooks, and a run from the handshake to the last evaluation."""
 
-import logging
 import math
 import uuid
 from collections.abc import Mapping, Sequence
@@ -10,10 +9,10 @@ from typing import Any, ClassVar, Generic, TypeVar, cast, get_args
 from torch import Tensor, nn
 
 from fedhet.config import configuration
-from fedhet.config.flower_names import FlowerOptions, settings_of, to_send
+from fedhet.config.flower_names import FlowerOptions, settings_of
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result, newer_than_tested
+from fedhet.flower import Grid, MetricRecord
 from fedhet.flower.privacy import PrivacyLedger
 from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, as_declared, load_into
 from fedhet.methods import registry
@@ -25,8 +24,7 @@ from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
 from fedhet.server.flower_loop import FlowerInterface, FlowerLoop
 from fedhet.server.handshake import Common, Handshake
-from fedhet.server.initial import check_initial_arrays, global_model_in, request_missing_arrays, take_initial_arrays
-from fedhet.server.loop import EvaluateFunction, run_all
+from fedhet.server.initial import global_model_in, request_missing_arrays, take_initial_arrays
 from fedhet.server.reporter import Reporter
 from fedhet.server.run import Round, Run, public_for
 from fedhet.setup import user_functions
@@ -57,7 +55,6 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         method: the declaration of the method: its name, its configuration keys, and what it needs and exchanges.
         state_class: class of `state`; by default the one in brackets, as in `FederatedStrategy[MyOptions, MyState]`.
         copies: number of copies of each client's network that the server has in memory.
-        on_common_test: the default of the argument `evaluate_fn` of `start`.
         fresh: whether no run has used `state` yet, so that the next run starts from it.
         run: the configuration, the state and the current `Round`, in which failures and bytes are counted.
         federation, aggregator, reporter: the run's clients, the aggregation of arrays, and the reports to observers.
@@ -71,7 +68,6 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
     method: Method
     state_class: ClassVar[type[State]] = State
     copies: ClassVar[int] = 0
-    on_common_test: EvaluateFunction | None = None
 
     def __init__(
         self,
@@ -310,54 +306,6 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         self.state.round = round.number
         return metrics
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int | None = None,
-        timeout: float | None = None,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFunction | None = None,
-    ) -> Result:
-        """Run all rounds, the closing round if there is one, and the evaluation at the end.
-
-        The arguments are the same as for Flower's `Strategy.start`; defaults come from the configuration. Every call
-        begins a new run, unless `state` was assigned since the last run: then training continues after `state.round`.
-        If the key `out` is set and there are no observers, a run directory is written. A subclass that overrides hooks
-        of Flower's strategies, such as `configure_train`, runs in Flower's own loop.
-
-        Args:
-            grid: connection to the clients.
-            initial_arrays: the shared model before the first round, unless a run is continued; by default the
-                clients' initial weights.
-            num_rounds: number of training rounds, including those of a run that is continued.
-            timeout: seconds to wait for replies.
-            train_config: entries for the clients' own train functions (`fedhet.wrap`) and mods, sent unchanged. At
-                clients with fedhet's training loop, they set keys of training, also by Flower's names (`lr`).
-            evaluate_config: entries for the clients' own evaluate functions, sent unchanged.
-            evaluate_fn: evaluates the global model at the server, before the first round and after each round.
-
-        Raises:
-            FedhetError: too few clients can take part, no client gave a valid reply in the first round, the last rounds
-                had too few valid replies, or the method failed.
-        """
-        self.restart()
-        run = self.run
-        overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
-        run.override({key: value for key, value in overrides.items() if value is not None})
-        run.train_config = to_send("train_config", train_config)
-        run.evaluate_config = to_send("evaluate_config", evaluate_config)
-        check_initial_arrays(run, initial_arrays)
-        if remark := newer_than_tested():
-            run.warn_once(remark)
-        evaluate = (evaluate_fn or self.on_common_test) if self.makes_global_model else None
-        if evaluate_fn and not evaluate:
-            run.warn_once(f"evaluate_fn is not called, since {self.method.name} has no global model: leave it out")
-        if self.overridden:
-            return self._flower.run_all(grid, initial_arrays, evaluate)
-        return run_all(self, grid, initial_arrays, evaluate)
-
     def restart(self) -> None:
         """Begin a new run; if `state` was assigned since the last run, training continues from it instead."""
         self._flower.interrupted()
@@ -386,8 +334,3 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         rounds = self.number_of_rounds()
         if rounds != self.config.rounds:
             self.run.override({"rounds": rounds})
-
-    def summary(self) -> None:
-        """Log the method's name and the values of its configuration keys."""
-        level = logging.DEBUG if self.reporter.observers else logging.INFO
-        log.log(level, "%s: %s", self.method.name, self.options)
