@@ -169,7 +169,7 @@ def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor, column
 def pair_of(row: Any) -> tuple[Any, Any]:
     """Return the input and the label of a row, which is a pair or a mapping from column names to values.
 
-    If a column is `input_ids`, as from a tokenizer, the input has all columns except for labels and texts.
+    If a column is `input_ids`, as from a tokenizer, the input has all columns except for labels, texts and `idx`.
     """
     if not isinstance(row, Mapping):
         if isinstance(row, tuple | list) and len(row) == 2:
@@ -181,7 +181,7 @@ def pair_of(row: Any) -> tuple[Any, Any]:
             kind += ": leave out the others, in the dataset or in the collate_fn of a DataLoader"
         raise DataError(f"a row or batch must be a pair (input, label) or a dict of columns, not {kind}")
     labels, others = [name for name in row if name in LABELS], [name for name in row if name not in LABELS]
-    columns = {name: row[name] for name in others if "input_ids" in row}
+    columns = {name: row[name] for name in others if "input_ids" in row and name not in IDENTIFIERS}
     tokens = {n: c for n, c in columns.items() if not isinstance(c[0] if isinstance(c, list) and c else c, str)}
     inputs = ["input_ids"] if tokens else [name for name in others if name in INPUTS] or others
     if len(inputs) != 1 or len(labels) != 1:

@@ -216,10 +216,13 @@ def _two_scores(logits: Tensor, axis: int) -> Tensor:
 
 
 def _unlike(outputs: Tensor, labels: Tensor) -> str:
-    return (
-        f"its labels are {_sizes(labels)}, but its outputs are {_sizes(outputs)}: give a class per prediction, or set "
-        "task = multi-label for several labels of 0 and 1 per example, with an output for each"
+    remedy = (
+        "give a class per prediction, or set task = multi-label for several labels of 0 and 1 per example, with an "
+        "output for each"
     )
+    if labels.ndim > 1 and outputs.shape[2:] == labels.shape[1:]:
+        remedy = "give the axis of classes last, outputs.movedim(1, -1), or set task = segmentation"
+    return f"its labels are {_sizes(labels)}, but its outputs are {_sizes(outputs)}: {remedy}"
 
 
 def _outside(labels: Tensor, classes: int) -> str:

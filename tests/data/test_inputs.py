@@ -83,7 +83,7 @@ def collated(client):
         inputs, labels = texts(count, seed)
         lengths = inputs["attention_mask"].sum(1).tolist()
         return [
-            {"input_ids": ids[:n].tolist(), "text": "unread", "label": int(label)}
+            {"input_ids": ids[:n].tolist(), "text": "unread", "idx": n, "label": int(label)}
             for ids, n, label in zip(inputs["input_ids"], lengths, labels, strict=True)
         ]
 

@@ -101,6 +101,11 @@ def test_losses_train() -> None:
         assert not task.evaluate(outputs.detach(), labels).loss_sum.requires_grad
 
 
+def test_outputs_with_the_axis_of_classes_second_are_refused_for_tokens() -> None:
+    problem = Task("token-classification").problem(torch.zeros(2, 5, 3), torch.zeros(2, 3).long())
+    assert "give the axis of classes last, outputs.movedim(1, -1), or set task = segmentation" in problem
+
+
 PADDED = torch.tensor([[1, 2, 0], [0, 0, 0]])
 
 
