@@ -287,6 +287,8 @@ def outputs_of(model: nn.Module, inputs: Tensor, words: str, function: ModelFunc
 
 def _remedy(model: nn.Module, inputs: Tensor) -> str:
     """Return what changes `inputs` so that a network can process them, or an empty string."""
+    if inputs.is_complex():
+        return "give real numbers, such as inputs.abs()"
     dtype = precision(model)
     images = "give images as (n, channels, height, width), such as"
     changes: dict[str, Callable[[Tensor], Tensor]] = {
@@ -296,6 +298,7 @@ def _remedy(model: nn.Module, inputs: Tensor) -> str:
         f"the last axis looks like the channels: {images} inputs.permute(0, 3, 1, 2)": (
             lambda part: part.permute(0, 3, 1, 2)
         ),
+        "two axes look swapped: give inputs.permute(0, 2, 1)": lambda part: part.permute(0, 2, 1),
         f"the axis of channels is missing: {images} inputs[:, None]": lambda part: part[:, None],
     }
     for remedy, change in changes.items():

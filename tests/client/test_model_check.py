@@ -124,6 +124,20 @@ def test_images_with_their_channels_elsewhere(refused: Any, shape: tuple[int, ..
     )
 
 
+@pytest.mark.parametrize(
+    ("part", "remedy"),
+    [
+        (torch.rand(40, 9, 2), "two axes look swapped: give inputs.permute(0, 2, 1)"),
+        (torch.rand(40, 2, 9, dtype=torch.complex64), "give real numbers, such as inputs.abs()"),
+    ],
+)
+def test_windows_with_swapped_axes_and_complex_numbers(refused: Any, part: torch.Tensor, remedy: str) -> None:
+    def convolution() -> nn.Module:
+        return nn.Sequential(nn.Conv1d(2, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 3))
+
+    assert remedy in refused(convolution, lambda: ((part, LABELS), (part, LABELS)))
+
+
 def test_augmented_inputs_are_checked_and_the_users_data_stay(new_watch: Any, refused: Any) -> None:
     before = INPUTS.clone()
 
