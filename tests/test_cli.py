@@ -325,6 +325,10 @@ def test_evaluate_and_describe(tmp_path):
     assert "1x8x8" in described.output
 
 
+def test_results_of_a_run_on_this_machine_are_in_its_folder():
+    assert "has its files in its folder" in refused("results", "runs/try", "--engine", "local")
+
+
 def test_a_small_folder_is_described_whole(tmp_path):
     for label, count in {"cat": 6, "dog": 1}.items():
         (tmp_path / "images" / label).mkdir(parents=True)

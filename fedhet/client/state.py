@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import numpy as np
@@ -256,7 +256,8 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     with seeded(config.seed, "loading", name):
         network = client_setup.network_of(info, function)
         if _misfit(network, tensors) or (side.parts and path.stem == GLOBAL) or float(beside.get(WIDTH, 1)) < 1:
-            data_of = user_functions.data_function(data) or client_setup.data_of
+            configured = _data_needed if "data" in noted else client_setup.data_of
+            data_of = user_functions.data_function(data) or configured
             network, formed = _formed(network, info, tensors, beside, data_of)
             tensors = dict(formed)
         _load(network, tensors, path, name)
@@ -268,6 +269,10 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     if orders := [f"its {kind} have the order {shown(names)}" for kind, names in names_of_model(path).items()]:
         log.info("client %s: %s: %s", name, path, "; ".join(orders))
     return user_functions.as_given(predictor) if function else predictor
+
+
+def _data_needed(info: ClientInfo) -> NoReturn:
+    raise ConfigError(f"client {info.name} has a part of the global model, for its data: call load_model with data=...")
 
 
 def check_order(info: ClientInfo, names: Names) -> str:

@@ -131,7 +131,7 @@ def evaluate(
     known = read_run(folder).summary.get("task")
     if data is not None and task is None and noted.get("task") in (None, known):
         task = known  # new labels alone, such as those of few examples, may fit another task
-    given = {"data": data, "task": task}
+    given = {"model": model, "data": data, "task": task}
     if lacking := [f"{name}=..." for name in noted if name in given and given[name] is None]:
         raise ConfigError(f"the run in {folder} used arguments of your own: pass {', '.join(lacking)}, too, in Python")
     clients: Sequence[str] = ()

@@ -12,7 +12,7 @@ from pathlib import Path
 from fedhet.config.toml import toml_value
 from fedhet.engines import superlink
 from fedhet.engines.flower import check_connection, make_app
-from fedhet.errors import FedhetError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Context, Grid, ServerApp
 from fedhet.results.recorder import check_folder
 from fedhet.utils.machine import ended_by_signals
@@ -40,6 +40,8 @@ def fetch(run: str, engine: str, folder: Path) -> None:
 
     `engine` is the name of the SuperLink connection. Raises a FedhetError if the run has no files, or not all arrived.
     """
+    if engine in ("local", superlink.SIMULATION):
+        raise ConfigError(f"--engine {engine}: a run on this machine has its files in its folder: read them there")
     check_connection(engine)
     check_folder(folder)
     with ended_by_signals(), tempfile.TemporaryDirectory(prefix="fedhet-") as temporary:

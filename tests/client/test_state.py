@@ -292,3 +292,14 @@ def test_a_run_cannot_fill_the_disk_of_a_node(call, tmp_path, monkeypatch):
     getattr(ClientStore(tmp_path, "", "north"), call)(*arguments, **keys)
     free.free += 1
     getattr(ClientStore(tmp_path, "run", "north"), call)(*arguments, **keys)
+
+
+def test_a_client_without_a_model_of_its_own_is_cut_from_the_global_model_with_its_data(tiny, tmp_path):
+    def network(client=None, hidden=6):
+        return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+
+    run = _run(tiny, tmp_path / "run", "heterofl", lambda client: network(hidden=7 if client.partition_id == 2 else 6))
+    assert [failure["client"] for failure in run.history[0]["failures"]] == ["2"]
+    with pytest.raises(ConfigError, match=r"client 2 has a part of the global model.*load_model with data=\.\.\."):
+        fedhet.load_model(run, 2, model=network)
+    assert fedhet.load_model(run, 2, model=network, data=tiny.data)(torch.zeros(2, 4)).shape == (2, 3)
