@@ -16,7 +16,9 @@ class FD(ByClass[Keys]):
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         if not len(self.classes):
             return ()
-        rows, teacher, weight = self.rows(), self.prototypes.softmax(1), self.options.weight
+        rows = self.rows()
+        teacher = self.prototypes.softmax(1)
+        weight = self.options.weight
         return (Term(distillation, weighted=True, row_of=rows, teacher=teacher, weight=weight),)
 
 

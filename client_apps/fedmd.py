@@ -25,7 +25,8 @@ class FedMD(Scores[Keys]):
         return Payload()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        settings, client = self.options, self.client
+        settings = self.options
+        client = self.client
         begins = "begun" not in client.memory
         client.memory["begun"] = torch.ones(1, dtype=torch.uint8)
         phases = []

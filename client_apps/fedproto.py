@@ -16,12 +16,15 @@ class FedProto(SameWidth[Keys], ByClass[Keys]):
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         if not len(self.classes):
             return ()
-        phi, rows, weight = {"phi": self.client.representation}, self.rows(), self.options.weight
+        phi = {"phi": self.client.representation}
+        rows = self.rows()
+        weight = self.options.weight
         term = Term(distance, captures=phi, weighted=True, row_of=rows, prototypes=self.prototypes, weight=weight)
         return (term,)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        data, by = self.client.data, self.options.predict
+        data = self.client.data
+        by = self.options.predict
         chosen = torch.full_like(self.classes, by != "head", dtype=torch.bool)
         if by == "prototype" and not self.client.privacy:  # which classes the client has is private
             chosen = torch.isin(self.classes, data.train.labels)

@@ -18,9 +18,8 @@ import numpy as np
 
 from fedhet.messages import check
 from fedhet.models.representation import Representation
-from fedhet.server import Arrays, ArraysBy, Payload, Reply, State, Traits, method, option
+from fedhet.server import Arrays, ArraysBy, Payload, Reply, State, Traits, in_order, method, option
 from fedhet.training import Optimisation, Phase, Term
-from fedhet.utils.statistics import in_order
 
 from .families.contrast import EncoderKeys, ViewsAtServer, contrast_of_views, encoder_traits
 

@@ -161,9 +161,11 @@ class Client:
         among the round's `parts` phases of equal length; -1 is the last phase of the previous round.
         """
         config = self.config
-        round, rounds = min(self.request.round, config.rounds), max(config.rounds, 1)
+        round = min(self.request.round, config.rounds)
+        rounds = max(config.rounds, 1)
         stepwise = config.lr_schedule == "one-cycle"
-        before, share = max(round - 1 + (part / parts if stepwise else 0), 0), 1 / parts
+        before = max(round - 1 + (part / parts if stepwise else 0), 0)
+        share = 1 / parts
 
         def schedule(done: float) -> float:
             return learning_rate(config.lr_schedule, config.learning_rate, (before + done * share) / rounds)
@@ -346,7 +348,8 @@ class ClientSide(Generic[P]):
 
         Parameters are `trained` or `frozen`, running statistics `statistic`, and other buffers `buffer`.
         """
-        kinds, keys = kinds_of(self.network), self.shared_names()
+        kinds = kinds_of(self.network)
+        keys = self.shared_names()
         return kinds | {keys[name]: kind for name, kind in kinds.items() if name in keys}
 
     def shared(self) -> dict[str, Tensor]:

@@ -224,7 +224,8 @@ class Handshake:
         self.run.round.fail(who, reason_of(who, error))
 
     def _common(self, reply: Reply) -> dict[str, Common]:
-        report, traits = reply.report, self.run.traits
+        report = reply.report
+        traits = self.run.traits
         task = report.metric if report.labels == 1 else f"{report.metric} of {report.labels} labels"
         if report.further:
             task += f", and {self.run.config.metrics} of {report.further} labels"
@@ -363,7 +364,8 @@ class Handshake:
                 state.model = state.model | first
 
     def _agree_on_names(self, reply: Reply) -> None:
-        run, report = self.run, reply.report
+        run = self.run
+        report = reply.report
         for kind, names in names_in(report.names).items():
             chosen = names_in(run.state.names).get(kind, names)
             if alike(kind, names, chosen):

@@ -303,7 +303,8 @@ def _measured(replies: Mapping[str, Reply], which: str) -> dict[str, tuple[Metri
     replies = {client: reply for client, reply in replies.items() if which in reply.measured}
     all_have_tests = all(reply.test_examples for reply in replies.values())
     for client, reply in replies.items():
-        measured, metric = reply.measured[which], reply.measured[which].metric
+        measured = reply.measured[which]
+        metric = reply.measured[which].metric
         examples = reply.validation_examples if which.startswith("validation-") else reply.test_examples
         weight = measured.weight or examples
         if which.startswith("common-"):
@@ -330,7 +331,8 @@ def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRec
         test: {start: [over_clients(replies, f"{prefix}{name}") for name in names[start]] for start in STARTS}
         for test, prefix in prefixes.items()
     }
-    first, results["clients"] = next(iter(prefixes.values()), ""), {}
+    first = next(iter(prefixes.values()), "")
+    results["clients"] = {}
     for client, reply in replies.items():
         metrics = {name: each.metric.value for name, each in reply.measured.items()}
         by_start = {start: [metrics.get(f"{first}{name}") for name in names[start]] for start in STARTS}
@@ -388,7 +390,8 @@ def choose(run: Run, replies: Mapping[str, Reply], evaluated: Mapping[str, Any],
     config = run.config
     if not (config.keep_best or config.patience):
         return
-    state, scored = run.state, run.traits.scored
+    state = run.state
+    scored = run.traits.scored
     number = run.round.number
     for client, reply in replies.items():
         if measured := reply.measured.get(f"validation-{scored}"):

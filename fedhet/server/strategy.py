@@ -259,7 +259,8 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
 
     def _evaluate_failed(self, replies: Mapping[str, Reply]) -> dict[str, Reply]:
         """Evaluate the received model at clients whose own train function failed; return their replies."""
-        run, federation = self.run, self.federation
+        run = self.run
+        federation = self.federation
         failed = [client for client in federation.nodes if client in run.round.training and client not in replies]
         failed = [client for client in failed if run.evaluates_now and federation.known[client].report.wrapped]
         if not failed:

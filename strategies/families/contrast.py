@@ -13,9 +13,8 @@ from fedhet.data.views import random_views, two_views
 from fedhet.methods import registry
 from fedhet.methods.sharing import BODY, NetworkDescription, Sharing
 from fedhet.models.representation import Representation
-from fedhet.server import Arrays, Options, State, Traits, option
+from fedhet.server import Arrays, Options, State, Traits, in_order, option
 from fedhet.training import Phase, Step
-from fedhet.utils.statistics import in_order
 
 from .at_server import PublicAtServer, build_at_server
 

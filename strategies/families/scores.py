@@ -79,7 +79,8 @@ class Scores(FederatedStrategy[Q, T]):
 
     def teach(self, round: int, scores: Tensor) -> None:
         """Store class scores (n, C) of the n public examples of round `round + 1`, in which clients learn them."""
-        self.state.mean, self.state.mean_round = pack(scores), round + 1
+        self.state.mean = pack(scores)
+        self.state.mean_round = round + 1
 
 
 def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> NDArray[np.int32]:

@@ -21,8 +21,7 @@ from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check, load
 from fedhet.messages.protocol import WHOLE
 from fedhet.methods.options import Config, Options, Value, listed, option
 from fedhet.methods.sharing import FIRST_UNITS, Units
-from fedhet.server import Common, FederatedStrategy, State, Traits, average_shared
-from fedhet.utils.statistics import in_order
+from fedhet.server import Common, FederatedStrategy, State, Traits, average_shared, in_order
 
 PARTS = Traits(networks="parts", shares=FIRST_UNITS, common_init=True)
 """Traits of methods whose clients have the first units of each hidden layer."""

@@ -152,7 +152,8 @@ def rbf_kernel(x: Tensor, threshold: float = 0.5) -> Tensor:
         raise ValueError(f"threshold of the Gaussian kernel must be above 0, such as 0.5, got {threshold}")
     squares = squared_distances(check_features(x))
     with torch.no_grad():
-        values, count = squares.flatten(), squares.numel()
+        values = squares.flatten()
+        count = squares.numel()
         # torch.median takes the lower of the middle two.
         middle = (values.kthvalue((count + 1) // 2).values + values.kthvalue(count // 2 + 1).values) / 2
         scale = torch.where(middle > 0, middle, squares.mean()).clamp_min(torch.finfo(x.dtype).tiny)
@@ -206,7 +207,9 @@ def distance_to(features: Tensor, target: Tensor, *, kind: Distance) -> Tensor:
     equation 6) for a `"linear"` or `"rbf"` kernel, the Procrustes distance for `"procrustes"`, and for `"contrast"` the
     InfoNCE loss against peers, whose vectors the target has side by side.
     """
-    (kernel, debiased), features = kind, features.to(target.dtype)  # Phi may be computed in another dtype
+    kernel, debiased = kind
+    # Phi may be computed in another dtype.
+    features = features.to(target.dtype)
     if kernel == "contrast":
         return info_nce(features, target)
     if kernel == "procrustes":
