@@ -29,9 +29,8 @@ from fedhet.engines.flower import app_table
 from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
-from fedhet.methods.keys import default_of
 from fedhet.methods.method import METRICS, STRUCTURE, Method, Traits
-from fedhet.methods.options import Config, fields_of, rows_about
+from fedhet.methods.options import Config, default_of, fields_of, rows_about
 from fedhet.methods.sharing import BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo

@@ -12,8 +12,7 @@ from fedhet.config.configuration import parse, read, resolve
 from fedhet.config.toml import parse_setting, parse_settings, to_toml
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
-from fedhet.methods.keys import checked, takes
-from fedhet.methods.options import Config, Options, fields_of, option
+from fedhet.methods.options import Config, Options, checked, fields_of, option, takes
 
 
 def problems(**settings):

@@ -17,8 +17,7 @@ from fedhet.data import registry as datasets
 from fedhet.data.text import shakespeare
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
-from fedhet.methods.keys import kebab
-from fedhet.methods.options import Config
+from fedhet.methods.options import Config, kebab
 from fedhet.testing import run
 
 LARGE = ("vgg9", "torchvision/", "timm/", "'flha'", "flha-small", "fedharm-small")

@@ -192,7 +192,7 @@ def test_a_model_is_used() -> None:
 
 
 def test_a_data_set_by_name(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedhet.data.registry._LOADERS", dict(data.registry._LOADERS))
+    monkeypatch.setattr("fedhet.data.examples._LOADERS", dict(data.examples._LOADERS))
     importlib.import_module("tables")
     settings = {"preset": "local/digits", "dataset": "wine", "report": False}
     with pytest.raises(DataError, match="must be less than the") as refused:

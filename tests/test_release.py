@@ -23,8 +23,7 @@ import fedhet
 from fedhet import cli, flower
 from fedhet.algorithms.graphs.graph import architecture_graph
 from fedhet.client.policy import NODE_KEYS
-from fedhet.methods.keys import kebab
-from fedhet.methods.options import Config, fields_of
+from fedhet.methods.options import Config, fields_of, kebab
 from fedhet.methods.registry import module_of
 
 ROOT = Path(__file__).resolve().parents[1]

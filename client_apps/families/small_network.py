@@ -13,7 +13,7 @@ from fedhet import models
 from fedhet.client import Client, ClientSide, Payload
 from fedhet.client.client import P
 from fedhet.errors import ModelError
-from fedhet.methods.keys import kebab
+from fedhet.methods.options import kebab
 from fedhet.models.copies import kinds_of
 from fedhet.models.representation import Capturing, Output, Representation, head_name, in_precision, precision
 from fedhet.strategies.families.small_network import SmallNetworkKeys

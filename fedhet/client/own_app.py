@@ -22,8 +22,7 @@ from fedhet.flower.messages import ask_app, is_request
 from fedhet.flower.privacy import check_mods, noise_multiplier
 from fedhet.messages import WireError, check, load_into, spec_of, to_arrays
 from fedhet.methods import registry
-from fedhet.methods.keys import kebab
-from fedhet.methods.options import Config
+from fedhet.methods.options import Config, kebab
 from fedhet.setup import user_functions
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.tasks import LARGEST, as_task

@@ -24,7 +24,7 @@ from fedhet.engines.children import RUN, Child, ChildError
 from fedhet.engines.running import shake_hands
 from fedhet.errors import ConfigError, FedhetError, check_kinds
 from fedhet.methods import registry
-from fedhet.methods.keys import default_of
+from fedhet.methods.options import default_of
 from fedhet.results.history import read_run
 from fedhet.results.report import complete_report
 from fedhet.results.terminal import format_seconds

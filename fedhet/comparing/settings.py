@@ -10,9 +10,8 @@ from fedhet.config import configuration, toml
 from fedhet.config.toml import parse_settings, toml_value
 from fedhet.errors import ConfigError, check_list
 from fedhet.methods import registry
-from fedhet.methods.keys import default_of
 from fedhet.methods.method import UNSCORED, Method
-from fedhet.methods.options import OWN, Config, Value, fields_of, keys_about, keys_that
+from fedhet.methods.options import OWN, Config, Value, default_of, fields_of, keys_about, keys_that
 from fedhet.setup import client_setup
 from fedhet.setup.user_functions import UserFunctions
 from fedhet.utils.statistics import grouped

@@ -18,9 +18,19 @@ from fedhet.config import toml
 from fedhet.config.validation import SUPPLIED, conflicts, effective
 from fedhet.errors import ConfigError, nearest
 from fedhet.methods import registry
-from fedhet.methods.keys import KeyRow, checked, default_of
 from fedhet.methods.method import Method
-from fedhet.methods.options import OWN, Config, Origin, Value, fields_of, keys_that, rows_about
+from fedhet.methods.options import (
+    OWN,
+    Config,
+    KeyRow,
+    Origin,
+    Value,
+    checked,
+    default_of,
+    fields_of,
+    keys_that,
+    rows_about,
+)
 from fedhet.utils.files import expanded
 from fedhet.utils.text import log
 

@@ -6,9 +6,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from fedhet.errors import ConfigError
-from fedhet.methods.keys import kebab
 from fedhet.methods.method import Method
-from fedhet.methods.options import keys_about
+from fedhet.methods.options import kebab, keys_about
 from fedhet.utils.text import log
 
 OURS = {

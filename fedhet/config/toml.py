@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from fedhet.errors import ConfigError, damage, shown
-from fedhet.methods.keys import Value, fits, kebab
+from fedhet.methods.options import Value, fits, kebab
 
 NOTED = ("versions", "ran", "own")
 """Tables that a run adds to its config.toml: versions of packages, its machine and command, and user functions."""

@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any, NamedTuple
 
 from fedhet.errors import ConfigError, FedhetError, nearest
-from fedhet.methods.keys import OwnPart, default_of, unmet
 from fedhet.methods.method import Traits
-from fedhet.methods.options import OWN, Config, listed
+from fedhet.methods.options import OWN, Config, OwnPart, default_of, listed, unmet
 from fedhet.utils.machine import check_device_name
 
 SUPPLIED: dict[OwnPart, str] = {

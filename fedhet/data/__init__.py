@@ -1,7 +1,20 @@
 """Data sets by name, data of users, and partitions of data among clients."""
 
 from fedhet.data import chestxray, folder, images, text
-from fedhet.data.examples import UNLABELLED, Augment, ClientData, DataSet, Examples, PublicDataset, resident
+from fedhet.data.examples import (
+    LOADED,
+    UNLABELLED,
+    Augment,
+    ClientData,
+    DataSet,
+    Examples,
+    PublicDataset,
+    keys_without_effect,
+    load,
+    names,
+    register_dataset,
+    resident,
+)
 from fedhet.data.partitions import (
     Part,
     hold_out,
@@ -11,7 +24,6 @@ from fedhet.data.partitions import (
     with_drawn_test_set,
     with_validation,
 )
-from fedhet.data.registry import LOADED, keys_without_effect, load, names, register_dataset
 
 __all__ = ["LOADED", "UNLABELLED", "Augment", "ClientData", "DataSet", "Examples", "Part", "PublicDataset"]
 __all__ += ["chestxray", "folder", "hold_out", "images", "keys_without_effect", "load", "names", "partition"]

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedhet.data.examples import DataSet, Examples, Indices, Normalise, Owners
+from fedhet.data.examples import DataSet, Examples, Indices, Normalise, Owners, register_dataset
 from fedhet.data.files import digest_of_files, images_of, locate_one, read, variant
-from fedhet.data.registry import register_dataset
 from fedhet.errors import DataError
 from fedhet.tasks import Task
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedhet.data.examples import DataSet, Examples, Normalise, Owners
+from fedhet.data.examples import DataSet, Examples, Normalise, Owners, register_dataset
 from fedhet.data.files import digest_of_files, images_of
-from fedhet.data.registry import register_dataset
 from fedhet.errors import DataError
 from fedhet.tasks import Task
 

@@ -24,9 +24,10 @@ from fedhet.data.examples import (
     Transform,
     crop_and_flip,
     flip_crop_brighten_blur,
+    load,
+    register_dataset,
 )
 from fedhet.data.files import check_labels, locate, read_cifar, read_idx
-from fedhet.data.registry import load, register_dataset
 from fedhet.errors import DataError
 from fedhet.tasks import Task
 from fedhet.utils.randomness import numpy_generator

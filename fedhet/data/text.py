@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.data.examples import DataSet, Examples, Indices, Owners
+from fedhet.data.examples import DataSet, Examples, Indices, Owners, register_dataset
 from fedhet.data.files import locate_one, read, rows_of
-from fedhet.data.registry import register_dataset
 from fedhet.errors import DataError, shown
 from fedhet.models.networks import VOCABULARY
 from fedhet.tasks import Task

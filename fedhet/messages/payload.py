@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedhet.errors import FedhetError, ModelError
-from fedhet.methods.keys import kebab
+from fedhet.methods.options import kebab
 from fedhet.tasks import LARGEST
 from fedhet.utils.files import LONGEST_NAME, TAKEN_NAMES, plain_name
 from fedhet.utils.process import standard_settings

@@ -15,9 +15,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import ConfigError, nearest, shown
-from fedhet.methods.keys import KeyRow
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import rows_about
+from fedhet.methods.options import KeyRow, rows_about
 
 if TYPE_CHECKING:
     from fedhet.methods.options import Config

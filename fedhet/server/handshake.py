@@ -24,8 +24,7 @@ from fedhet.messages.protocol import (
     with_public_dataset,
 )
 from fedhet.methods import registry
-from fedhet.methods.keys import OwnPart
-from fedhet.methods.options import Config
+from fedhet.methods.options import Config, OwnPart
 from fedhet.methods.sharing import HEAD
 from fedhet.results.state import ClientRecord
 from fedhet.server.claims import before, check_claims, difference_of_scales

@@ -11,8 +11,8 @@ from fedhet.flower import Grid, MetricRecord
 from fedhet.flower.insides import simulated
 from fedhet.messages import Arrays, Reply
 from fedhet.messages.protocol import STARTS
-from fedhet.methods.keys import kebab
 from fedhet.methods.method import ABSENT, UNSCORED
+from fedhet.methods.options import kebab
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.recorder import RunDirectory, recorded
 from fedhet.results.state import ClientRecord

@@ -18,8 +18,7 @@ from fedhet.data.own import as_client_data, open_parameters
 from fedhet.data.pooled import Pooled, as_pooled
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, UserCodeError, shown
 from fedhet.methods import registry
-from fedhet.methods.keys import OwnPart, kebab
-from fedhet.methods.options import Config
+from fedhet.methods.options import Config, OwnPart, kebab
 from fedhet.models.copies import held_by, in_use, separated, unusable
 from fedhet.models.estimators import Estimator, is_estimator
 from fedhet.models.representation import by_name

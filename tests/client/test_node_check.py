@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fedhet.cli import app
 from fedhet.client.node import check_node
 from fedhet.config import configuration
-from fedhet.data.registry import LOADED
+from fedhet.data.examples import LOADED
 from fedhet.errors import ConfigError
 from fedhet.flower.insides import node_config
 from fedhet.messages import Payload, Request

@@ -12,8 +12,8 @@ from PIL import Image
 
 from fedhet import data
 from fedhet.config import configuration
+from fedhet.data.examples import LOADED
 from fedhet.data.files import nothing_downloaded
-from fedhet.data.registry import LOADED
 from fedhet.errors import DataError
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo

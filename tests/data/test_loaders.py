@@ -90,7 +90,7 @@ class TestMnist:
     def test_downloads(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         datasets = pytest.importorskip("torchvision.datasets")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        monkeypatch.setattr(data.registry, "LOADED", {})
+        monkeypatch.setattr(data.examples, "LOADED", {})
 
         def refused(root: Path, download: bool) -> None:
             assert (Path(root), download) == (tmp_path / "fedhet", True)
