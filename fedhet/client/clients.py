@@ -36,7 +36,7 @@ from fedhet.utils.files import state_folder
 from fedhet.utils.inputs import for_each
 from fedhet.utils.machine import cores, device_of, keep_freed_memory
 from fedhet.utils.randomness import derive_seed
-from fedhet.utils.text import log
+from fedhet.utils.text import log, log_once
 
 
 @dataclass
@@ -93,6 +93,8 @@ class Clients:
         secret = self._secret_of(info, alone=not policy.deployed) if policy.keeps_secret else None
         with missing_allowed(described):
             data = self._data_of(info, device)
+        if policy.deployed or policy.noise:
+            data = self._without_common(info, data)
         if len(data.train) == 0:
             raise DataError("the client has no training examples: give it at least one, or leave it out of the run")
         if data.batch_size not in (None, info.node_config.get("batch-size", data.batch_size)):
@@ -108,7 +110,7 @@ class Clients:
             task = checked.task.measuring(config.metric, listed(config.metrics))
             policy.check_metrics(task)
             data = data.relabelled(task.outputs.labels)
-            whole = len(data.dataset.train) if data.dataset else len(data.train)
+            whole = self._available(data)
             # A run on few of the node's examples must not have a larger delta.
             examples = max(len(data.train), whole // (info.num_partitions or 1))
             if secret and not policy.noise:
@@ -202,6 +204,28 @@ class Clients:
                 data = with_validation(data, config.validation, seed, info.name, all_labelled=labelled)
             self._data_kept[key] = data.to(device)
         return self._data_kept[key]
+
+    def _available(self, data: ClientData) -> int:
+        """Return the number of examples that the client or, of a data set that is split, all clients could train on."""
+        if data.dataset:
+            return len(data.dataset.train)
+        if isinstance(self._data, user_functions.Shares):
+            return len(self._data.pool.train)
+        return len(data.train) + (len(data.validation) if data.validation else 0)
+
+    def _without_common(self, info: ClientInfo, data: ClientData) -> ClientData:
+        """Return a node's data without common parts that a run takes from examples that no other node has."""
+        if not self.pooled or (info.num_partitions or 1) > 1:
+            return data
+        public = data.public if "public-samples" in info.node_config else None
+        if public is not data.public:
+            log_once(
+                self,
+                f"client {info.name}: public-samples = {info.config.public_samples} of the run would make examples of "
+                "this node public, so it has no public dataset: set public-samples in the node config if they are "
+                "public",
+            )
+        return replace(data, public=public, common=None)
 
     def _check(self, info: ClientInfo, data: ClientData, network: Representation, placeholders: bool) -> ModelCheck:
         config, dataset = info.config, data.dataset

@@ -60,7 +60,9 @@ class NodeSecret:
         with locked(self._path.parent, wait=True):
             if not self._path.is_file():
                 log.info("client %s: its new secret seed is stored in %s", client, self._path)
-                self._write({"seed": secrets.randbits(256), "examples": {}})
+                # A client with another name can have the same examples, whose groups must be the same.
+                others = [self._read(path)["seed"] for path in sorted(self._path.parent.glob("*.json"))]
+                self._write({"seed": [*others, secrets.randbits(256)][0], "examples": {}})
             self.seed = int(self._read()["seed"])
 
     @staticmethod

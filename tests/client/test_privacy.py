@@ -264,6 +264,23 @@ def test_a_server_that_chooses_few_examples_does_not_choose_a_larger_delta(tmp_p
     assert f"at delta = {1 / 2880:.4g} over all runs" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("pooled", "chosen", "whole"), [(True, {"samples-per-client": 12}, 40), (False, {"validation": 0.7}, 40)]
+)
+def test_nor_of_examples_of_ones_own(pooled, chosen, whole, tmp_path, caplog) -> None:
+    caplog.set_level("INFO")
+    victim = Victim(0, tmp_path, {"method": "fedavg", "batch-size": 12, **chosen}, network=linear, **NODE)
+    victim.context.node_config |= {"num-partitions": 1}
+    if pooled:
+        part = slice(whole)
+        victim.app = make_client_app(model=linear, data=(victim.inputs[part], victim.labels[part]))
+    sent = Payload({"model": to_arrays(linear().state_dict())})
+    reply = victim.ask("train", sent, Request(round=1, epochs=1))
+    assert reply is not None, victim.refusals
+    assert reply["metrics"]["num-examples"] == 12
+    assert f"at delta = {1 / (10 * whole):.4g} over all runs" in caplog.text
+
+
 @pytest.mark.parametrize("largest", [1.0, 3.0])
 def test_a_public_dataset_in_other_units_is_not_compared_with_private_examples(largest, tmp_path) -> None:
     """Whether it is refused would tell whether some private value is above 1."""
@@ -472,6 +489,28 @@ def test_test_images_in_a_folder_of_the_node_are_private(tmp_path) -> None:
     reply = victim.ask("evaluate", Payload(), Request(round=1, evaluate=True))
     assert reply is not None, victim.refusals
     assert dict(reply["metrics"]) == {"num-examples": 48, "test-examples": 12}
+
+
+@pytest.mark.parametrize("policy", [NODE, {"allow": "posteriors,public-training"}, {}])
+def test_a_server_does_not_make_a_nodes_own_examples_public(policy, tmp_path) -> None:
+    """Scores of public examples have neither noise nor groups."""
+
+    def told(**node) -> tuple[bool, bool]:
+        settings = {"method": "fedmd", "fedmd.public-epochs": 0, "public-samples": 10, "batch-size": 20}
+        settings["test-on"] = "both"
+        victim = Victim(0, tmp_path / "-".join(node), settings, network=linear, **policy)
+        victim.app = make_client_app(model=linear, data=(victim.inputs, victim.labels))
+        victim.context.node_config |= {"num-partitions": 1, **node}
+        begun = victim.ask("query", Payload(), Request(question=HANDSHAKE, run="a"))
+        assert begun is not None, victim.refusals
+        digest = begun["report"].get("public", "")
+        assert begun["report"].get("common-test", True) == (node.get("num-partitions") == 2)
+        asked = Request(round=1, run="a", public=digest, epochs=1)
+        return bool(digest), bool(victim.ask("train", Payload({"next-rows": {"rows": np.arange(10)}}), asked))
+
+    assert told() == (False, False)
+    assert told(**{"public-samples": 10}) == (True, True), "the node's owner says that they are public"
+    assert told(**{"num-partitions": 2}) == (True, True), "nodes share the examples"
 
 
 def test_the_scale_of_generated_weights_does_not_depend_on_examples(tmp_path, monkeypatch) -> None:

@@ -52,8 +52,9 @@ def test_batches_of_whole_groups():
 
 
 def test_secret_by_node(tmp_path):
-    one, again = (NodeSecret(tmp_path, "north", "own") for _ in range(2))
-    other = NodeSecret(tmp_path, "south", "own")
+    """A node that gets another name has the same groups of the same examples."""
+    one, again = (NodeSecret(tmp_path / "one", name, "own") for name in ("north", "renamed"))
+    other = NodeSecret(tmp_path / "other", "north", "own")
     assert one.seed == again.seed != other.seed
     grouped = [rows(each.grouped(data(), 10, CLASSES).train.groups) for each in (one, again, other)]
     assert grouped[0] == grouped[1] != grouped[2]
