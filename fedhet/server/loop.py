@@ -68,7 +68,8 @@ def run_all(
             if evaluated and steps.reporter.evaluated:
                 result.evaluate_metrics_clientapp[evaluated] = steps.reporter.evaluated
             _evaluate_globally(steps, evaluate_fn, result)
-        result.evaluate_metrics_clientapp[run.last_round] = finish(steps)
+        if last := finish(steps):
+            result.evaluate_metrics_clientapp[run.last_round] = last
         result.arrays = encode_arrays(steps.global_arrays(), flower=True)
     return result
 

@@ -223,8 +223,12 @@ def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluat
         tested = [sum(part.metric.weights) for part in reply.measured.values()] or [reply.test_examples]
         return reply.weight if which == "further" else tested[0]
 
+    # A client whose evaluation failed did not know the names that it takes.
+    taken = {name for reply in replies.values() for name in reply.evaluated} if which == "further" else set()
     reported = grouped(
-        (name, (value, weight(r))) for r in replies.values() for name, value in getattr(r, which).items()
+        (f"train_{name}" if name in taken else name, (value, weight(reply)))
+        for reply in replies.values()
+        for name, value in getattr(reply, which).items()
     )
     return {name: weighted_mean(pairs) for name, pairs in reported.items() if sum(weight for _, weight in pairs)}
 

@@ -328,6 +328,21 @@ def test_metrics_keep_their_names(watch):
     assert watch.rows[1]["metrics"] | expected == watch.rows[1]["metrics"]
 
 
+def test_a_metric_of_both_functions_counts_at_a_client_whose_evaluation_fails():
+    def change(msg, reply):
+        reply["metrics"]["hours"] = float(reply["metrics"]["num-examples"])
+        return Message(reply, reply_to=msg)
+
+    def evaluate(client, msg):
+        if client == 0:
+            raise RuntimeError("no test part")
+        return {"eval_loss": 0.5, "eval_acc": 0.75, "hours": 90.0, "num-examples": 10}
+
+    got = dict(ours(wrapped(change=change, evaluate_as=evaluate)).train_metrics_clientapp[1])
+    expected = sum(count**2 for count in COUNTS) / sum(COUNTS)
+    assert (got["train_hours"], got["hours"]) == pytest.approx((expected, 90.0))
+
+
 @pytest.mark.parametrize("accuracy", [87.5, 1.0000001, -0.5, math.nan])
 def test_a_metric_that_is_none_is_dropped_and_the_arrays_count(accuracy, said):
     result = ours(wrapped(eval_metrics={"eval_acc": accuracy}, train_metrics={"train_loss": math.inf}))
