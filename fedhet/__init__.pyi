@@ -444,7 +444,7 @@ class FedHeNNKeys(Keys, total=False):
     rad_size: int
     """maximum number of examples in the RAD of a round"""
     rad_batch: int
-    """number of RAD examples per step, at least 8; 0: all"""
+    """number of RAD examples per step; 0: all"""
     rad_every: int
     """add the proximal term in every k-th step, with k times its weight"""
 
@@ -482,7 +482,7 @@ class FedMAKeys(Keys, total=False):
     variances: Literal["fixed", "estimated"]
     """variances of local and global units: fixed at 1, or estimated for each layer"""
     max_growth: float
-    """maximum global width as a multiple of the widest client's; 0: none"""
+    """maximum global width as a multiple of the widest client's; 0: no limit"""
     passes: int
     """number of passes over all layers, if rounds = 0"""
     retrain_epochs: int
@@ -871,7 +871,7 @@ class PFNMKeys(Keys, total=False):
     variances: Literal["fixed", "estimated"]
     """variances of local and global units: fixed at 1, or estimated for each layer"""
     max_growth: float
-    """maximum global width as a multiple of the widest client's; 0: none"""
+    """maximum global width as a multiple of the widest client's; 0: no limit"""
 
 class PFNM(FederatedStrategy[Any, Any]):
     def __init__(

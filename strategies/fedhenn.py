@@ -54,7 +54,7 @@ class Keys(WidthKeys):
     )
     rad_size: int = option(5000, "maximum number of examples in the RAD of a round", at_least=least_public)
     rad_batch: int = option(
-        128, "number of RAD examples per step, at least 8; 0: all", at_least=0, needs={"kernel": ("linear", "rbf")}
+        128, "number of RAD examples per step; 0: all", at_least=8, or_zero=True, needs={"kernel": ("linear", "rbf")}
     )
     rad_every: int = option(1, "add the proximal term in every k-th step, with k times its weight", at_least=1)
 
@@ -65,8 +65,6 @@ class Keys(WidthKeys):
             object.__setattr__(self, "schedule", "sqrt" if self.target == "kernel" else "constant")
         if self.target == "kernel" and self.kernel != "linear" and self.setting == "heterogeneous":
             raise ConfigError(f"fedhenn.kernel = {self.kernel!r} needs fedhenn.setting = 'homogeneous', or use linear")
-        if 0 < self.rad_batch < (least := self.least_public):
-            raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: set at least {least}, or 0 for all examples")
 
     def eta(self, round: int) -> float:
         """Return the proximal term's weight, `eta0` f(t) with t = `round` - 1; f is 1, t or sqrt(t) by `schedule`."""

@@ -39,6 +39,7 @@ def option(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    or_zero: bool = False,
     about: About = "training",
     at_node: bool = False,
     resumable: bool = False,
@@ -57,6 +58,7 @@ def option(
         above: exclusive lower limit.
         at_most: largest accepted number.
         below: exclusive upper limit.
+        or_zero: whether 0 is accepted as well, whatever the limits.
         about: the subject: the clients' data (`data`), training (`training`, `optimiser`), how long the server waits
             for clients (`server`), computation on a client's machine (`node`), the place of a run (`place`), or its
             measurements and files (`output`). A comparison sets keys about data, place and output for all variants.
@@ -69,7 +71,7 @@ def option(
         replaced_by: the key has no effect if the user passes all of these (see `OwnPart`).
         at_need: value that `fedhet recommend` tries if the method cannot be used with the default.
     """
-    limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below, "or_zero": or_zero}
     kind = {"about": about, "at_node": at_node, "resumable": resumable, "path": path, "at_need": at_need}
     effect = {"needs": needs or {}, "trait": trait, "replaced_by": replaced_by}
     return field(default=default, metadata={"help": help, **limits, **kind, **effect})
@@ -87,7 +89,8 @@ def takes(key: Field[Any]) -> str:
         return " | ".join(choices)
     kind = {bool: "true | false", int: "whole number", float: "number", str: "text"}[type(default_of(key))]
     limits = ((sign, key.metadata[name]) for name, (sign, _, _) in _LIMITS.items())
-    return ", ".join([kind, *(f"{sign} {bound:g}" for sign, bound in limits if bound is not None)])
+    accepted = [kind, *(f"{sign} {bound:g}" for sign, bound in limits if bound is not None)]
+    return ", ".join([*accepted, "or 0"] if key.metadata["or_zero"] else accepted)
 
 
 def unmet(key: str, value: Value, wanted: tuple[Value, ...] | Mapping[str, float]) -> str:
@@ -136,10 +139,11 @@ def _must_be(value: Any, spec: Field[Any]) -> str:
         return f"one of {', '.join(choices)}"
     if isinstance(value, float) and not math.isfinite(value):
         return "finite"
+    or_zero = spec.metadata["or_zero"]
     for limit, (_, holds, words) in _LIMITS.items():
         bound = spec.metadata[limit]
-        if bound is not None and not holds(value, bound):
-            return f"{words} {bound:g}"
+        if bound is not None and not holds(value, bound) and not (or_zero and value == 0):
+            return f"{words} {bound:g}{', or 0' if or_zero else ''}"
     return ""
 
 

@@ -15,9 +15,8 @@ from torch import nn
 
 from fedhet.algorithms.graphs import PermutationGroups, resize, widths_of
 from fedhet.algorithms.matching.groups import Matching, average_rest, groups_to_json
-from fedhet.errors import ConfigError
 from fedhet.messages import Arrays, Reply, WireError
-from fedhet.methods.options import Config, Options, Value, option
+from fedhet.methods.options import Options, Value, option
 from fedhet.methods.sharing import Sharing
 from fedhet.server import STRUCTURE, ArraysBy, Common, FederatedStrategy, State, Traits, in_order
 
@@ -55,12 +54,9 @@ class MatchedKeys(Options):
     variances: Literal["fixed", "estimated"] = option(
         "fixed", "variances of local and global units: fixed at 1, or estimated for each layer"
     )
-    max_growth: float = option(0.0, "maximum global width as a multiple of the widest client's; 0: none", at_least=0)
-
-    def check(self, config: Config) -> None:
-        """Check that `max-growth` is 0 or at least 1; raise a ConfigError otherwise."""
-        if 0 < self.max_growth < 1:
-            raise ConfigError(f"{config.family}.max-growth = {self.max_growth:g}: set at least 1, or 0 for no limit")
+    max_growth: float = option(
+        0.0, "maximum global width as a multiple of the widest client's; 0: no limit", at_least=1, or_zero=True
+    )
 
 
 @dataclass

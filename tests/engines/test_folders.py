@@ -61,7 +61,8 @@ def test_an_empty_configuration_is_no_run(done):
     [
         ({"clients": 10**11}, "clients = 100000000000: must be at most 100000"),
         ({"input-size": 10**5}, "input-size = 100000: must be at most 2048"),
-        ({"method": "fedma", "fedma.max-growth": 0.5}, "max-growth = 0.5: set at least 1"),
+        ({"method": "fedma", "fedma.max-growth": 0.5}, "max-growth = 0.5: must be at least 1, or 0"),
+        ({"method": "fedhenn", "fedhenn.rad-batch": 7}, "rad-batch = 7: must be at least 8, or 0"),
         ({"method": "fedmd"}, "public-samples = 500"),
         ({"device": "cuda"}, "torch sees no GPU"),
         ({"aggregation": "best"}, "must be one of mean, median"),
