@@ -13,7 +13,7 @@ import pytest
 from fedhet import models
 from fedhet.config import configuration, validation
 from fedhet.config.configuration import resolve
-from fedhet.data import registry as datasets
+from fedhet.data import examples as datasets
 from fedhet.data.text import shakespeare
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
