@@ -147,7 +147,8 @@ def evaluate(
     with standard_settings():
         _fill(result, complete, models, functions, clients)
     if not result.scores:
-        reasons = "\n".join(dict.fromkeys(result.refused.values())) or "there are no models"
+        by_reason = {text.partition(": ")[2]: text for text in reversed(result.refused.values())}  # the first of each
+        reasons = "\n".join(reversed(by_reason.values())) or "there are no models"
         raise FedhetError(f"no model in {models} could be evaluated:\n{reasons}")
     _write(result)
     return result
@@ -245,7 +246,8 @@ def _fill(
                         result.warnings.append(warning)
                 score = scored(network, test, task, data.dataset, config, device_of(config.device))
             except Exception as error:  # whatever a network raises for inputs that do not fit it
-                result.refused[name, client] = f"model {name} at client {client}: {type(error).__name__}: {error}"
+                kind = "" if isinstance(error, FedhetError) else f"{type(error).__name__}: "
+                result.refused[name, client] = f"model {name} at client {client}: {kind}{error}"
                 continue
             if score is not None:
                 result.scores.setdefault(name, {})[client] = score

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fedhet
 from fedhet import data
 from fedhet.data.pooled import as_pooled
-from fedhet.errors import ConfigError, DataError
+from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.results.history import read_clients
 from fedhet.results.report import write_report
 from fedhet.setup.client_setup import ClientInfo
@@ -248,6 +248,12 @@ def test_all_new_examples_are_evaluated(tmp_path):
         assert (new.scores[name][name].count, new.value(name, name)) == (rows.sum(), pytest.approx(right[rows].mean()))
         values = [everywhere.value(name, client) for client in everywhere.clients]
         assert values == pytest.approx([right.mean()] * 3)
+
+    with pytest.raises(FedhetError) as caught:
+        fedhet.evaluate(done, model=model, data={"test": fedhet.by_column(FRAME.assign(height=1.0), "hospital")})
+    sentences = str(caught.value).splitlines()  # each reason once, not for every model and client
+    assert len(sentences) == 2
+    assert "model 12 at client 12: the data's columns are age, bmi, pulse, sugar, height, but" in sentences[1]
 
 
 def test_a_global_model_is_evaluated_at_a_client_that_took_no_part(tmp_path):
