@@ -1,8 +1,8 @@
 """Metrics: what each one needs of a batch, and its values with the weights by which clients' values are averaged.
 
 A metric of a table of classes, such as F1, is a sum: its weighted mean over clients is the metric of all their examples
-together. AUC, average precision, R2, RMSE and perplexity are no sums: their means over clients are means of the
-clients' values. Values are those of scikit-learn.
+together. AUC, average precision, R2, RMSE and perplexity are no sums: for each class or target, clients' values are
+averaged over those that have one, and then the classes or targets. Values are those of scikit-learn.
 """
 
 import math
