@@ -50,9 +50,14 @@ def _printable(names: Iterable[Any]) -> tuple[str, ...]:
 
 def _categories(labels: Any) -> tuple[str, ...]:
     """Return the names among a pandas object's categories; numbers are the classes themselves."""
-    dtype: Any = getattr(labels, "dtype", None)
+    dtype: Any = getattr(_column(labels), "dtype", None)
     categories = dtype.categories if type(dtype).__name__ == "CategoricalDtype" else ()
     return _printable(categories) if any(isinstance(category, str) for category in categories) else ()
+
+
+def _column(labels: Any) -> Any:
+    """Return the column of a table that has one, and other labels unchanged."""
+    return labels.iloc[:, 0] if len(getattr(labels, "columns", ())) == 1 else labels
 
 
 def check_index(inputs: Any, labels: Any) -> None:
@@ -69,6 +74,7 @@ def check_index(inputs: Any, labels: Any) -> None:
 
 def numbered(labels: Any) -> Any:
     """Return the class numbers of a pandas object whose categories are names, and other labels unchanged."""
+    labels = _column(labels)
     return getattr(labels, "cat", labels).codes if _categories(labels) else labels
 
 

@@ -244,6 +244,8 @@ def _dense(value: Any, what: str, remedy: str) -> Tensor:
     value = value.to_numpy() if hasattr(value, "to_numpy") else value
     try:
         array = np.asarray(value.tolist() if getattr(value, "dtype", None) == np.object_ else value)
+        if array.dtype.kind not in "biufc":
+            raise TypeError(f"type {array.dtype.type.__name__}")
         return torch.as_tensor(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
     except (TypeError, ValueError, RuntimeError) as error:
         columns = [repr(name) for name in getattr(table, "columns", ()) if not _has_numbers(table[name])]

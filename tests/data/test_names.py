@@ -159,6 +159,12 @@ def test_categories_are_classes():
     data = as_client_data("0", ((FRAME, train), (FRAME, test)))
     assert data.train.labels.tolist() == data.test.labels.tolist() == LABELS.tolist()
     assert data.names[CLASSES] == ("no", "yes", "maybe")
+    column = as_client_data("0", ((FRAME, train.to_frame()), (FRAME, test)))  # a table with one column
+    assert (column.train.labels.tolist(), column.names) == (data.train.labels.tolist(), data.names)
+    with pytest.raises(
+        DataError, match=r"the labels cannot be converted to a tensor \(type str_\): number the classes"
+    ):
+        as_client_data("0", ((FRAME, train.astype(str).to_frame()), (FRAME, test)))
 
 
 def test_names_in_data_sets_of_scikit_learn():
