@@ -377,6 +377,11 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"the models have no score, since no client evaluated what it {scored}: give clients test examples or, "
             "with fedhet.wrap, return accuracy and loss from the evaluate function"
         )
+    if (run.config.keep_best or run.config.patience) and ALL not in run.state.best:
+        yield (
+            "keep-best and patience have had no effect, since no client sent a validation metric; nodes with dp-noise, "
+            "or without metrics in allow, send none: leave these keys out"
+        )
 
 
 # ---- the best models by validation metrics, and the end of a run without improvement

@@ -28,6 +28,7 @@ from fedhet.messages import Payload, Request, to_arrays
 from fedhet.messages.protocol import FIRST, with_public_dataset
 from fedhet.methods import registry
 from fedhet.methods.method import METRICS, STRUCTURE
+from fedhet.server.app import serve
 from fedhet.tasks import Task
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -460,6 +461,14 @@ def test_node_without_metrics(federate, caplog):
     accuracies = {row.client: row.accuracy for row in watch.clients if row.round == 2}
     assert [accuracies[name] is None for name in "012"] == [False, True, False]
     assert "client 1: its node sends no metrics (key allow of its node config), so" in caplog.text
+
+
+def test_the_best_round_is_unknown_without_metrics(tmp_path, caplog):
+    settings = {"method": "local", "dataset": "digits", "architectures": "mlp", "clients": 2, "rounds": 2}
+    settings |= {"validation": 0.2, "keep-best": True, "report": False}
+    grid = LocalGrid(make_client_app(), 2, node_config={"allow": "weights", "state-dir": str(tmp_path / "state")})
+    serve(configuration.resolve(settings, strict=False), grid, tmp_path / "run", engine="local")
+    assert "keep-best and patience have had no effect, since no client sent a validation metric" in caplog.text
 
 
 # ---- what errors say
