@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedhet import data, models
@@ -327,11 +328,16 @@ def _union(dataset: DataSet, keys: Config, clients: int, seed: int) -> PublicDat
     return PublicDataset(torch.cat([part.inputs[:] for part in parts]))
 
 
+def _chosen(examples: Examples, rows: NDArray[np.int64]) -> Examples:
+    """Return the examples at `rows`, without a copy if these are all: a node's images can take much of its memory."""
+    return examples if np.array_equal(rows, np.arange(len(examples))) else examples.subset(rows)
+
+
 @lru_cache(maxsize=2048)
 def _client(dataset: DataSet, keys: Config, clients: int, number: int, seed: int) -> ClientData:
     split = _split(dataset, keys, clients, seed)
     part = split.parts[number]
-    train, test = dataset.train.subset(part.train), dataset.test.subset(part.test)
+    train, test = _chosen(dataset.train, part.train), _chosen(dataset.test, part.test)
     names = {CLASSES: dataset.class_names} if dataset.class_names else {}
     client_data = ClientData(train, test, validation=split.validation, dataset=dataset, names=names)
     together = dataset.together
