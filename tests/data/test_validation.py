@@ -95,9 +95,9 @@ def test_validation_parts_come_from_training_parts_only():
 def test_common_validation_examples():
     """Clients of two classes each validate on all ten, on the same images, and keep all of their own."""
     settings = {"partition": "classes", "samples_per_client": 30, "public_samples": 100, "validation": 0.2}
-    config = Config(clients=6, options=Options(), **settings)
+    config = own_validation = Config(clients=6, options=Options(), **settings)
     own = [client_setup.data_of(ClientInfo(str(n), n, 6, config)) for n in range(6)]
-    config = Config(clients=6, validation_on="common", **settings)
+    config = Config(clients=6, validation_on="common", options=Options(), **settings)
     data = [client_setup.data_of(ClientInfo(str(n), n, 6, config)) for n in range(6)]
     assert [len(each.train) for each in own] == [24] * 6
     assert [len(each.train) for each in data] == [30] * 6
@@ -108,4 +108,4 @@ def test_common_validation_examples():
     public = client_setup.public_dataset(config)
     rows = [each.flatten(1) for each in (common.inputs, public.inputs, *(one.train.inputs for one in data))]
     assert len(torch.cat(rows).unique(dim=0)) == len(torch.cat([torch.unique(each, dim=0) for each in rows]))
-    assert torch.equal(client_setup.public_dataset(Config(clients=6, **settings)).inputs, public.inputs)
+    assert torch.equal(client_setup.public_dataset(own_validation).inputs, public.inputs)
