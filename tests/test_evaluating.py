@@ -392,3 +392,46 @@ def test_a_method_that_settles_its_rounds_starts_from_models_that_predict_by_mor
     again = {"method": "fedma", "clients": 2, "rounds": 0, "start-from": str(run.folder), "report": False}
     outcome = fedhet.run(again, model=equal_network, data=data, out=tmp_path / "again", progress=False)
     assert outcome.summary["status"] == "completed"
+
+
+class Functional(nn.Module):
+    """A network with an activation that is not a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, inputs):
+        return self.head(torch.relu(self.first(inputs)))
+
+
+class OtherFunctional(Functional):
+    def forward(self, inputs):
+        return self.head(torch.tanh(self.first(inputs)))
+
+
+OtherFunctional.__qualname__ = OtherFunctional.__name__ = "Functional"
+
+
+def with_tanh():
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize(("model", "other"), [(lambda: equal_network(0), with_tanh), (Functional, OtherFunctional)])
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedproto"])
+def test_a_model_with_another_activation_is_noted(trained, tmp_path, caplog, method, model, other):
+    """Its arrays fit, but it does not predict as the run's model did."""
+    run = trained(method, model)
+    note = "client 1's model has other modules, options or functions"
+    settings = {"method": method, **SETTINGS, "start-from": str(run.folder)}
+    for network, noted in ((model, False), (other, True)):
+        caplog.clear()
+        fedhet.load_model(run, 1, model=network)
+        assert (note in caplog.text) == noted
+        caplog.clear()
+        fedhet.evaluate(run, model=network, data=data)
+        assert (note in caplog.text) == noted
+        started = fedhet.run(settings, model=network, data=data, out=tmp_path / str(noted), progress=False)
+        assert any("model has other modules" in warning for warning in started.summary.get("warnings", [])) == noted
+    with pytest.raises(FedhetError, match="the client's network changed since this run began"):
+        fedhet.run({"rounds": 3}, model=other, data=data, resume=run.folder)

@@ -45,6 +45,7 @@ class Client:
         data: the client's examples, on `device`.
         representation: the network on `device`, with the layer that gives its representation.
         architecture: name of the network's architecture.
+        described: a text about a user's model that changes with its modules and functions.
         task: the task, which defines loss and metric.
         device: the device of the network.
         transform: function from raw inputs to the network's inputs.
@@ -66,6 +67,7 @@ class Client:
     data: ClientData
     representation: Representation
     architecture: str = ""
+    described: str = ""
     task: Task = field(default_factory=lambda: Task("classification"))
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     transform: Callable[[Tensor], Tensor] = lambda inputs: inputs

@@ -17,7 +17,7 @@ from fedhet.client.job import Job
 from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
-from fedhet.client.state import ClientStore, check_order, start
+from fedhet.client.state import ClientStore, check_order, other_model, start
 from fedhet.data import ClientData, Examples, resident, with_validation
 from fedhet.data.reading import missing_allowed
 from fedhet.errors import ConfigError, DataError, ModelError, Refused
@@ -25,14 +25,14 @@ from fedhet.messages import Payload, Request
 from fedhet.messages.protocol import HANDSHAKE, names_in
 from fedhet.methods import registry
 from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that, listed
-from fedhet.models.copies import Start, load_state
+from fedhet.models.copies import Start, described, load_state
 from fedhet.models.estimators import Estimator
 from fedhet.models.representation import Representation, precision
 from fedhet.setup import client_setup, user_functions
 from fedhet.setup.client_setup import ClientInfo, ModelFunction
 from fedhet.tasks import Task
 from fedhet.training import Privacy
-from fedhet.utils.files import state_folder
+from fedhet.utils.files import expanded, state_folder
 from fedhet.utils.inputs import for_each
 from fedhet.utils.machine import cores, device_of, keep_freed_memory
 from fedhet.utils.randomness import derive_seed
@@ -61,6 +61,7 @@ class Clients:
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
         self._checked: dict[str, ModelCheck] = {}
         self._named: dict[str, str] = {}
+        self._described: dict[str, str] = {}
         self._serving: object = None
 
     @property
@@ -127,6 +128,9 @@ class Clients:
             began = ""
             if info.config.start_from and request.question == HANDSHAKE:
                 began = check_order(info, data.names)
+                if self._model:
+                    place = expanded(info.config.start_from)
+                    began = began or other_model(place, info.name, self._described[info.name])
             network.representation.places = checked.task.outputs.places
             client = Client(
                 name=info.name,
@@ -135,6 +139,7 @@ class Clients:
                 data=data,
                 representation=network.representation,
                 architecture=self._named[info.name] if self._model else client_setup.architecture_of(info),
+                described=self._described[info.name] if self._model else "",
                 task=task,
                 device=device,
                 transform=transform,
@@ -168,7 +173,8 @@ class Clients:
         serving = (request.run, info.config.method_name, info.config.dataset, info.config.seed)
         if serving != self._serving:
             self._serving = serving
-            caches: list[Any] = [self._free, self._groups, self._data_kept, self._checked, self._named]
+            named = [self._named, self._described]
+            caches: list[Any] = [self._free, self._groups, self._data_kept, self._checked, *named]
             for cache in caches:
                 cache.clear()
             resident.cache_clear()
@@ -315,6 +321,7 @@ class Clients:
             parameters = sum(parameter.numel() for parameter in model.parameters())
             # The name has the number of parameters, because unlike networks may be of one class.
             self._named[info.name] = f"{type(model).__name__}-{parameters}"
+            self._described[info.name] = described(model)
             if isinstance(model, Estimator):
                 self._named[info.name] = model.title
                 check_estimator(model, info.name, info.config)

@@ -366,7 +366,9 @@ def check_unchanged(job: Job, owners: dict[tuple[str, str], str] | None = None) 
         now = _digests_of_examples(job) | (_digests(job) if asked else {})
     then = store.first("digests", now, anew=asked and not request.begun)
     then = then if asked else {name: value for name, value in then.items() if name in PARTS.values()}
-    if changed := [name for name, value in then.items() if value != now.get(name)]:
+    names = [name for name, value in then.items() if value != now.get(name)]
+    # A user's model is the client's network, before the method adds to it.
+    if changed := dict.fromkeys("network" if name == "model" else name for name in names):
         remedy = "restore the same task, model and data, or start another run"
         if not asked:
             remedy = "draw from the global generators of torch, NumPy and Python, which are seeded for each client"
@@ -404,6 +406,7 @@ def _digests(job: Job) -> dict[str, str]:
     digests = {
         "task": digest(_task(job)),
         "network": digest(network, config.head),
+        "model": digest(client.described) if client.described else "",
         "augmentation": digest(client.own_data and client.augment is not None, *augmented),
         "settings": digest(config.local_epochs, config.learning_rate, config.batch_size, client.data.batch_size),
     }

@@ -24,12 +24,13 @@ from fedhet.algorithms.graphs.blocks import EXITS
 from fedhet.config import configuration
 from fedhet.config.toml import from_json, load
 from fedhet.data import PublicDataset
+from fedhet.data.examples import digest
 from fedhet.data.names import Names, alike, permuted, shown
 from fedhet.errors import ConfigError, FedhetError, ModelError, check_kinds
 from fedhet.messages import LostState, difference, spec_of
 from fedhet.methods import registry
 from fedhet.methods.options import Config
-from fedhet.models.copies import copied, kinds_of, load_state
+from fedhet.models.copies import copied, described, kinds_of, load_state
 from fedhet.models.estimators import Estimator
 from fedhet.models.representation import precision
 from fedhet.results.history import names_of_model, read_clients, run_of
@@ -112,7 +113,7 @@ class ClientStore:
         `anew` replaces all values. Raises a ConfigError if the file is damaged.
         """
         path = self._base / self._run / BEGINNING / kind / f"{file_name(self._client)}.json"
-        kept = from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() and not anew else {}
+        kept = _beginning(path) if path.is_file() and not anew else {}
         if not now.keys() <= kept.keys():
             kept = {**now, **kept}
             text = json.dumps(kept)
@@ -199,6 +200,10 @@ def remove_old(base: Path, days: float, others: Iterable[Path] = ()) -> list[Pat
     return removed
 
 
+def _beginning(path: Path) -> dict[str, Any]:
+    return from_json(path.read_text(encoding="utf-8"), str(path))
+
+
 # ---- models of a run
 
 
@@ -255,6 +260,8 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
         raise ConfigError(f"the run in {folder} has {reason}: give a name from its clients.csv")
     with seeded(config.seed, "loading", name):
         network = client_setup.network_of(info, function)
+        if function and (difference := other_model(folder, name, described(network))):
+            log.warning("%s", difference)
         if _misfit(network, tensors) or (side.parts and path.stem == GLOBAL) or float(beside.get(WIDTH, 1)) < 1:
             configured = _data_needed if "data" in noted else client_setup.data_of
             data_of = user_functions.data_function(data) or configured
@@ -294,6 +301,17 @@ def check_order(info: ClientInfo, names: Names) -> str:
                 raise ConfigError(f"{note}: repeat that run with these {kind} in this order, or leave start-from out")
             notes.append(note)
     return "; ".join(notes)
+
+
+def other_model(folder: Path, client: str, model: str) -> str:
+    """Return a warning if a client's own model, `described`, is not that of the run to which `folder` belongs."""
+    path = (run_of(folder) or folder) / "state" / BEGINNING / "digests" / f"{file_name(client)}.json"
+    if not path.is_file() or _beginning(path).get("model", "") in ("", digest(model)):
+        return ""
+    return (
+        f"client {client}'s model has other modules, options or functions, such as activations, than in the run in "
+        f"{folder}: pass the model of that run"
+    )
 
 
 def only_evaluates(config: Config) -> bool:

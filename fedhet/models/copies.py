@@ -261,3 +261,14 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     first: dict[Hashable, str] = {}
     named = {name: storage_place(value) for name, value in model.state_dict(keep_vars=True).items()}
     return {name: earlier for name, place in named.items() if (earlier := first.setdefault(place, name)) != name}
+
+
+def described(model: nn.Module) -> str:
+    """Return a text that changes with a network's modules, their options, and the names that their functions use.
+
+    Networks with arrays of equal names and shapes, but with other activations, have different texts.
+    """
+    functions = {type(module).forward for module in model.modules()}
+    own = [function for function in functions if not getattr(function, "__module__", "").startswith("torch.")]
+    codes = [function.__code__ for function in own if hasattr(function, "__code__")]
+    return f"{model} {sorted((code.co_qualname, code.co_names) for code in codes)}"
