@@ -12,9 +12,14 @@ from tests.relations.programs import FOLDERS, NETWORK_OF, Program
 
 pytestmark = [pytest.mark.usefixtures("no_report", "home"), pytest.mark.slow]
 PROGRAM = Program(clients=2, double=False)
+TASKS = [
+    "multi-label",
+    "regression",
+    *(pytest.param(task, marks=pytest.mark.long) for task in ("classification", "binary")),
+]
 
 
-@pytest.mark.parametrize("task", ["classification", "binary", "multi-label", "regression"])
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("method", registry.own_methods())
 def test_a_method_trains_for_a_task_or_refuses_it_before_training(method: str, task: str, tmp_path: Path) -> None:
     FOLDERS.append(tmp_path)
