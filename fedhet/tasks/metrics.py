@@ -128,7 +128,7 @@ def _class_scores(scores: Tensor, labels: Tensor) -> Columns:
     if scores.shape[-1] == 2:
         return scores.diff(dim=-1), labels[:, None]
     # Equal probabilities, as those of trees, stay equal: the normalisation of others differs by rounding errors.
-    return scores.double().log_softmax(-1).round(decimals=12), F.one_hot(labels, scores.shape[-1])
+    return scores.double().log_softmax(-1).round(decimals=13), F.one_hot(labels, scores.shape[-1])
 
 
 def _entries(outputs: Tensor, labels: Tensor) -> Columns:
