@@ -151,11 +151,21 @@ def test_the_rehearsal_ends_in_a_finished_run(tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in yaml.safe_load((KIT / "compose.yaml").read_text())["volumes"]}
     for folder in folders.values():
         folder.mkdir()
+    secrets = tmp_path / "secrets"  # for a name that a command puts behind /secrets/
+    secrets.mkdir()
+    for party in ("superlink", "north", "south", "starter"):
+        (secrets / party).symlink_to(folders[f"{party}-secrets"])
 
     def start(name: str, words: list[str] | str) -> subprocess.Popen[bytes]:
         volumes = dict(each.split(":")[:2][::-1] for each in COMPOSE[name]["volumes"])
         own = {inside: str(folders[volume]) for inside, volume in volumes.items()}
-        own |= {"/srv/fedhet": str(folders["results"]), "superlink:9093": f"127.0.0.1:{port}", "9093": port, "$$": "$"}
+        own |= {
+            "/secrets/$": f"{secrets}/$",
+            "/srv/fedhet": str(folders["results"]),
+            "superlink:9093": f"127.0.0.1:{port}",
+            "9093": port,
+            "$$": "$",
+        }
         own |= {"127.0.0.1:9094": f"127.0.0.1:{ports.get(name)}", "0.0.0.0": "127.0.0.1"}
 
         def here(text: str) -> str:
