@@ -58,8 +58,8 @@ QUICK = {
     "label-spreading",
 }
 """Methods in the quick suite: one for each way in which something is shared or trained."""
-LIKE_LABEL_SPREADING = ("gradient-boosting", "logistic-regression", "nearest-neighbour")
-"""Methods that differ from another one of the quick suite only in the classifier that they fit."""
+LIKE_OTHERS = ("gradient-boosting", "logistic-regression", "nearest-neighbour", "fedsimsiam")
+"""Methods that differ from label-spreading only in the classifier that they fit, or from fedsimclr only in the loss."""
 
 SIDES = {"strategies": r"(fedhet\.)?client", "client_apps": r"fedhet\.server"}
 """The folders of the two sides, and what must not be imported there."""
@@ -78,7 +78,7 @@ def test_a_side_does_not_import_the_other(side: str) -> None:
 
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
-    if name in LIKE_LABEL_SPREADING:
+    if name in LIKE_OTHERS:
         return [pytest.mark.long]
     return [] if name in QUICK else [pytest.mark.slow]
 

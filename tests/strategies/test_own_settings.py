@@ -55,7 +55,13 @@ def score(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", registry.own_methods())
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=pytest.mark.long if method in ("fedca", "fedsimsiam") else ())
+        for method in registry.own_methods()
+    ],
+)
 def test_every_method_trains(method: str, score: Callable[[str], float]) -> None:
     if method in CANNOT_SERVE:
         with pytest.raises(FedhetError, match=CANNOT_SERVE[method]):
