@@ -59,5 +59,6 @@ class FedCA(LinearEvaluation[Keys]):
 
 def misalignment(step: Step, phi: Representation, base: Mapping[str, Tensor], beta: float) -> Tensor:
     """Return `beta` times the mean squared distance of a step's representations, of length 1, to the base network's."""
-    ours, theirs = F.normalize(step.captured["phi"], dim=1), F.normalize(step.by(base, phi), dim=1)
+    ours = F.normalize(step.captured["phi"], dim=1)
+    theirs = F.normalize(step.by(base, phi), dim=1)
     return beta * (ours - theirs).square().sum(1).mean()

@@ -22,7 +22,8 @@ class FedCon(TwoViews[Keys]):
 
     @classmethod
     def modules(cls, inputs: int, keys: Keys, dtype: torch.dtype) -> Mapping[str, nn.Module]:
-        first, last = nn.Linear(inputs, keys.width, dtype=dtype), nn.Linear(keys.width, inputs, dtype=dtype)
+        first = nn.Linear(inputs, keys.width, dtype=dtype)
+        last = nn.Linear(keys.width, inputs, dtype=dtype)
         norm = nn.BatchNorm1d(keys.width, dtype=dtype)
         return {"projector": nn.Sequential(first, norm, nn.ReLU(), last)}
 

@@ -20,7 +20,8 @@ class FedGen(SameWidth[Keys]):
         return Payload({"classes": class_counts(self.client, f"{self.client.head}.weight")})
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        client, weight = self.client, self.options.weight
+        client = self.client
+        weight = self.options.weight
         if not weight or "generator" not in payload.arrays:
             return ()
         head = cast(nn.Linear, client.model.get_submodule(client.head))

@@ -54,7 +54,8 @@ class ByPrototype(nn.Module):
 
     def __init__(self, representation: Representation, prototypes: Tensor, rows: Tensor) -> None:
         super().__init__()
-        self.network, self._representation = representation.model, representation
+        self.network = representation.model
+        self._representation = representation
         self.site = representation.site  # where a batch of networks has its representations
         self.register_buffer("prototypes", prototypes)
         self.register_buffer("rows", rows)

@@ -69,7 +69,8 @@ class UserCodeError(DataError, ModelError):
 
 def _users(error: BaseException) -> traceback.FrameSummary | None:
     """Return the last frame of an exception's traceback that is in the user's code, or None."""
-    frames, others = reversed(traceback.extract_tb(error.__traceback__)), [*_OURS, *_LIBRARIES]
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    others = [*_OURS, *_LIBRARIES]
     return next((frame for frame in frames if not any(map(Path(frame.filename).is_relative_to, others))), None)
 
 

@@ -319,7 +319,9 @@ class MethodContract:
         self, case: Case, cache: RunCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Check that a run that is interrupted in round 3 and resumed writes the same files as a run without a stop."""
-        folder, whole, settings = tmp_path / "run", cache("normal"), case.settings(PARTIAL)
+        folder = tmp_path / "run"
+        whole = cache("normal")
+        settings = case.settings(PARTIAL)
         dying = Tampering(before=raising(at([3], whole.row(3)["participants"][-1]), KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             run(folder, settings, app=dying)

@@ -78,7 +78,8 @@ class Mean(nn.Module):
 
     def __init__(self, members: list[nn.Module], task: str = "classification") -> None:
         super().__init__()
-        self.members, self.task = nn.ModuleList(members), task
+        self.members = nn.ModuleList(members)
+        self.task = task
 
     def forward(self, inputs: Tensor) -> Tensor:
         batches = [in_precision(inputs, precision(member)) for member in self.members]

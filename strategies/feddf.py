@@ -94,7 +94,8 @@ class FedDF(Scores[Keys, ServerModel], PublicAtServer[Keys, ServerModel]):
 
     def network(self) -> nn.Module:
         dtype = torch.int64 if self.state.integers else torch.float32
-        name, example = self.options.server_model, torch.zeros(1, *self.state.shape, dtype=dtype)
+        name = self.options.server_model
+        example = torch.zeros(1, *self.state.shape, dtype=dtype)
         build = partial(models.build_auxiliary, name, self.config.architectures, example, self.state.classes)
         network = build_at_server(build, self.config.seed)
         load_into(network.state_dict(), self.state.model)

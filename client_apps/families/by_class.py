@@ -78,7 +78,8 @@ class ByClass(ClientSide[P]):
         return classes, sums / counts[:, None], counts
 
     def _noisy_means(self) -> tuple[Tensor, Tensor, Tensor]:
-        client, train = self.client, self.client.data.train
+        client = self.client
+        train = self.client.data.train
         assert client.privacy is not None
         size = client.optimisation().batch_size
         sums, counts = client.privacy.class_sums(self._vectors_of, train, client.outputs, size)
@@ -121,7 +122,8 @@ class SameWidth(ClientSide[W]):
 
     def check_linear_head(self, why: str) -> None:
         """Check that the head is an nn.Linear with bias and an output per class; `why` is the reason in the error."""
-        client, method = self.client, self.client.config.method_name
+        client = self.client
+        method = self.client.config.method_name
         client.check_classes(outputs=True)
         head = client.model.get_submodule(client.head)
         if not isinstance(head, nn.Linear) or head.bias is None or head.out_features != client.outputs:

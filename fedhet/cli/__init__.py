@@ -318,7 +318,8 @@ def node_log(
     with _errors():
         from fedhet.client import audit
 
-        home, begin = state_folder(state_dir or "", ""), audit.since(since)
+        home = state_folder(state_dir or "", "")
+        begin = audit.since(since)
         lines = audit.summary(home, begin) or [f"nothing since {begin:%Y-%m-%d %H:%M} in {home / audit.FILE}"]
         typer.echo(printable("\n".join(lines), keep="\n"))
 

@@ -127,7 +127,8 @@ class Client:
 
     def work_on(self, model: nn.Module) -> None:
         """Replace the client's network by `model`, whose modules have the same names."""
-        before, self.representation = self.representation, Representation(model, self.head, self.representation.what)
+        before = self.representation
+        self.representation = Representation(model, self.head, self.representation.what)
         self.representation.places = before.places
 
     @property

@@ -159,7 +159,8 @@ class Clients:
             if client.estimator:
                 client.estimator.seed(derive_seed(client.root, "estimator", info.name))
                 check_client(client, placeholders=placeholders)
-            build, redraw = partial(self._build, info, part=network.part), partial(self._redraw, info, client)
+            build = partial(self._build, info, part=network.part)
+            redraw = partial(self._redraw, info, client)
             job = Job(info, side, payload, policy, build, redraw, account=secret if policy.noise else None)
             for note in (checked.note, data.note, began) if request.question == HANDSHAKE else ():
                 job.say(note)
@@ -184,7 +185,8 @@ class Clients:
 
         If `alone`, as in a simulation, the client has a privacy account of its own.
         """
-        config, flat = info.config, info.config.flat()
+        config = info.config
+        flat = info.config.flat()
         replaced = {key for key, spec in fields_of(Config).items() if self._data and spec.metadata["replaced_by"]}
         if self.pooled:
             replaced = {key for key in replaced if "split" not in fields_of(Config)[key].metadata["replaced_by"]}
@@ -244,7 +246,8 @@ class Clients:
             return ModelCheck(Task("classification"), 0)
         if dataset and not self._model:
             return ModelCheck(dataset.task, dataset.classes)
-        task, transform = dataset.task if dataset else self._task, client_setup.transform_of(dataset, network.precision)
+        task = dataset.task if dataset else self._task
+        transform = client_setup.transform_of(dataset, network.precision)
         if config.precision == "bf16" and network.precision == torch.float64:
             raise ModelError(
                 f"client {info.name}: precision = bf16 is for networks in float32, but the client's "
@@ -271,7 +274,8 @@ class Clients:
 
         If `blank`, no value of the network depends on the inputs of the client's examples.
         """
-        config, parts = info.config, registry.client_side(info.config.method_name).parts
+        config = info.config
+        parts = registry.client_side(info.config.method_name).parts
         kind: tuple[object, ...] = (info.name, config.seed)
         if self._model is None:
             dataset = client_setup.dataset_of(config)
@@ -288,7 +292,9 @@ class Clients:
     def _new(
         self, info: ClientInfo, data: ClientData, device: torch.device, kind: tuple[object, ...], blank: bool
     ) -> _Network:
-        config, side, part = info.config, registry.client_side(info.config.method_name), None
+        config = info.config
+        side = registry.client_side(info.config.method_name)
+        part = None
         model = self._build(info, client_setup.owner_of_weights(config, info.name)).to(device)
         transform = client_setup.transform_of(data.dataset, precision(model))
         if isinstance(model, Estimator):
@@ -334,7 +340,9 @@ class Clients:
     def _redraw(self, info: ClientInfo, client: Client, owner: str) -> None:
         if client.estimator:
             client.estimator.forget()
-        built, model, part = self._build(info, owner, client.part), client.model, client.part
+        built = self._build(info, owner, client.part)
+        model = client.model
+        part = client.part
         try:
             load_state(model, part.state(built) if part else built.state_dict())
         except RuntimeError as error:

@@ -25,7 +25,8 @@ def describe(job: Job) -> Arrays:
     policy = job.policy
     count = entries = missing = 0
     mean = squares = 0.0
-    low, high = math.inf, -math.inf
+    low = math.inf
+    high = -math.inf
     shape: list[int] = []
     for raw, _ in data.train.batches(ROWS):
         parts = [part.double() for part in parts_of(raw, "inputs").values()]

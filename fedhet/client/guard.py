@@ -58,10 +58,12 @@ class Guarded(ClientApp):
         """Return the app's reply, or an error without private details if the policy refuses message or reply."""
         if not limiting_keys(context.node_config):
             return self.own(message, context)
-        name, asked = name_of(context), message.metadata.message_type
+        name = name_of(context)
+        asked = message.metadata.message_type
         home = state_folder(str(context.node_config.get("state-dir", "")), "")
         keep = partial(audit.keep, home, message, client=name, asked=asked, run="of another app")
-        policy, origin = Policy(deployed=True), ""
+        policy = Policy(deployed=True)
+        origin = ""
         try:
             policy = Policy.of(context.node_config, deployed=True)
             policy.admit(context.node_config, home)
@@ -97,7 +99,8 @@ class Guarded(ClientApp):
                 f"the app's reply is of {least} examples, but its node requires at least {policy.least} "
                 f"(min-examples): return the metric {COUNT}, and add examples if they are fewer"
             )
-        content, sizes = RecordDict(), Counter[str]()
+        content = RecordDict()
+        sizes = Counter[str]()
         for name, record in reply.content.items():
             default = "weights" if isinstance(record, ArrayRecord) else f"an undeclared kind ({name})"
             kind = METRICS if isinstance(record, MetricRecord) else self._kinds.get(name, default)

@@ -68,7 +68,8 @@ def check_model(
     Raises a `ModelError` if the network cannot process the inputs, or does not return a row for each example, and a
     `DataError` if outputs or labels do not fit the task, or some parts are bytes and others floats beyond [0, 1].
     """
-    model, origin = representation.model.eval(), user_functions.origin(function)
+    model = representation.model.eval()
+    origin = user_functions.origin(function)
     owner = f"the client's {model._get_name()}"
     parts = {name: part for name in PARTS if (part := getattr(data, name))}
     unlike = check_scales({f"the {name} inputs": scales_of(part.inputs) for name, part in parts.items()})
@@ -87,7 +88,8 @@ def check_model(
             f"{owner} returned outputs of shape {tuple(outputs.shape)} for {len(inputs)} examples, but must return one "
             f"row for each example{origin}"
         )
-    asked, task = task, task.of(outputs, data.train.labels)
+    asked = task
+    task = task.of(outputs, data.train.labels)
     classes = data.names.get(CLASSES, ())
     for name, part in parts.items():
         if problem := task.problem(outputs, task.outputs.labels(part.labels)):
@@ -181,7 +183,8 @@ def _repeatable_outputs(model: nn.Module, inputs: Tensor, outputs: Tensor) -> bo
 
 def _unlike_in_training(model: nn.Module, inputs: Tensor) -> str:
     """Return a message if a network returns other shapes for `inputs` in training mode, or an empty string."""
-    network, shapes = copied(model), list[list[list[int]]]()
+    network = copied(model)
+    shapes = list[list[list[int]]]()
 
     def record(_module: nn.Module, _args: object, value: Any) -> None:
         leaves = tree_leaves(getattr(value, "__dict__", None) or value)
@@ -332,8 +335,10 @@ def _is_head_of(head: Captured, outputs: Tensor) -> bool:
 def check_public_dataset(job: Job, *, labelled: bool) -> None:
     """Raise an error if the inputs or, with `labelled`, the labels of the public dataset do not fit a job's client."""
     client = job.client
-    public, example = client.public, client.data.train.inputs[:1]
-    expected, shape = example.shape, public.inputs.shape
+    public = client.public
+    example = client.data.train.inputs[:1]
+    expected = example.shape
+    shape = public.inputs.shape
     alike = parts_of(example).keys() == parts_of(public.inputs).keys() and len(shape) == len(expected)
     free = len(expected) == 3 or isinstance(example, Inputs)  # sequences, and texts padded to the longest one
     if not alike or (shape[1] != expected[1] and not free):
@@ -394,7 +399,9 @@ def _digests_of_examples(job: Job) -> dict[str, str]:
 
 
 def _digests(job: Job) -> dict[str, str]:
-    client, config, augmented = job.client, job.client.config, list[Tensor]()
+    client = job.client
+    config = job.client.config
+    augmented = list[Tensor]()
     if client.augment and client.own_data:
         batch = client.data.train.inputs[:ROWS]
         augmented = _repeatable(job, "its augment function", lambda: client.prepare(batch, torch_generator(0)))
@@ -432,9 +439,11 @@ def _repeatable(job: Job, doing: str, read: Callable[[], Tensor]) -> list[Tensor
 
 def _task(job: Job) -> str:
     """Return a text that identifies a client's task; a user's loss is identified by its value for fixed outputs."""
-    client, task = job.client, job.client.task
+    client = job.client
+    task = job.client.task
     if task.own_loss is not None:
-        like, labels = client.read(client.data.train.inputs[:ROWS]), client.data.train.labels[:ROWS]
+        like = client.read(client.data.train.inputs[:ROWS])
+        labels = client.data.train.labels[:ROWS]
         outputs = torch.rand(like.shape, generator=torch.Generator().manual_seed(0)).to(like)
         with suppress(Exception):  # a loss may take no such outputs
             return f"{task} {task.evaluate(outputs, torch.zeros_like(labels)).loss:.4g}"

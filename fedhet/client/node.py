@@ -37,7 +37,8 @@ def check_node(node: Mapping[str, Any], config: Config, superlink: str | None, c
     """
     checks: list[Callable[[], Checks]] = [partial(_superlink, superlink, certificate)]
     try:
-        policy, config = Policy.of(node, deployed=True), settings_at_node(config.text, with_data(node), here=False)
+        policy = Policy.of(node, deployed=True)
+        config = settings_at_node(config.text, with_data(node), here=False)
         check_owner(state_folder(config.state_dir, "").resolve())
         checks = [partial(_machine, node, config, policy), partial(_examples, node, config, policy), *checks]
         yield True, f"fedhet {__version__}, as all others need; policy: the node {policy}"
@@ -92,7 +93,8 @@ def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks
     counts = dict(zip(labels.tolist(), numbers.tolist(), strict=True)) if labels.ndim == 1 else {}
     grouped = policy.keeps_secret and not policy.noise
     few = {label: count for label, count in counts.items() if grouped and count < policy.least}
-    used, whole = len(data.train) - sum(few.values()), len(data.dataset.train)
+    used = len(data.train) - sum(few.values())
+    whole = len(data.dataset.train)
     named = data.dataset.class_names or [str(label) for label in range(data.dataset.classes)]
     by_class = ", ".join(f"{named[label]}: {count}" for label, count in counts.items())
     yield used >= policy.least, f"data: {config.dataset}; the node trains on {used} of {whole} examples ({by_class})"
@@ -114,7 +116,8 @@ def _superlink(address: str | None, certificate: Path | None) -> Checks:
         presented: Any = connection.sock.getpeercert()
         before = time.time()
         connection.request("GET", "/health")
-        date, between = connection.getresponse().headers["Date"], (before + time.time()) / 2
+        date = connection.getresponse().headers["Date"]
+        between = (before + time.time()) / 2
     except (OSError, ValueError, HTTPException) as error:
         yield False, f"https://{address} is not reachable ({error}): correct the address, the firewall or ca.crt"
         return

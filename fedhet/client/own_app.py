@@ -95,7 +95,8 @@ def _check_settings(config: Config) -> None:
     remedy = f"leave {what} unset"
     if not registry.client_side(config.method_name).takes_any_loop:
         able = [name for name in registry.own_methods() if registry.client_side(name).takes_any_loop]
-        what, remedy = config.method_name, f"choose one of {', '.join(able)}"
+        what = config.method_name
+        remedy = f"choose one of {', '.join(able)}"
     if what:
         raise ConfigError(
             f"this client's app trains with its own loop (fedhet.wrap), but {what} needs fedhet's training loop: "

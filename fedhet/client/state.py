@@ -182,7 +182,8 @@ def remove_old(base: Path, days: float, others: Iterable[Path] = ()) -> list[Pat
 
     The files and folders `others` are removed, too.
     """
-    oldest, removed = time.time() - 86400 * days, []
+    oldest = time.time() - 86400 * days
+    removed = []
     runs = {path.parent for name in (BEGINNING, "clients") for path in base.glob(f"*/{name}")}
     parts, root = {BEGINNING, "clients", "models"}, base.resolve()  # folders with other files are not removed
     ours = [run for run in runs if not run.is_symlink() and {path.name for path in run.iterdir()} <= parts]
@@ -228,7 +229,8 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     """
     run = getattr(run, "folder", run)
     check_kinds(run=(run, (str, Path)), client=(client, (str, int)))
-    models, name = expanded(run or ""), str(client)
+    models = expanded(run or "")
+    name = str(client)
     folder = run_of(models)
     if folder is None:
         raise ConfigError(f"{models} has no config.toml: give the directory of a run, or the result of fedhet.run")
@@ -237,7 +239,8 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
         raise ConfigError(f"the run in {folder} used your own model ({noted['model']}): call load_model with model=...")
     config = configuration.of_run(folder, ("model", "data", "client_settings"))
     info = ClientInfo(name, _partition(folder, name, config.method_name), config.clients, config)
-    function, side = user_functions.model_function(model), registry.client_side(config.method_name)
+    function = user_functions.model_function(model)
+    side = registry.client_side(config.method_name)
     traits = registry.traits(config)
     if not side.trains_network:
         raise ConfigError(
@@ -383,7 +386,8 @@ def _partition(folder: Path, client: str, method: str) -> int | None:
 
 
 def _misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
-    expected, there = spec_of(network.state_dict()), spec_of(tensors)
+    expected = spec_of(network.state_dict())
+    there = spec_of(tensors)
     return "" if expected == there else difference(expected, there)
 
 
@@ -407,15 +411,19 @@ def _formed(
     network = side.adapt(network, info.config)
     if side.parts:
         if WIDTH in beside:
-            width, inputs = float(beside[WIDTH]), from_parts(beside, EXAMPLE)
+            width = float(beside[WIDTH])
+            inputs = from_parts(beside, EXAMPLE)
         else:
-            width, data = client_setup.width_of(info), data_of(info)
+            width = client_setup.width_of(info)
+            data = data_of(info)
             inputs = client_setup.transform_of(data.dataset, precision(network))(data.train.inputs[:2])
         part = side.parts(width, side.parts.groups_of(network, inputs))
-        whole, network = replace(part, width=1.0).cut(copied(network)), part.cut(network)
+        whole = replace(part, width=1.0).cut(copied(network))
+        network = part.cut(network)
         if _misfit(network, tensors) and not _misfit(whole, tensors):  # the global model, of which it has a part
             load_state(whole, tensors)
-            rounds, units = info.config.rounds + bool(info.config.closing_epochs), part.units
+            rounds = info.config.rounds + bool(info.config.closing_epochs)
+            units = part.units
             if choose := registry.traits(info.config).shares.units:  # those that the client has after the last round
                 few = {group: len(kept) for group, kept in units.items()}
                 units = {g.index: np.array(choose(few[g.index], g.width, rounds)) for g in part.groups}

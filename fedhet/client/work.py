@@ -431,7 +431,8 @@ def _common(job: Job, when: str) -> Examples | None:
     `when` is `received` (before training) or `trained` (after it). Only the model by which the method is scored is
     evaluated on this test set, by the server if it is the global model and the data are not the user's own.
     """
-    client, traits = job.client, job.side.traits
+    client = job.client
+    traits = job.side.traits
     if when in ("received", "trained") and when != traits.scored:
         return None
     if client.privacy and (client.own_data or client.config.data):  # files in a node's folder are private

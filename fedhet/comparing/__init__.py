@@ -104,7 +104,8 @@ class Comparison:
 
     def write(self) -> Path:
         """Write the tables, the figure and the page into `folder`; return the page's path."""
-        results, separate = self.results, tables.separate_tables(self.results, self.baseline)
+        results = self.results
+        separate = tables.separate_tables(self.results, self.baseline)
         failure = [" ".join(self.failure.split())] if self.failed else []
         path = self.folder / "comparison.html"
         write_text(path.with_suffix(".csv"), csv_lines(tables.number_rows(results, self.baseline)))

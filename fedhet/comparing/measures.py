@@ -24,7 +24,8 @@ PERSONAL = "personal_accuracy"
 ACCURACIES = (PERSONAL, "trained_accuracy", "global_accuracy", "common_accuracy", "best_accuracy")
 GAINS = ("worse_off", "worst_tenth")
 """Gains over `local`: fraction of clients that lose accuracy, and mean gain of the tenth of clients that gain least."""
-EXAMPLES, WORK = ("labelled", "unlabelled"), ("private_steps", "steps", "forwards")
+EXAMPLES = ("labelled", "unlabelled")
+WORK = ("private_steps", "steps", "forwards")
 COSTS = ("bytes_up", "bytes_down", "seconds")
 MEASURES = (*ACCURACIES, *GAINS, *EXAMPLES, *WORK, *COSTS)
 
@@ -69,7 +70,8 @@ def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) ->
     differences = [value - theirs[seed] for seed, value in mine.items() if seed in theirs]
     if not differences:
         return None
-    seeds, mean = len(differences), statistics.fmean(differences)
+    seeds = len(differences)
+    mean = statistics.fmean(differences)
     if seeds < FEWEST:
         return Difference(mean, seeds)
     error = math.sqrt(statistics.variance(differences) / seeds)
@@ -80,7 +82,8 @@ def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) ->
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Correct p-values for multiple comparisons by Holm's method (1979); return them in the same order."""
-    corrected, least = [0.0] * len(p_values), 0.0
+    corrected = [0.0] * len(p_values)
+    least = 0.0
     for place, index in enumerate(np.argsort(p_values, kind="stable").tolist()):
         least = max(least, min(1.0, (len(p_values) - place) * p_values[index]))
         corrected[index] = least
@@ -112,7 +115,8 @@ class RunOutcome:
 
     def over(self, measure: str, clients: Set[str]) -> float | None:
         """Return a measure for some of its clients only; None if there are no such clients, or it is not known."""
-        value, scores = self.values[measure], self.scores.get(measure)
+        value = self.values[measure]
+        scores = self.scores.get(measure)
         if value is None or clients == self.clients(measure):
             return value
         return Metric.total(scores[client] for client in clients).value if scores and clients else None
@@ -160,7 +164,9 @@ class VariantResult:
 
         The result is None if no client was scored by both with the same seed.
         """
-        mine, theirs, counts = dict[int, float](), dict[int, float](), set[int]()
+        mine = dict[int, float]()
+        theirs = dict[int, float]()
+        counts = set[int]()
         for one, another in itertools.product(self.outcomes, other.outcomes):
             common = one.clients(measure) & another.clients(measure)
             value, subtracted = one.over(measure, common), another.over(measure, common)
@@ -193,7 +199,9 @@ def differences(results: Iterable[VariantResult], baseline: VariantResult) -> di
 def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     """Return a sentence on which methods are significantly better or worse than the baseline, or an empty string."""
     other = "training alone" if any(is_local(outcome.files) for outcome in baseline.outcomes) else baseline.variant
-    compared, different, same = differences(results, baseline), [], []
+    compared = differences(results, baseline)
+    different = []
+    same = []
     scored = [result.variant for result in results if None not in (result.mean(PERSONAL), baseline.mean(PERSONAL))]
     apart = [name for name in scored if name not in (*compared, baseline.variant)]
     unlike = "".join(f" {name} and {baseline.variant} have no scores of the same clients." for name in apart)

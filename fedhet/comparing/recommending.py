@@ -118,7 +118,8 @@ def recommend(
     check_list("seeds", seeds, int, "[0, 1, 2]")
     given = [variant.method for variant in variants_of(methods)]  # an unknown one is refused before anything else
     wanted = distinct([CONTROLS[0], *(given or FIRST), *CONTROLS, *(given or registry.methods())])
-    out, functions = expanded(out or Path("runs") / "recommend"), UserFunctions(model, data, task)
+    out = expanded(out or Path("runs") / "recommend")
+    functions = UserFunctions(model, data, task)
     base, execute = prepared(config, functions, out, jobs, console)
     execute = replace(execute, deadline=began + max(0.9 * seconds, seconds - 30))  # then the page is written
     if data is None:
@@ -256,7 +257,8 @@ class _Search:
 
         `began` (as `time.monotonic()`) and `budget` are in seconds. Raises a FedhetError if not even two rounds fit.
         """
-        whole, start = self.shared.settings("local", SEED), time.monotonic()
+        whole = self.shared.settings("local", SEED)
+        start = time.monotonic()
         rounds, epochs, closing = whole.rounds, whole.local_epochs, whole.closing_epochs
         self.shorter = {"rounds": 1, "local-epochs": min(epochs, 1), **({"closing-epochs": 0} if closing else {})}
         run = self.plan("local", SEED)
@@ -299,7 +301,9 @@ class _Search:
                 runs[name] = self.plan(name, SEED)
             except ConfigError as error:  # it cannot train fewer epochs
                 self.refused[name] = str(error)
-        start, end, planned = time.monotonic(), self.execute.deadline, [*runs.values()]
+        start = time.monotonic()
+        end = self.execute.deadline
+        planned = [*runs.values()]
         late = self.run(planned[:2], end)  # without these there is no verdict
         took = time.monotonic() - start
         late |= self.run(planned[2:], min((time.monotonic() + end) / 2, end - LONGER * FEWEST * took))
@@ -337,7 +341,8 @@ class _Search:
         tried = self.plan(best[0], SEED).settings
         words = _training(tried.rounds, tried.local_epochs)
         self.execute.tell(f"comparing the best methods on test examples, {words} per run: {', '.join(best[:fit])}")
-        runs, failed = list[PlannedRun](), dict[str, str]()
+        runs = list[PlannedRun]()
+        failed = dict[str, str]()
         # Time that is left is for as many further seeds, whatever the results are.
         for number, seed in enumerate([*seeds, *range(max(seeds) + 1, max(seeds) + 1 + len(seeds))]):
             if number >= len(seeds) and time.monotonic() >= self.execute.deadline:
@@ -368,7 +373,8 @@ class _Search:
         }
         ranked = sorted((each for each in results if each.variant in gains), key=lambda each: -gains[each.variant])
         controls = [result for result in ranked if result.variant in CONTROLS]
-        federated, alone = next((result for result in ranked if result not in controls), None), controls[0]
+        federated = next((result for result in ranked if result not in controls), None)
+        alone = controls[0]
         differences = [federated.difference(result, SCORE) for result in controls] if federated else [None]
         beats = all(difference is not None and difference.better(sign) for difference in differences)
         method = federated.variant if federated and beats else alone.variant
@@ -387,7 +393,8 @@ class _Search:
         title = "Which method for these clients"
         done = Comparison(self.out, results, alone, failed, title, verdict, notes, sections)
         publish(done, runs, self.execute)
-        file, settings = self.out / "recommended.toml", self.settings_of(method)
+        file = self.out / "recommended.toml"
+        settings = self.settings_of(method)
         write_text(file, to_toml(settings))
         outcome = {"method": method, "beats_alone": beats, "verdict": verdict, "refused": refused}
         write_text(self.out / "recommend.json", json.dumps(outcome, indent=2) + "\n")
@@ -416,7 +423,8 @@ def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bo
     best = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
     if federated is None:
         return f"No federated method was compared, so it is open whether one beats training alone: {best}."
-    said, difference = "Nothing clearly beats training alone here", federated.difference(alone, SCORE)
+    said = "Nothing clearly beats training alone here"
+    difference = federated.difference(alone, SCORE)
     if difference is None:
         return f"There is no verdict, since {federated.variant} and {alone.variant} have no scores of the same clients."
     if beats:

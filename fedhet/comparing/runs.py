@@ -84,7 +84,8 @@ def _conflict(run: PlannedRun, functions: UserFunctions, besides: Container[str]
         return None
     if run.folder.is_dir() and {path.name for path in run.folder.iterdir()} <= {LOCK}:  # killed as it began
         return None
-    path, wanted = run.folder / "config.toml", run.settings.flat()
+    path = run.folder / "config.toml"
+    wanted = run.settings.flat()
     if not path.is_file():
         return "exists and is not a run directory: choose another folder"
     defaults = {key: default_of(spec) for key, spec in run.settings.specs().items()}  # of keys that came after that run
@@ -230,7 +231,8 @@ def announce(
             problems.append(f"{run.variant} cannot train these clients: {error}\nleave it out, or correct the cause")
             continue
         seconds[run.variant] = time.perf_counter() - strategy.run.round.started
-        served, all_of_them = len(strategy.federation.nodes), config.clients - config.unseen_clients
+        served = len(strategy.federation.nodes)
+        all_of_them = config.clients - config.unseen_clients
         refused = "; ".join(strategy.run.round.lines())
         who = f"all {served}" if served >= all_of_them else f"{served} of {all_of_them}"
         execute.tell(f"{run.variant} serves {who} clients{refused and f' ({refused})'}")
@@ -262,7 +264,8 @@ def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> I
 
     Yields a pair when a job ends: the job's name, and the reason if it failed, else None.
     """
-    waiting, running = iter(jobs), dict[Connection, tuple[Job, Child]]()
+    waiting = iter(jobs)
+    running = dict[Connection, tuple[Job, Child]]()
     try:
         while (left := deadline - time.monotonic()) > 0:
             while len(running) < at_once and (job := next(waiting, None)):

@@ -167,7 +167,8 @@ def shared_settings(
     own: dict[str, dict[str, Value]] = {}
     equalised, notes = set[str](), list[str]()
     for variant in variants:
-        name, wanted = variant.name, _suited_training(completed[variant.name], base, functions)
+        name = variant.name
+        wanted = _suited_training(completed[variant.name], base, functions)
         own[name], said = _own_settings(variant, completed[variant.name], for_all, wanted, by_hand)
         own[name]["rounds"] = rounds_of[name]
         notes += said
@@ -228,9 +229,11 @@ def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) 
 
     `base` has the comparison's settings by key. Its `preset`, such as `fedavg/digits`, names the presets' data set.
     """
-    for_all, method_keys = _preset(base, methods[0]), dict[str, Any]()
+    for_all = _preset(base, methods[0])
+    method_keys = dict[str, Any]()
     for method in methods:
-        settings, prefix = _own_preset(method, base), f"{method.family}."
+        settings = _own_preset(method, base)
+        prefix = f"{method.family}."
         method_keys |= {key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(prefix)}
     return method_keys
 

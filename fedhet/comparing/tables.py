@@ -116,7 +116,8 @@ def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -
     changes = [["method", *(name.replace("_", " ") for name in gains)]]
     costs = [["method", *_COUNTS.values(), "bytes", "time"]]
     for result in results:
-        completed, wanted = len(result.outcomes), result.seeds_wanted
+        completed = len(result.outcomes)
+        wanted = result.seeds_wanted
         seeds = str(completed) if completed == wanted else f"{completed} of {wanted}"
         scores = [_mean(name, "{:.3f} ± " + format_value(result.spread(name)), result) for name in shown]
         difference = differences.get(result.variant)
@@ -218,7 +219,8 @@ def comparison_figure(results: Sequence[VariantResult], width: float = WIDTH, he
         line = look(position)
         rounds = [number for number in sorted(set.intersection(*map(set, by_seed))) if number >= first]
         values = np.array([[curve[number] for number in rounds] for curve in by_seed])
-        means, spreads = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else 0.0
+        means = values.mean(0)
+        spreads = values.std(0, ddof=1) if len(values) > 1 else 0.0
         draw_line(axes, list(zip(rounds, means, strict=True)), **line, label=variant)
         axes.fill_between(rounds, means - spreads, means + spreads, color=line["color"], alpha=0.15, linewidth=0)
     words = f"personal {results[0].outcomes[0].files.metric}"

@@ -244,7 +244,8 @@ def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> tuple[list[Ch
     prefix = f"{variant}:"
     grid |= {name.removeprefix(prefix): values for name, values in tuning.grid.items() if name.startswith(prefix)}
     keys = [key for key in grid if key.rpartition(".")[0] in prefixes and key not in shared.fixed[variant]]
-    choices, remarks = list[Choice](), dict[str, str]()
+    choices = list[Choice]()
+    remarks = dict[str, str]()
     for values in itertools.product(*(grid[key] for key in keys)):
         settings = shared.settings(variant, tuning.seeds[0], dict(zip(keys, values, strict=True)))
         choices.append({key: settings.flat()[key] for key in keys})

@@ -43,7 +43,8 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
     labels = torch.tensor([_labels(row, table) for row in rows], dtype=torch.uint8)
     images = [files[row["Image Index"]] for row in rows]
     examples = Examples(images_of(images, size, mode="L", dataset="chestxray14"), labels)
-    train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
+    train = np.flatnonzero(~tested)
+    test = np.flatnonzero(tested)
     parts = examples.subset(train), examples.subset(test)
     shape = tuple(examples.inputs[:1].shape[1:])
     patients = Owners(owners[train], owners[test])
@@ -80,6 +81,7 @@ def _tested(listed: Path, rows: Sequence[Row], owners: Indices) -> NDArray[np.bo
 def _labels(row: Row, table: Path) -> list[int]:
     named = row["Finding Labels"].split("|")
     if unknown := set(named) - {*FINDINGS, "No Finding"}:
-        finding, image = min(unknown), row["Image Index"]
+        finding = min(unknown)
+        image = row["Image Index"]
         raise DataError(f"the table {table} has the unknown finding {finding!r} of image {image}: download it again")
     return [int(finding in named) for finding in FINDINGS]

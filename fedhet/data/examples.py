@@ -271,7 +271,8 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool =
     drawn = torch.cat([shifts, torch.randint(2, (1, n, 1), generator=generator)])
     down, right, flips = brought(drawn, images.device)
     rows, columns = (torch.arange(size, device=images.device) for size in (height, width))
-    rows, columns = rows + down, torch.where(flips.bool(), columns.flip(0), columns) + right
+    rows = rows + down
+    columns = torch.where(flips.bool(), columns.flip(0), columns) + right
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
     pixels = (_reflected(rows, height)[:, :, None] * width + _reflected(columns, width)[:, None, :]).view(n, 1, -1)
     cropped = images.flatten(2).gather(2, pixels.expand(-1, channels, -1)).view_as(images)

@@ -43,7 +43,8 @@ def folder(place: Path | None) -> DataSet:
     classes = _classes_of(place / CLASSES) or sorted({*labels})
     if unknown := sorted({*labels} - {*classes}):
         raise DataError(f"{place} has images of class {unknown[0]!r}, which {CLASSES} does not name: add it there")
-    owners, seen = np.unique(patients, return_inverse=True)[1], Counter[str]()
+    owners = np.unique(patients, return_inverse=True)[1]
+    seen = Counter[str]()
     for row, label in enumerate(labels if not any(patients) else ()):
         owners[row] = seen[label]
         seen[label] += 1
@@ -52,7 +53,8 @@ def folder(place: Path | None) -> DataSet:
         raise DataError(f"{place} has too few images for training and tests: add images, at least five of a class")
     places = torch.tensor([classes.index(label) for label in labels])
     examples = Examples(images_of(paths, SIDE, mode="RGB", dataset="folder", enlarge=True), places)
-    train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
+    train = np.flatnonzero(~tested)
+    test = np.flatnonzero(tested)
     parts = examples.subset(train), examples.subset(test)
     normalise = Normalise(255.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     dataset = DataSet("folder", *parts, len(classes), Task("classification"), (3, SIDE, SIDE), normalise)

@@ -44,7 +44,8 @@ CIFAR10_FOLDERS = ("", "cifar-10-batches-py", "cifar10/cifar-10-batches-py")
 def _images(
     name: str, parts: Sequence[Examples], transform: Transform, *, augment: Augment | None = None, classes: int = 10
 ) -> DataSet:
-    (train, test), task = parts, Task("classification")
+    train, test = parts
+    task = Task("classification")
     shape = tuple(train.inputs[:1].shape[1:])
     return DataSet(name, train, test, classes, task, shape, transform, augment=augment)
 
@@ -96,7 +97,8 @@ def cifar10(folder: Path | None) -> DataSet:
     """Load CIFAR-10 (Krizhevsky, 2009), normalised and augmented as in FedMA; download it if `folder` is None."""
     place = locate(folder, CIFAR10_FOLDERS, [*CIFAR10_TRAIN, "test_batch"], "CIFAR10")
     images, labels = zip(*(read_cifar(place / file) for file in CIFAR10_TRAIN), strict=True)
-    train, test = Examples(torch.cat(images), torch.cat(labels)), Examples(*read_cifar(place / "test_batch"))
+    train = Examples(torch.cat(images), torch.cat(labels))
+    test = Examples(*read_cifar(place / "test_batch"))
     transform = Normalise(255.0, (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255))
     return _images("cifar10", (train, test), transform, augment=crop_and_flip)
 
@@ -159,7 +161,8 @@ def cifar10_domains_balanced(folder: Path | None) -> DataSet:
 
 
 def _domains(name: str, folder: Path | None, share: float) -> DataSet:
-    colourful, rng = load("cifar10", folder), numpy_generator(0, "domains")
+    colourful = load("cifar10", folder)
+    rng = numpy_generator(0, "domains")
     grey_classes = rng.choice(colourful.classes, colourful.classes // 2, replace=False)
     shares = np.where(np.isin(np.arange(colourful.classes), grey_classes), share, 1 - share)
 

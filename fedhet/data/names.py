@@ -28,7 +28,8 @@ def names_of(value: Any) -> Names:
     if isinstance(value, tuple | list) and len(value) == 2:
         inputs, labels = value
     else:
-        inputs, labels = value, None
+        inputs = value
+        labels = None
     if isinstance(inputs, Mapping) and len(inputs) > 1:
         tables = {f"{COLUMNS}.{part}": table for part, table in inputs.items()}
     else:

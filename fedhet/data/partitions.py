@@ -174,7 +174,8 @@ def by_classes(job: Job) -> Dealt:
 
     Clients choose in turn the classes that the fewest clients have chosen, with ties at random.
     """
-    k, classes = job.classes_per_client, job.dataset.classes
+    k = job.classes_per_client
+    classes = job.dataset.classes
     if not 1 <= k <= classes:
         raise DataError(f"classes-per-client = {k}: must be from 1 to {classes}, the classes of {job.dataset.name}")
     holds = np.zeros((job.clients, classes), dtype=bool)
@@ -363,7 +364,8 @@ def with_validation(
     rows = _candidates(data.train, all_labelled)
     if not share or len(rows) < 2 or data.validation is not None:
         return data
-    rng, classes = numpy_generator(seed, "validation", client), data.train.labels
+    rng = numpy_generator(seed, "validation", client)
+    classes = data.train.labels
     if classes.ndim == 1:
         # If there are fewer examples than classes, chance decides which classes get one, not their numbers.
         distinct, numbers = np.unique(classes.cpu().numpy(), return_inverse=True)

@@ -66,7 +66,8 @@ def check_scales(scales: Mapping[str, Scales]) -> str:
             return f"{first[UNIT]} are {UNIT}, but {first[SIGNED]} are {SIGNED}: {remedy}"
         sizes = sorted((size, words) for words, (_, size) in known.items() if size)
         if sizes and sizes[-1][0] > LARGEST_RATIO * sizes[0][0]:
-            (small, small_words), (large, large_words) = sizes[0], sizes[-1]
+            small, small_words = sizes[0]
+            large, large_words = sizes[-1]
             return (
                 f"{large_words} are {large / small:.3g} times as large as {small_words} (root mean squares {large:.3g} "
                 f"and {small:.3g}): if their units differ, give both in the same"

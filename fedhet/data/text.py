@@ -161,7 +161,9 @@ def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
     The first two, for padding and unknown words, are zeros. Raises a `DataError` for a damaged file or no known word.
     """
     numbers = {word: number for number, word in enumerate(vocabulary, UNKNOWN + 1)}
-    vectors, lines, width = np.zeros((0, 0), np.float32), 0, 0
+    vectors = np.zeros((0, 0), np.float32)
+    lines = 0
+    width = 0
     for row, line in enumerate(rows_of(file), 1):
         word, *values = line.rstrip().split(" ")
         if row == 1:
@@ -202,7 +204,8 @@ def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
         row[WORDS - len(text) :] = [numbers.get(word, UNKNOWN) for word in text]
     examples = Examples(torch.from_numpy(indices), torch.tensor(labels))
     natural = np.where(np.bincount(owners)[owners] >= min_tweets, owners, -1)
-    train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
+    train = np.flatnonzero(~tested)
+    test = np.flatnonzero(tested)
     parts = examples.subset(train), examples.subset(test)
     task = Task("classification")
     people = Owners(natural[train], natural[test])

@@ -125,7 +125,8 @@ def _run(function: Callable[..., None], connection: Connection, *arguments: Any)
 @contextlib.contextmanager
 def _starting() -> Iterator[None]:
     """Context manager in which new processes get one thread, ignore Ctrl-C, and do not import this process's script."""
-    main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in _THREAD_LIMITS}
+    main = sys.modules["__main__"]
+    before = {name: os.environ.get(name) for name in _THREAD_LIMITS}
     in_main_thread = threading.current_thread() is threading.main_thread()
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
     sys.modules["__main__"] = ModuleType("__main__")

@@ -231,7 +231,8 @@ def run_locally(
         config = config.replace(state_dir=str(folder / "state"))
     app = app or make_client_app(**functions.arguments)
     device = device_of(config.device)
-    workers, process = config.workers or (1 if device.type == "mps" else cores()), multiprocessing.current_process()
+    workers = config.workers or (1 if device.type == "mps" else cores())
+    process = multiprocessing.current_process()
     if process.daemon or process.name == RUN:  # each of several runs has one core
         workers = 1
     grid = WorkerGrid(

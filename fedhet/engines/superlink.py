@@ -62,7 +62,8 @@ def superlink(home: Path, place: Path, environment: Mapping[str, str], output: P
     words += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(port)]
     process = begin(words, place, environment, output)
     try:
-        healthy, deadline = False, time.monotonic() + 60
+        healthy = False
+        deadline = time.monotonic() + 60
         while not healthy:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise FedhetError(f"Flower's SuperLink did not start; correct the error:\n{tail(output)}")

@@ -151,7 +151,8 @@ class WorkerGrid(LocalGrid):
         return _Worker(Child(_work, *self._arguments, name="fedhet worker"))
 
     def _alone(self, reason: str) -> None:
-        self._took_over, self.patience = False, math.inf
+        self._took_over = False
+        self.patience = math.inf
         log.warning("clients are trained one after the other: %s", reason)
 
     def _give(self, wanted: Sequence[str]) -> None:
@@ -192,7 +193,8 @@ class WorkerGrid(LocalGrid):
             self._contexts.update((context.node_id, context) for context in contexts)
             self._note(worker.batch, worker.given)
             self._complete(worker.batch, replies)
-            worker.batch, worker.deadline = [], math.inf
+            worker.batch = []
+            worker.deadline = math.inf
         elif not self._took_over:
             self._took_over = True
             self.doing("")

@@ -89,7 +89,8 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Store messages in batches and return their ids; a message is handled when its reply is pulled."""
-        pushed, groups = [], defaultdict[tuple[str, str], list[Message]](list)
+        pushed = []
+        groups = defaultdict[tuple[str, str], list[Message]](list)
         for message in messages:
             pushed.append(identify(message, self._ids))
             # Each client gets records of its own; the bytes of arrays, which are read-only, are not copied.

@@ -85,7 +85,9 @@ def colour_terminals_only() -> None:
 
 def be_server() -> None:
     """Make Flower treat messages of this process as messages from the server of a run."""
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER_ID
+    TaskIdentity.task_id = 1
+    TaskIdentity.run_id = RUN_ID
+    TaskIdentity.node_id = SERVER_ID
 
 
 def failure(message: Message, reason: str) -> Message:

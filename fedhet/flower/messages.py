@@ -140,7 +140,8 @@ def ask_app(
     Returns the arrays and metrics of its reply, the name of the metric that is the client's weight, and the reply's
     ConfigRecords. Raises a FedhetError if the reply is an error or lacks the records that Flower's strategies need.
     """
-    content, kind = message.content, message.metadata.message_type
+    content = message.content
+    kind = message.metadata.message_type
     along: dict[str, Any] = {k: v for k, v in content.config_records["request"].items() if k not in OURS}
     names = {key.removeprefix(NAMES): value for key, value in along.items() if key.startswith(NAMES)}
     evaluation = {key.removeprefix(EVALUATE): value for key, value in along.items() if key.startswith(EVALUATE)}

@@ -187,7 +187,8 @@ def wrapper_ledger(
             return "the noise of adaptive clipping depends on a norm that updates determine: use fixed clipping"
         if not wrapper.noise_multiplier:
             return "noise_multiplier is 0"
-        norm, models = wrapper.clipping_norm, {client: reply.arrays["model"] for client, reply in replies.items()}
+        norm = wrapper.clipping_norm
+        models = {client: reply.arrays["model"] for client, reply in replies.items()}
         for client, model in models.items():
             if (moved := _distance(model, before)) > (1 + ROUNDING) * norm:
                 return (

@@ -174,7 +174,8 @@ def from_factors(packed: Arrays, before: Arrays, spec: Spec, group: str) -> Arra
     expected: Spec = {}
     for name, (shape, dtype) in spec.items():
         if len(shape) > 1 and f"{name}{LEFT}" in packed:
-            rows, columns = shape[0], math.prod(shape[1:])
+            rows = shape[0]
+            columns = math.prod(shape[1:])
             rank = min(sum(packed[f"{name}{LEFT}"].shape[1:2]), rows, columns)
             expected |= {f"{name}{LEFT}": ((rows, rank), dtype), f"{name}{RIGHT}": ((rank, columns), dtype)}
         else:

@@ -210,7 +210,8 @@ def _spec(record: Mapping[str, Any]) -> Spec:
         raise WireError(f"the client shares {len(keys)} arrays, but the limit is {MOST_ARRAYS}: use a smaller model")
     spec: Spec = {}
     for key in keys:
-        name, text = key.removeprefix("spec."), Fields(record).text(key)
+        name = key.removeprefix("spec.")
+        text = Fields(record).text(key)
         dtype, *lengths = text.split(",")
         shaped = all(length.isdecimal() and length.isascii() and int(length) for length in lengths[:32])
         named = name.isprintable() and 0 < len(name) <= 10 * LONGEST
@@ -378,7 +379,8 @@ def _own(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
 
 def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
     numbers = Fields(metrics)
-    name, values = key.removesuffix("-metric"), metrics[key]
+    name = key.removesuffix("-metric")
+    values = metrics[key]
     weights: Any = metrics.get(f"{name}-weight")
     if not (
         len(name) <= LONGEST
@@ -392,7 +394,8 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
             f"the client's reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}, "
             f"but must be equally long lists of values and of weights from 0 to {MOST_WEIGHT:.0e}: correct the metric"
         )
-    loss, weight = numbers.number(f"{name}-loss"), numbers.number(f"{name}-loss-weight", 0.0)
+    loss = numbers.number(f"{name}-loss")
+    weight = numbers.number(f"{name}-loss-weight", 0.0)
     return Measured(Metric(tuple(values), tuple(weights)), loss, max(weight, 0.0))
 
 

@@ -130,7 +130,8 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Value:
 
 
 def _must_be(value: Any, spec: Field[Any]) -> str:
-    wanted, choices = type(default_of(spec)), get_args(spec.type)
+    wanted = type(default_of(spec))
+    choices = get_args(spec.type)
     if type(value) is not wanted:
         return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[wanted]
     if isinstance(value, str) and any(unicodedata.category(character) in ("Cc", "Cs") for character in value):

@@ -138,14 +138,16 @@ class StagedNetwork(nn.Module):
     def __init__(self, input_shape: Shape, classes: int, *, widths: Sequence[int], depths: Sequence[int], family: str):
         super().__init__()
         block, activation, widened = _FAMILIES[family]
-        channels, width = image_shape(input_shape, smallest=8)[0], widened * widths[-1]
+        channels = image_shape(input_shape, smallest=8)[0]
+        width = widened * widths[-1]
         self.stem = convolution(channels, widths[0], activation=activation)
         last = convolution(widths[-1], width, kernel=1, activation=activation) if widened > 1 else nn.Identity()
         stages: list[nn.Module] = []
         for stage, (fan_in, fan_out) in enumerate(pairwise((widths[0], *widths))):
             first = block(stage, fan_in, fan_out, 2 if stage else 1)
             stages.append(nn.Sequential(first, *(block(stage, fan_out, fan_out, 1) for _ in range(depths[stage] - 1))))
-        self.stages, self.last = nn.Sequential(*stages), last
+        self.stages = nn.Sequential(*stages)
+        self.last = last
         self.mean = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(1))
         self.head = nn.Linear(width, classes)
 
@@ -163,7 +165,8 @@ def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
 
 def _mobile(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (6, 5))[stage]
-    expanded, activation = expansion * fan_in, nn.ReLU if stage < 2 else nn.Hardswish
+    expanded = expansion * fan_in
+    activation = nn.ReLU if stage < 2 else nn.Hardswish
     gate = None if stage == 1 else partial(SqueezeExcitation, expanded, expanded // 4, nn.ReLU, nn.Hardsigmoid)
     return InvertedResidual((fan_in, expanded, fan_out), stride, kernel, activation, gate)
 

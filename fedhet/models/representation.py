@@ -188,7 +188,8 @@ class Representation:
         """
         if values.ndim != 3 or self.places != "one" or not self._pooled:
             return values
-        mask, first = inputs.get("attention_mask"), next(iter(inputs.values()), None)
+        mask = inputs.get("attention_mask")
+        first = next(iter(inputs.values()), None)
         padding = getattr(getattr(self.model, "config", None), "pad_token_id", None)
         if mask is None and padding is not None and isinstance(first, Tensor) and not first.is_floating_point():
             mask = first != padding
@@ -201,10 +202,12 @@ class Representation:
         return values[torch.arange(len(values), device=values.device), last]
 
     def _check(self, inputs: Mapping[str, Any] = MappingProxyType({}), *values: Callable[[], Any]) -> Tensor:
-        title, key = self._title, "representation" if self._by_output else "head"
+        title = self._title
+        key = "representation" if self._by_output else "head"
         if not values:
             raise ModelError(f"the forward pass did not compute {title}; set {key} to a module that it calls")
-        value, first = values[0](), next(iter(inputs.values()), None)
+        value = values[0]()
+        first = next(iter(inputs.values()), None)
         rows = first.shape[0] if isinstance(first, Tensor) and first.ndim else None  # len() is constant in an export
         if isinstance(value, Tensor):
             if value.ndim > 2 and (self.places == "pixels" or isinstance(self._module, _CONVOLUTIONS)):

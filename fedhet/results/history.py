@@ -389,7 +389,8 @@ def read_run(folder: Path | str) -> RunFiles:
     check_links(folder)
     if not config.is_file():
         raise FedhetError(f"{folder} is not the directory of a run: it has no config.toml; give another directory")
-    settings, path = all_printable(toml.load(config)), folder / "summary.json"
+    settings = all_printable(toml.load(config))
+    path = folder / "summary.json"
     try:
         summary = parse_object(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:

@@ -69,7 +69,9 @@ class RunDirectory(Observer):
         self._before, _ = spent()
         self._ran = _ran()
         self.earlier_seconds = 0.0
-        self._supplied, self._resume, self._unchanged = supplied, resume, True
+        self._supplied = supplied
+        self._resume = resume
+        self._unchanged = True
         self._replacing = replacing
         self._texts = {"history.jsonl": b"", "clients.csv": files.csv_lines([COLUMNS]).encode()}
         self._digests = dict[str, "hashlib.blake2b"]()
@@ -138,7 +140,9 @@ class RunDirectory(Observer):
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Append the round to the files, then save the state; after a crash in between, resuming removes the round."""
         self._begin()
-        number, every, final = report.row["round"], self.config.save_every, report.row.get("final")
+        number = report.row["round"]
+        every = self.config.save_every
+        final = report.row.get("final")
         path = self.folder / "checkpoint" / f"{number}.safetensors"
         before_last = path.with_name(f"{(run.state.stopped or self.config.rounds) - 1}{path.suffix}")
         earlier = [] if final else [old for old in self._checkpoints() if old != path]
@@ -249,7 +253,8 @@ class RunDirectory(Observer):
 
     def _checkpoint(self) -> Path | None:
         """Return the checkpoint to resume from, or None; keep the history only up to the checkpoint's round."""
-        rounds, planned = self.config.rounds, toml.load(self.folder / "config.toml").get("rounds", 0)
+        rounds = self.config.rounds
+        planned = toml.load(self.folder / "config.toml").get("rounds", 0)
         last = max(self._checkpoints(), key=lambda path: int(path.stem), default=None)
         if last and 0 < planned < rounds:
             schedule, method = self.config.lr_schedule, self.config.method_name

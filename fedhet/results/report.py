@@ -276,7 +276,8 @@ def _settings(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _about(run: RunFiles) -> str:
-    done, summary = last_round(run.rows), run.summary
+    done = last_round(run.rows)
+    summary = run.summary
     wanted, seed = (run.settings.get(key, "?") for key in ("rounds", "seed"))
     if isinstance(wanted, int) and wanted:
         wanted += bool(run.settings.get("closing-epochs"))  # which are a round
@@ -306,9 +307,11 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     if up or down:
         facts.append(("bytes", format_bytes(up + down), f"{format_bytes(up)} up, {format_bytes(down)} down"))
     if privacy := summary.get("privacy"):
-        value, note = "no epsilon is known", privacy["note"]
+        value = "no epsilon is known"
+        note = privacy["note"]
         if privacy["epsilon"] is not None:
-            value, note = f"epsilon {privacy['epsilon']:.4g}", f"delta {privacy['delta']:g}; {note}"
+            value = f"epsilon {privacy['epsilon']:.4g}"
+            note = f"delta {privacy['delta']:g}; {note}"
         facts.append(("privacy", value, note))
     problems = [line.partition(":")[0] for line in run.absences]
     if summary.get("failures"):
@@ -325,7 +328,8 @@ def _failures(run: RunFiles) -> list[tuple[str, str, str, str]]:
     hit = grouped((str(each.get("reason")), (round, str(each.get("client")))) for round, each in failures)
     lines = []
     for reason, hits in hit.items():
-        rounds, clients = sorted({round for round, _ in hits}), sorted({client for _, client in hits}, key=client_order)
+        rounds = sorted({round for round, _ in hits})
+        clients = sorted({client for _, client in hits}, key=client_order)
         lines.append((reason, str(len(hits)), _few(map(str, rounds)), _few(clients)))
     return lines
 

@@ -98,7 +98,8 @@ class State:
         try:
             arrays, text = read_arrays(path)
             saved = json.loads(text["state"])
-            kinds, values = _kinds(cls), saved["values"]
+            kinds = _kinds(cls)
+            values = saved["values"]
             state = cls(**{name: values[name] for name, kind in kinds.items() if kind is None and name in values})
             for place in saved["arrays"]:  # in their order, which the file does not keep
                 name, member, key = place.split("/", 2)

@@ -65,11 +65,13 @@ class TerminalTable:
 
 def format_bytes(number: float) -> str:
     """Format a number of bytes in decimal units, such as `931 B`, `12.3 KB` or `4.56 MB`."""
-    size, unit = float(number), "B"
+    size = float(number)
+    unit = "B"
     for larger in ("KB", "MB", "GB", "TB"):
         if size < 999.5:
             break
-        size, unit = size / 1000, larger
+        size = size / 1000
+        unit = larger
     return f"{size:.0f} B" if unit == "B" else f"{size:#.3g} {unit}".replace(". ", " ")
 
 
@@ -201,7 +203,8 @@ class ProgressLine(Observer):
         self._live.update(self._task, news=what)
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        row, final = report.row, bool(report.row.get("final"))
+        row = report.row
+        final = bool(report.row.get("final"))
         self._bytes += row["bytes_up"] + row["bytes_down"]
         self._rows.append(row)
         number = len(row["participants"])

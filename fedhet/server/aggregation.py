@@ -168,7 +168,8 @@ def robust(clients: list[list[Array]], rule: str, fraction: float) -> list[Array
     `clients` has each client's arrays, in the same order. The rules `median` and `trimmed-mean` (Yin et al., ICML 2018)
     aggregate each entry of the arrays; `krum` and `multi-krum` (Blanchard et al., NeurIPS 2017) select clients.
     """
-    count, weighted = len(clients), [(arrays, 1) for arrays in clients]
+    count = len(clients)
+    weighted = [(arrays, 1) for arrays in clients]
     # At least one if any are expected, but fewer than half, since no rule tolerates more.
     byzantine = min(math.ceil(fraction * count), (count - 1) // 2)
     if rule == "median":

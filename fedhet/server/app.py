@@ -162,7 +162,8 @@ def scored(
     """
     if not len(examples):
         return None
-    test, prepare = resident(examples, device), client_setup.transform_of(dataset, precision(network.to(device)))
+    test = resident(examples, device)
+    prepare = client_setup.transform_of(dataset, precision(network.to(device)))
     with torch.no_grad():
         outputs = network.eval()(prepare(test.inputs[:2]))
     task = task.of(outputs, test.labels).measuring(config.metric, listed(config.metrics))

@@ -69,7 +69,8 @@ def _fraction(count: int, hits: Columns) -> Metric:
 def _table(scores: Tensor, labels: Tensor) -> Columns:
     """Return by class numbers of correct predictions, of predictions and of labels, and of examples with either."""
     labels = labels.long()
-    counts, classes = labels != IGNORED, scores.shape[-1]
+    counts = labels != IGNORED
+    classes = scores.shape[-1]
     example = torch.arange(len(labels), device=labels.device).reshape(-1, *[1] * (labels.ndim - 1)) * classes
 
     def by_class(chosen: Tensor, of: Tensor) -> Tensor:  # (n, classes)
@@ -102,7 +103,8 @@ def _f1(count: int, *columns: Columns) -> Metric:
 def _f1_of_one(count: int, *columns: Columns) -> Metric:
     """Return the F1 of class 1 of two; the examples behind it are those of class 1 or, if fewer, the others."""
     metric = _f1(count, *columns)
-    behind, others = metric.behind[1], count - metric.behind[1]
+    behind = metric.behind[1]
+    others = count - metric.behind[1]
     return Metric(metric.values[1:], metric.weights[1:], (min(behind, others) if others else behind,))
 
 
@@ -114,7 +116,8 @@ def _iou(count: int, *columns: Columns) -> Metric:
 def _signs(outputs: Tensor, labels: Tensor) -> Columns:
     """Return the columns of `_table`, by label of a multi-label task."""
     predicted, actual = outputs > 0, labels > 0.5
-    both, either = predicted & actual, (predicted | actual).sum(0)
+    both = predicted & actual
+    either = (predicted | actual).sum(0)
     return both.sum(0), predicted.sum(0), actual.sum(0), either, actual.sum(0)
 
 
@@ -124,7 +127,8 @@ def _signs(outputs: Tensor, labels: Tensor) -> Columns:
 def _class_scores(scores: Tensor, labels: Tensor) -> Columns:
     """Return scores and labels of each class against all others; of two classes, those of class 1."""
     counted = labels != IGNORED
-    scores, labels = scores[counted], labels[counted].long()
+    scores = scores[counted]
+    labels = labels[counted].long()
     if scores.shape[-1] == 2:
         return scores.diff(dim=-1), labels[:, None]
     # Equal probabilities, as those of trees, stay equal: the normalisation of others differs by rounding errors.

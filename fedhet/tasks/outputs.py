@@ -146,7 +146,8 @@ class TokenClassification(Outputs):
     places: ClassVar[Literal["one", "tokens", "pixels"]] = "tokens"
 
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        scores, labels = self.scores(outputs).flatten(0, -2), labels.flatten().long()
+        scores = self.scores(outputs).flatten(0, -2)
+        labels = labels.flatten().long()
         total = F.cross_entropy(scores, labels, weights, reduction="sum", ignore_index=IGNORED)
         counted = labels != IGNORED
         # Without a selection, whose size depends on values, `torch.func.vmap` can compute it for each example.
@@ -194,7 +195,8 @@ class Segmentation(TokenClassification):
         if outputs.shape[1] > 1:
             return outputs, labels.long()
         labels = labels.unsqueeze(1)
-        counts, labels = labels.long() != IGNORED, labels.to(outputs.dtype)
+        counts = labels.long() != IGNORED
+        labels = labels.to(outputs.dtype)
         return (outputs, labels) if bool(counts.all()) else (outputs[counts], labels[counts])
 
 

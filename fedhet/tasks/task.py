@@ -27,7 +27,8 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
     `multi-label`. Tasks with a class for each token or pixel are recognised by the axes. Otherwise, float labels mean
     `regression` and integers `classification`. Raises a DataError if float labels may be classes or probabilities.
     """
-    binary, one_each = zeros_and_ones(labels), labels.numel() == len(labels)
+    binary = zeros_and_ones(labels)
+    one_each = labels.numel() == len(labels)
     if binary and one_each and len(outputs) and outputs[0].numel() == 1:
         return "binary"
     if binary and labels.ndim == 2 and not one_each and outputs.shape[1:] == labels.shape[1:]:

@@ -132,7 +132,8 @@ def read(
     `inputs` (n, ...) are raw, and `transform` maps them to the model's inputs. The model is left in evaluation mode.
     """
     model.eval()
-    rows, values = min(rows, rows_at_once(model, inputs, transform)), []
+    rows = min(rows, rows_at_once(model, inputs, transform))
+    values = []
     for span in spans(len(inputs), rows):
         values.append(forward(model, transform(inputs[span]), until=until, learns=False)[0])
     return torch.cat(values)

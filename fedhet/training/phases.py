@@ -90,7 +90,8 @@ def decayed(model: nn.Module, parameters: Sequence[Tensor]) -> list[bool]:
     """
     exempt = set[int]()
     for path, module in model.named_modules():
-        layer, kinds = path.rpartition(".")[2], [kind.__name__ for kind in type(module).__mro__]
+        layer = path.rpartition(".")[2]
+        kinds = [kind.__name__ for kind in type(module).__mro__]
         matrix = isinstance(module, nn.Linear | nn.Embedding | _ConvNd)
         for name, parameter in module._parameters.items():
             name = layer if isinstance(module, ParametrizationList) else name  # of the tensor that has parameters
@@ -146,7 +147,8 @@ def soft_divergence(
     sigmoids, averaged over labels. Gradients scale with 1 / T^2, for which the caller must compensate. `mean` computes
     means over the examples of a batch of networks, such as `Step.mean`.
     """
-    outputs, wanted = outputs / temperature, wanted.detach() / temperature
+    outputs = outputs / temperature
+    wanted = wanted.detach() / temperature
     if mean is None:
         mean = torch.mean
         divergences: Callable[[Tensor, Tensor], Tensor] = partial(F.kl_div, log_target=True, reduction="none")
@@ -297,7 +299,10 @@ class Term:
         public: bool = False,
         **constants: Any,
     ) -> None:
-        self.function, self.draw, self.captures, self.constants = function, draw, captures or {}, constants
+        self.function = function
+        self.draw = draw
+        self.captures = captures or {}
+        self.constants = constants
         self.weighted, self.public = weighted, public
         self._first: tuple[Mapping[str, Any] | None] | None = None
 

@@ -410,7 +410,8 @@ def _prepared_once(
     for step, most in enumerate(sizes.amax(0).tolist()):
         active = sum(length > step for length in lengths)
         here = slice(active), step, slice(most)
-        chosen, shape = places[here].flatten(), places[here].shape
+        chosen = places[here].flatten()
+        shape = places[here].shape
         arrays = (array.index_select(0, chosen).unflatten(0, shape) for array in (inputs, labels))
         yield sizes[:active, step].tolist(), *arrays, rows[here], weights[here]
 

@@ -119,7 +119,9 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
     with one_at_a_time(), settings_restored():
         generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
         states = [generator.get_state() for generator in generators]
-        python, numpy, default_rng = random.getstate(), mtrand.get_bit_generator(), np.random.default_rng
+        python = random.getstate()
+        numpy = mtrand.get_bit_generator()
+        default_rng = np.random.default_rng
         spare = _spare.pop() if _spare else np.random.MT19937()
         mtrand.set_bit_generator(spare)
         setattr(np.random, "default_rng", _seeded_default_rng)  # noqa: B010 - mypy accepts no other function
@@ -144,7 +146,9 @@ def splitting_alike(seed: int, then: int) -> Iterator[None]:
     (`torch.randperm`, `random_split`) depends only on `seed` and its length, not on other draws such as initial
     weights. Seeds that the function sets itself take precedence.
     """
-    loading, permutation, batches = True, torch.randperm, DataLoader.__iter__
+    loading = True
+    permutation = torch.randperm
+    batches = DataLoader.__iter__
     first = derive_seed(then, "first")
 
     def begin(*_: object) -> None:
@@ -200,7 +204,8 @@ def reseeded(values: Iterable[object]) -> Iterator[None]:
 def _reseed(generator: Any, seed: int) -> Callable[[], object]:
     """Reseed a torch, NumPy or Python generator by `seed` and its next number; return a function to restore it."""
     if isinstance(generator, torch.Generator):
-        before, drawn = generator.get_state(), torch.empty((), dtype=torch.int64, device=generator.device)
+        before = generator.get_state()
+        drawn = torch.empty((), dtype=torch.int64, device=generator.device)
         generator.manual_seed(derive_seed(seed, int(drawn.random_(generator=generator))))
         return partial(generator.set_state, before)
     if isinstance(generator, random.Random):

@@ -65,7 +65,8 @@ class PrintableLog(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Format and escape the message of a record; no record is dropped."""
-        record.msg, record.args = printable(record.getMessage(), keep="\n\t"), None
+        record.msg = printable(record.getMessage(), keep="\n\t")
+        record.args = None
         return True
 
 

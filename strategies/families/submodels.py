@@ -140,7 +140,8 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         if WHOLE not in reply.arrays:
             return super().first_model(reply)
         groups = read_network(self.state.network)
-        shapes, spec = groups.shapes(groups.widths), self.federation.specs[reply.client]
+        shapes = groups.shapes(groups.widths)
+        spec = self.federation.specs[reply.client]
         expected = {name: (shapes[name], dtype) for name, (_, dtype) in spec.items()}
         check(reply.arrays[WHOLE], expected, "the client's whole network")
         return reply.arrays[WHOLE]

@@ -66,7 +66,8 @@ def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
     weights, vectors = torch.linalg.eigh(values.T @ values if narrow else values @ values.T)
     weights, vectors = weights.flip(0), vectors.flip(1)
     positive = weights > weights[0] * len(weights) * torch.finfo(weights.dtype).eps
-    weights, vectors = weights[positive], vectors[:, positive]
+    weights = weights[positive]
+    vectors = vectors[:, positive]
     return weights, (values @ vectors) * weights.rsqrt() if narrow else vectors
 
 
@@ -199,7 +200,8 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
     means = []
     for block in zip(*clients, strict=True):
         width = max(descriptors.shape[1] for descriptors in block)
-        sums, counts = torch.zeros(len(block[0]), width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+        sums = torch.zeros(len(block[0]), width, dtype=torch.float64)
+        counts = torch.zeros(width, dtype=torch.float64)
         for descriptors in block:
             sums[:, : descriptors.shape[1]] += descriptors
             counts[: descriptors.shape[1]] += 1
@@ -257,7 +259,9 @@ def unpack(packed: Packed) -> Tensor:
     """Return the float32 tensor that `pack` packed; raise a ValueError or ModelError if the arrays are not valid."""
     if (dtypes := {name: array.dtype.name for name, array in packed.items()}) != DTYPES:
         raise ValueError(f"each sent tensor must have arrays {DTYPES}, not {str(dtypes)[:200]}: use one fedhet version")
-    values, exponent, (least, most) = packed["values"], packed["exponent"], EXPONENTS
+    values = packed["values"]
+    exponent = packed["exponent"]
+    least, most = EXPONENTS
     if exponent.shape != () or not least <= int(exponent) <= most:
         got = f"{str(exponent)[:50]}: use one version of fedhet on the server and all clients"
         raise ValueError(f"the array 'exponent' of a sent tensor must be one integer from {least} to {most}, got {got}")

@@ -142,7 +142,8 @@ class Variables:
         """
         if not self.moves(axis):
             return list(map(fixed, sizes))
-        before, ways = self.meaning, []
+        before = self.meaning
+        ways = []
         for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
             self.meaning = dict(before)
             with suppress(_Misfit):
@@ -256,7 +257,9 @@ class Variables:
         return tuple(first), tuple(rest)
 
     def _split(self, axis: Axis, sizes: Sequence[int], place: int) -> list[Axis]:
-        outer, size, inner = prod(sizes[:place]), sizes[place], prod(sizes[place + 1 :])
+        outer = prod(sizes[:place])
+        size = sizes[place]
+        inner = prod(sizes[place + 1 :])
         first, rest = self._cut(axis, size * inner)
         for _ in range(outer - 1):
             part, rest = self._cut(rest, size * inner)

@@ -50,8 +50,10 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
     the last stage, those before it only prepare the inputs, as convolutions that make patches, and are left out.
     `example` is a batch of inputs.
     """
-    graph, modules = architecture_graph(model, example), dict(model.named_modules())
-    axes, trunk = features(graph), {place: name for place, _, name in _trunk(graph)}
+    graph = architecture_graph(model, example)
+    modules = dict(model.named_modules())
+    axes = features(graph)
+    trunk = {place: name for place, _, name in _trunk(graph)}
     ends: dict[int, tuple[int, str, int]] = {}  # nesting, name and number of layers so far, by size
     layers = list(accumulate(_is_layer(graph, node) for node in graph))
     since: set[int] = set()  # sizes of the layers since the last stage ended
@@ -61,7 +63,8 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
         size = prod(node.shape[1:]) // node.shape[axes[node.name]]
         if _is_layer(graph, node):
             since.add(size)
-        name, known = trunk.get(place, ""), ends.get(size)
+        name = trunk.get(place, "")
+        known = ends.get(size)
         follows = known is not None and not any(modules[known[1]].children())  # as an activation follows its layer
         if not name or not (size in since or follows):
             continue
@@ -238,7 +241,8 @@ class Exits(nn.Module):
         """Add an exit (a linear layer) after each block but the last; `groups` is from `groups_by_depth(self, ...)`."""
         self.ends = tuple((slot.parameter, slot.axis) for slot in groups[0].rows)
         floats = filter(torch.is_floating_point, self.network.parameters())
-        shapes, like = groups.shapes(groups.widths), next(floats, torch.empty(0))
+        shapes = groups.shapes(groups.widths)
+        like = next(floats, torch.empty(0))
         for number in range(len(self.ends)):
             classes, width = shapes[f"{EXITS}.{number}.weight"]
             self.exits.append(nn.Linear(width, classes, dtype=like.dtype, device=like.device))
@@ -283,7 +287,8 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     ends = block_ends(network, inputs, model.count, model.names)
     graph = architecture_graph(network, inputs)
     needed = depths(graph, ends)
-    shapes, values = dict(graph.shapes), {name: list[Tensor]() for name in ends}
+    shapes = dict(graph.shapes)
+    values = {name: list[Tensor]() for name in ends}
     with ExitStack() as hooks, in_evaluation_mode(network), torch.no_grad():
         for name in ends:
             add = lambda _module, _args, value, name=name: values[name].append(tensor_of(value, name))  # noqa: E731

@@ -163,7 +163,8 @@ class _Reader:
                 nodes.append(each)
         used = {name for each in nodes for name in each.parameters.values()}
         unused = [name for name, _ in self.model.named_parameters() if self.tied.get(name, name) not in used]
-        kinds, title = kinds_of(self.model), type(self.model).__name__
+        kinds = kinds_of(self.model)
+        title = type(self.model).__name__
         called = frozenset(self.called)
         return ArchitectureGraph(title, tuple(reversed(nodes)), self.shapes, self.tied, tuple(unused), kinds, called)
 
@@ -174,7 +175,9 @@ class _Reader:
         if schema and not schema.returns and not writes:
             return  # a check that export adds to the graph
         name = schema.name.removeprefix("aten::").replace("::", ".") if schema else getattr(node.target, "__name__", "")
-        inputs, parameters, options = [], {}, {}
+        inputs = []
+        parameters = {}
+        options = {}
         for role, value in _arguments(node):
             nodes: list[fx.Node] = []
             fx.node.map_arg(value, nodes.append)
@@ -195,8 +198,10 @@ class _Reader:
         # The result of a write to a view changes all tensors that share its memory.
         value = self._original(node)
         while (viewed := _viewed(value)) is not None:
-            written, value = self.values[value], self._original(viewed)
-            name, inputs = f"{node.name}_in_{value.name}", (self._value(value), written)
+            written = self.values[value]
+            value = self._original(viewed)
+            name = f"{node.name}_in_{value.name}"
+            inputs = (self._value(value), written)
             self.nodes.append(Node(name, "as_strided_scatter", self._module(node), inputs, _shape(value)))
             self.values[value] = name
 
@@ -211,7 +216,8 @@ class _Reader:
         parameters: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        names, values = tuple(name for name, _ in inputs), tuple(self._value(value) for _, value in inputs)
+        names = tuple(name for name, _ in inputs)
+        values = tuple(self._value(value) for _, value in inputs)
         self.nodes.append(
             Node(node.name, operator, self._module(node), values, _shape(node), names, parameters or {}, options or {})
         )

@@ -108,7 +108,8 @@ def _type(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def _convolution(node: Node, weight: tuple[int, ...]) -> str:
-    groups, transposed = int(node.options.get("groups", 1)), "transpose" in node.operator
+    groups = int(node.options.get("groups", 1))
+    transposed = "transpose" in node.operator
     # (out, in / groups, ...), and (in, out / groups, ...) for transposed convolutions.
     channels = (weight[0], weight[1] * groups) if transposed else (weight[1] * groups, weight[0])
     kind = "ct" if transposed else "c"

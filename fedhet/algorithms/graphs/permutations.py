@@ -181,7 +181,8 @@ def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -
 def _check(graph: ArchitectureGraph, node: Node) -> None:
     if node.operator not in RULES:
         name = node.operator if "." in node.operator else f"aten.{node.operator}"
-        before, place = node, repr(node.module)
+        before = node
+        place = repr(node.module)
         while not before.module and before.inputs:  # the network's own forward: name the module that ran before
             before = graph[before.inputs[0]]
             place = f"the forward, after {before.module!r}"

@@ -30,7 +30,8 @@ def resize(model: nn.Module, state: State) -> nn.Module:
     Recurrent layers of different widths become ``StackedRecurrent``, and resized ``nn.MultiheadAttention`` becomes
     ``HeadAttention``. Raises UnsupportedArchitecture for a layer of PyTorch that fedhet does not know how to resize.
     """
-    result, lacking = copied(model), model.state_dict().keys() - state.keys()
+    result = copied(model)
+    lacking = model.state_dict().keys() - state.keys()
     # By storage of the replaced tensor, to keep ties; the tensor is kept so that its storage is not reused.
     new: dict[Hashable, tuple[Tensor, Tensor]] = {}
     for prefix, module in list(result.named_modules()):
@@ -132,7 +133,8 @@ def _replaced(module: nn.Module, name: str) -> nn.Module:
             outputs, inputs = module.weight.shape[:2]
             if module.groups > 1:  # groups keep their number of outputs
                 module.groups = outputs // (module.out_channels // module.groups)
-            module.out_channels, module.in_channels = outputs, inputs * module.groups
+            module.out_channels = outputs
+            module.in_channels = inputs * module.groups
         case _BatchNorm():
             module.num_features = next(len(v) for v in (module.weight, module.running_mean) if v is not None)
         case nn.Embedding():
@@ -204,7 +206,9 @@ class HeadAttention(nn.Module):
             raise UnsupportedArchitecture(
                 "nn.MultiheadAttention cannot change its width: leave out kdim, vdim, add_bias_kv and add_zero_attn"
             )
-        self.dropout, self.batch_first, self.scale = attention.dropout, attention.batch_first, attention.head_dim**-0.5
+        self.dropout = attention.dropout
+        self.batch_first = attention.batch_first
+        self.scale = attention.head_dim**-0.5
         # A single head can have any size.
         self.sizes = (3, -1, attention.head_dim) if attention.num_heads > 1 else (3, 1, -1)
         self.in_proj_weight: nn.Parameter = attention.in_proj_weight

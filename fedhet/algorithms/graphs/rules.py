@@ -245,7 +245,8 @@ def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Ax
 def _convolution(variables: Variables, node: Node, value: Value) -> Value:
     # A unit is a filter or, with several groups, a group of filters.
     weight = variables.graph.shapes[node.parameters["weight"]]
-    groups, channels = node.options["groups"], entries(value[1])
+    groups = node.options["groups"]
+    channels = entries(value[1])
     variables.refuse_moving(node, value[2:])
     if groups == 1:
         variables.bind(node, "weight", 1, value[1], writes=False)
@@ -322,7 +323,8 @@ def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -
         raise UnsupportedArchitecture(
             f"an initial state that the network computes, as for {node}, is not supported: leave the state out (zeros)"
         )
-    axis, hidden = value[-1], []
+    axis = value[-1]
+    hidden = []
     for layer in range(node.options["num_layers"]):
         directions = []
         for suffix in ("", "_reverse") if node.options["bidirectional"] else ("",):

@@ -73,7 +73,8 @@ def expand(
 
 def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -> dict[str, Array]:
     """Return the state of a network with only the assigned units of a wider one, given by indices for each group."""
-    whole, result = groups.with_widths(widths(state, groups)), _arrays(state)
+    whole = groups.with_widths(widths(state, groups))
+    result = _arrays(state)
     for name, array in result.items():
         for number, axis in enumerate(whole.axes[name]):
             if (places := _entries(axis, assignments)) is not None:
@@ -119,11 +120,13 @@ def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
     """Return the state with a group's weights replaced by `matrix` (L, D), with a row for each unit (see `rows`)."""
-    result, end = _arrays(state), 0
+    result = _arrays(state)
+    end = 0
     result |= {slot.parameter: result[slot.parameter].copy() for slot in groups[index].rows}
     for slot, places in _row_places(state, groups, index):
         front = _front(result, slot)
-        start, end = end, end + places.shape[1] * front[0].size
+        start = end
+        end = end + places.shape[1] * front[0].size
         front[places] = matrix[:, start:end].reshape(*places.shape, *front.shape[1:])
     return tie(result, groups)
 
@@ -147,7 +150,8 @@ def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
     # Indices along an axis of the given units' entries, and of all entries of other groups.
     if not any(segment.group in units for segment in axis):
         return None
-    start, parts = 0, []
+    start = 0
+    parts = []
     for segment in axis:
         chosen = np.asarray(units.get(segment.group, np.arange(segment.width)))  # type: ignore[arg-type]
         parts.append(start + (chosen[:, None] * segment.block + np.arange(segment.block)).ravel())

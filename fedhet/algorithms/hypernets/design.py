@@ -81,7 +81,8 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
     for role, shape in node.shapes.items():
         if role in node.constants:
             continue
-        own, rule = node.starts.get(role), std_of(node.type, shape)
+        own = node.starts.get(role)
+        rule = std_of(node.type, shape)
         drawn = own is not None if role == "value" else len(shape) > 1
         if own is not None and not own.std:
             slots[role] = Slot(shape, own.mean)
@@ -103,7 +104,8 @@ def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
     with PyTorch's default initialisation, whose ratio is 0.41, activations would vanish. If `own.exact`, it is always
     the ratio.
     """
-    ratio, margin = (own.std / rule if own else 1.0), prod(shape) ** -0.5
+    ratio = own.std / rule if own else 1.0
+    margin = prod(shape) ** -0.5
     if own is not None and own.exact:
         return ratio
     return 1.0 if (1 - margin) / 3 < ratio < 1.5 * (1 + margin) else ratio
@@ -141,7 +143,8 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
     False, the layer that computes z starts as nn.Linear in PyTorch, and a ``dense`` head from Xavier's normal
     distribution times (2 n / w)^.5, with n inputs of the generated layer and w entries of z (Litany et al., 2022).
     """
-    parts, generator = key.split("."), torch_generator(seed, "hypernetwork", key)
+    parts = key.split(".")
+    generator = torch_generator(seed, "hypernetwork", key)
     try:
         if key.startswith("embedding.steps") or (not normalise and key.startswith("latents.weight.")):
             # As in PyTorch: messages are weak at first, so layers of one type start alike; training distinguishes them.

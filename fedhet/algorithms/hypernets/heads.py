@@ -82,7 +82,8 @@ class BaseLowRank(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], rank: int) -> None:
         super().__init__()
-        units, fan_in = shape[0], prod(shape[1:])
+        units = shape[0]
+        fan_in = prod(shape[1:])
         rank = min(rank, units, fan_in)
         self.base = nn.Parameter(torch.zeros(shape))
         self.basis = nn.Parameter(torch.zeros(LATENT, units, rank))
@@ -91,7 +92,8 @@ class BaseLowRank(nn.Module):
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
         """Return weights (layers, *shape) from latent vectors z (layers, LATENT), multiplied by `scale` (layers,)."""
         base = BASE * self.base.view(len(self.base), -1) * scale[:, None, None]
-        u, v = _linear(z * scale[:, None], self.basis), _linear(z, self.change)
+        u = _linear(z * scale[:, None], self.basis)
+        v = _linear(z, self.change)
         return torch.baddbmm(base, u, v).view(-1, *self.base.shape)
 
 
@@ -192,7 +194,8 @@ class Tiles(nn.Module):
 
     def forward(self, h: Tensor, tiles: Mapping[str, Tiled]) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, value) of each array, from layers' embeddings h (layers, width) and `tiles` from `tiling`."""
-        nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
+        nodes = self.node(h)
+        scales = 1 + F.leaky_relu(self.scale(h)) @ self.factor
         middle = KERNEL // 2
         decoders = {"kernels": self.tile, "matrices": self.tile[..., middle, middle], "vectors": self.vectors}
         for kind, tiled in tiles.items():

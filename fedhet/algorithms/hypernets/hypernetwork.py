@@ -126,7 +126,8 @@ class GraphHypernetwork(nn.Module):
 
     def read(self, graph: LayerGraph) -> Reading:
         """Prepare a network's graph for `write`; raise a ModelError if it cannot generate weights of a layer's type."""
-        nodes, slots = graph.nodes, [slots_of(node) for node in graph]
+        nodes = graph.nodes
+        slots = [slots_of(node) for node in graph]
         if self.tiles is None and not all(node.type in self.catalogue for node in nodes):
             raise ModelError(
                 "the hypernetwork cannot generate the weights of one of this network's layers, whose type it was not "
@@ -137,7 +138,9 @@ class GraphHypernetwork(nn.Module):
             if slots[place]:
                 places.setdefault("" if self.tiles else node.type, []).append(place)
         order = [place for members in places.values() for place in members]
-        heads, tiles, device = dict[str, Any](), dict[str, Tiled](), self.embedding.shapes.weight.device
+        heads = dict[str, Any]()
+        tiles = dict[str, Tiled]()
+        device = self.embedding.shapes.weight.device
         if self.tiles is None:
             for type, members in places.items():
                 heads[type] = {
@@ -186,7 +189,8 @@ class Written(nn.Module):
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:
         super().__init__()
         self.hypernetwork, self.network, self.reading = hypernetwork, network, reading
-        tensors, modules = network.state_dict(keep_vars=True), dict(network.named_modules())
+        tensors = network.state_dict(keep_vars=True)
+        modules = dict(network.named_modules())
         tied = tied_names(network).items()  # a module with two names is written once
         self._tied = {name: first for name, first in tied if name.rpartition(".")[0] in modules}
         self._dtypes = {name: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}

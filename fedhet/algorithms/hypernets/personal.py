@@ -119,7 +119,8 @@ def calibrated(model: nn.Module, inputs: Tensor) -> dict[str, Start]:
     with suppress(Exception), torch.no_grad():
         size = _size(model, inputs)
         for name, array in model.named_parameters():
-            first, (_, scale) = starts.get(name), begin_of(name, tuple(array.shape), starts.get(name))
+            first = starts.get(name)
+            _, scale = begin_of(name, tuple(array.shape), starts.get(name))
             if first and first.std and array.ndim > 1:
                 array.mul_(scale / first.std)
             elif first and first.std and name.endswith("bias"):

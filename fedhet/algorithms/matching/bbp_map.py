@@ -124,7 +124,8 @@ def estimate_variances(
         within = residuals / (merged * clients[0].shape[1])
         if within > spread / 2:
             return {"sigma2": spread, "sigma0_2": spread}
-        previous, sigma2 = sigma2, spread * (spread + within) / (spread - within)
+        previous = sigma2
+        sigma2 = spread * (spread + within) / (spread - within)
         if np.isclose(sigma2, previous, rtol=1e-3):
             break
     return {"sigma2": sigma2, "sigma0_2": spread}
@@ -173,7 +174,8 @@ class GlobalRows:
         if not kept.all():
             self.g, self.counts, place = self.g[kept], self.counts[kept], np.cumsum(kept) - 1
             self.assignments = [place[assignment] for assignment in self.assignments]
-        units, size = _assigned(self.costs(rows), len(self.counts)), len(self.counts)
+        units = _assigned(self.costs(rows), len(self.counts))
+        size = len(self.counts)
         new = units >= size
         opened = int(np.count_nonzero(new))
         units[new] = np.arange(size, size + opened)
@@ -186,10 +188,14 @@ class GlobalRows:
 
     def costs(self, rows: Floats) -> Floats:
         """Return the cost of assigning each of a client's `rows` (L_j, D) to each global row, then to each new row."""
-        clients, size, s, s0 = len(self.weights), len(self.counts), self.s, self.s0
+        clients = len(self.weights)
+        size = len(self.counts)
+        s = self.s
+        s0 = self.s0
         room = len(rows) if self.max_rows is None else max(min(len(rows), self.max_rows - size), len(rows) - size)
         norms, squares = (np.einsum("ld,ld->l", matrix, matrix) for matrix in (rows, self.g))
-        precision, popularity = s0 + s * self.counts, np.minimum(self.counts, MOST_POPULAR)
+        precision = s0 + s * self.counts
+        popularity = np.minimum(self.counts, MOST_POPULAR)
         # |g|^2 / (s + G) - |g|^2 / G is computed as one fraction to avoid cancellation.
         column = squares * s / (precision * (s + precision)) - np.log(popularity / (clients - popularity))
         matched = (norms[:, None] + 2 * (rows @ self.g.T)) * (-1 / (s + precision)).astype(np.float32)

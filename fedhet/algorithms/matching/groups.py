@@ -105,7 +105,8 @@ def match_group(
             total[assignment] += matrix
         match.weights[:, constant] = (total / match.counts[:, None])[:, constant]
     carried: dict[str, Array] = {}
-    sizes, size = [*sizes, len(match.counts)], {index: len(match.counts)}
+    sizes = [*sizes, len(match.counts)]
+    size = {index: len(match.counts)}
     for slot in groups[index].completes:
         if groups.kinds.get(name := slot.parameter) == "statistic":
             continue
@@ -266,7 +267,8 @@ def groups_from_json(text: str) -> graphs.PermutationGroups:
             for name, axes in description["axes"].items()
         }
         needs = {name: (int(group), int(least)) for name, (group, least) in description["needs"].items()}
-        groups, fixed = tuple(map(_group, description["groups"])), tuple(description["fixed"])
+        groups = tuple(map(_group, description["groups"]))
+        fixed = tuple(description["fixed"])
         return graphs.PermutationGroups(groups, axes, fixed, description["tied"], needs, dict(description["kinds"]))
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the text is not JSON from groups_to_json ({error!r}): use one version of fedhet") from error

@@ -7,7 +7,8 @@ from fedhet.errors import ConfigError
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("model.py", "data.py")
-PROGRAM, APP = ("run.py",), ("client_app.py", "server_app.py", "pyproject.toml")
+PROGRAM = ("run.py",)
+APP = ("client_app.py", "server_app.py", "pyproject.toml")
 
 
 def write(folder: Path, *, flower: bool) -> list[str]:

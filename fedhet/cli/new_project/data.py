@@ -7,7 +7,9 @@ from torch import tensor
 def my_data(client):
     """Return train and test examples (inputs, labels) of a client (`client.partition_id`), and public inputs."""
     digits = load_digits()
-    inputs, labels = tensor(digits.data / 16).float(), tensor(digits.target)
+    inputs = tensor(digits.data / 16).float()
+    labels = tensor(digits.target)
     mine = range(300 + client.partition_id, len(labels), client.num_partitions)
-    train, test = mine[60:90], mine[:60]
+    train = mine[60:90]
+    test = mine[:60]
     return {"train": (inputs[train], labels[train]), "test": (inputs[test], labels[test]), "public": inputs[:300]}
