@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from fedhet import cli
@@ -66,6 +67,10 @@ def test_the_commands_of_the_pages_run(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for number in range(40):  # images of two classes in the folder of the page of data
+        path = tmp_path / "FOLDER" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (16, 16), 6 * number).save(path)
     listed = commands()
     assert len(listed) >= 15
     for command in listed:

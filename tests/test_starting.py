@@ -56,7 +56,7 @@ def test_nothing_is_overwritten(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cells = json.loads((ROOT / "run_configs" / "first_steps.ipynb").read_text())["cells"]

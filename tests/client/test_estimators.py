@@ -303,7 +303,7 @@ def test_a_classifier_of_the_method_has_no_state_to_lose(tmp_path, method, caplo
     assert {row.architecture for row in read_clients(done.folder)} == {method}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_on_ray(tmp_path):
     settings = {"preset": "own", **FEDMD, "clients": 3}
     fedhet.run(settings, model=model, data=DATA, out=tmp_path / "local")

@@ -241,7 +241,7 @@ class Sleep:
         time.sleep(self.seconds)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_five_networks_and_a_public_dataset(tmp_path):
     """With real training; a slow machine completes fewer runs in the budget."""
     settings = {"preset": "fedhenn/digits", "clients": 5, "samples-per-client": 30, "partition": "iid", "rounds": 2}

@@ -220,7 +220,7 @@ def simulating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
         yield environment
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_flower_runs_what_fedhet_new_writes(simulating: dict[str, str], tmp_path: Path) -> None:
     """Every run prints its rounds, and has a folder of its own in the user's home, which it prints."""
     new_project.write(tmp_path / "mine", flower=True)
