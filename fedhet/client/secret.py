@@ -62,7 +62,7 @@ class NodeSecret:
                 log.info("client %s: its new secret seed is stored in %s", client, self._path)
                 # A client with another name can have the same examples, whose groups must be the same.
                 others = [self._read(path)["seed"] for path in sorted(self._path.parent.glob("*.json"))]
-                self._write({"seed": [*others, secrets.randbits(256)][0], "examples": {}})
+                self._write({"seed": others[0] if others else secrets.randbits(256), "examples": {}})
             self.seed = int(self._read()["seed"])
 
     @staticmethod

@@ -147,8 +147,10 @@ def evaluate(
     with standard_settings():
         _fill(result, complete, models, functions, clients)
     if not result.scores:
-        by_reason = {text.partition(": ")[2]: text for text in reversed(result.refused.values())}  # the first of each
-        reasons = "\n".join(reversed(by_reason.values())) or "there are no models"
+        by_reason: dict[str, str] = {}
+        for text in result.refused.values():
+            by_reason.setdefault(text.partition(": ")[2], text)
+        reasons = "\n".join(by_reason.values()) or "there are no models"
         raise FedhetError(f"no model in {models} could be evaluated:\n{reasons}")
     _write(result)
     return result

@@ -1,6 +1,7 @@
 """Copies of networks without shared memory or wrappers, and properties of their arrays."""
 
 import copy
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -271,4 +272,5 @@ def described(model: nn.Module) -> str:
     functions = {type(module).forward for module in model.modules()}
     own = [function for function in functions if not getattr(function, "__module__", "").startswith("torch.")]
     codes = [function.__code__ for function in own if hasattr(function, "__code__")]
-    return f"{model} {sorted((code.co_qualname, code.co_names) for code in codes)}"
+    layers = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # addresses of functions differ between processes
+    return f"{layers} {sorted((code.co_qualname, code.co_names) for code in codes)}"

@@ -133,8 +133,9 @@ class Reporter:
         self._rows.append(row)
         choose(self.run, replies, row, self.run.state.model if received is None else received)
         scored = self.run.traits.scored
-        for whole in (True, False):
-            for name, clients in undefined(replies, OUTPUTS[self.run.task], self.run.metric, whole=whole).items():
+        in_part = undefined(replies, OUTPUTS[self.run.task], self.run.metric, whole=False)
+        for whole, missing in ((True, row.get("undefined", {})), (False, in_part)):
+            for name, clients in missing.items():
                 evaluation, _, metric = name.partition("/")
                 if evaluation == scored:
                     self._name_undefined(clients, metric or self.run.metric, len(replies), whole=whole)
