@@ -24,7 +24,7 @@ class ClientRecord:
     `examples` is the number of training examples. `trained` is the last round of successful training, or -1.
     `partition` has partition id and number of partitions. `node` is the Flower node id, or 0 for a simulated client.
     `scales` are those of its inputs, if it tells them (see `fedhet.messages.protocol.scales_in`). `lost` is whether
-    stored data were lost since it trained.
+    stored data were lost since it trained, `failed` whether it was asked to train, and each training failed.
     """
 
     examples: int
@@ -34,6 +34,7 @@ class ClientRecord:
     node: int = 0
     scales: str = ""
     lost: bool = False
+    failed: bool = False
 
 
 @dataclass

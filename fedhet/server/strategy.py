@@ -273,7 +273,13 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
             self._prepare()
 
     def payloads_to_evaluate(self, clients: Sequence[str], *, amid_training: bool = False) -> dict[str, Payload]:
-        """Call `evaluation_payloads` for clients that only evaluate."""
+        """Call `evaluation_payloads` for clients that only evaluate.
+
+        A client of which each training failed has no network of the method, only its initial one, and is not scored. An
+        app with functions of its own is, as in Flower.
+        """
+        known, records = self.federation.known, self.state.clients
+        clients = [client for client in clients if not records[client].failed or known[client].report.wrapped]
         with self.run.calling("evaluation_payloads"):
             return self.evaluation_payloads(clients, amid_training=amid_training)
 
@@ -288,6 +294,8 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         round = run.round
         metrics: dict[str, float] = {}
         trained = {client: reply for client, reply in replies.items() if client in round.training}
+        for client in round.training - trained.keys():
+            self.state.clients[client].failed = self.state.clients[client].trained < 0
         if trained and len(trained) >= min(self.config.min_clients, len(round.training)):
             before = self.state.model
             with run.calling("aggregate_fit"):
@@ -300,6 +308,7 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
                 self.state.clients[client].trained = round.number
                 self.state.clients[client].examples = reply.examples
                 self.state.clients[client].lost = False
+                self.state.clients[client].failed = False
         elif round.training:
             log.warning("round %d is not aggregated: too few valid replies (%d), see below", round.number, len(trained))
             if round.number == 1 and not trained:

@@ -289,6 +289,33 @@ def a_client_that_is_refused_changes_nothing(draw: Draw, program: Program, folde
     close(first, changed)
 
 
+@relation(method=trained, network=("start", "repeated"), clients=(3, 4))
+def a_client_that_cannot_train_has_no_score(draw: Draw, program: Program, folder: Path) -> None:
+    """A client whose training always fails is named and not scored; where clients are alike, no other changes."""
+    last = Failing(**vars(replace(program, clients=program.clients + 1)), failing=program.clients)
+    changed = complete(last, folder)
+    absent = json.loads((changed.folder / "summary.json").read_text()).get("never_took_part", {})
+    # Some methods train other networks than the client's: its exits, or a network of the server.
+    assume(str(last.failing) in absent)
+    assert set(changed.clients) == {str(number) for number in range(program.clients)}
+    if program.method in SYMMETRIC and program.sizes == "equal":
+        close(run(program, folder), changed)
+
+
+@dataclass(frozen=True)
+class Failing(Program):
+    """A program with one client whose network returns NaN in training."""
+
+    failing: int = 0
+
+    def model(self, client: Any) -> nn.Module:
+        """Return the program's network, for one client with a hook that spoils outputs in training."""
+        network = super().model(client)
+        if client.partition_id == self.failing:
+            network.register_forward_hook(lambda module, _, outputs: outputs * (np.nan if module.training else 1.0))
+        return network
+
+
 @relation(task="classification", method=trained, sizes="equal", clients=(3, 4))
 def random_labels_are_chance(draw: Draw, program: Program, folder: Path) -> None:
     """Labels that are independent of the inputs are predicted by chance."""
