@@ -72,7 +72,7 @@ def check_model(
     origin = user_functions.origin(function)
     owner = f"the client's {model._get_name()}"
     parts = {name: part for name in PARTS if (part := getattr(data, name))}
-    unlike = check_scales({f"the {name} inputs": scales_of(part.inputs) for name, part in parts.items()})
+    unlike = check_scales({f"the {name} inputs": scales_of(part.inputs, data.names) for name, part in parts.items()})
     raw = {name: part.inputs[:8] for name, part in parts.items()}
     rows = raw.pop("train")
     inputs = transform(rows)
@@ -348,7 +348,9 @@ def check_public_dataset(job: Job, *, labelled: bool) -> None:
         )
     own = client.data.train.inputs
     if client.privacy is None:  # a refusal would depend on examples without noise
-        job.say(check_scales({"the train inputs": scales_of(own), "the public inputs": scales_of(public.inputs)}))
+        names = client.data.names
+        scales = {"the train inputs": scales_of(own, names), "the public inputs": scales_of(public.inputs, names)}
+        job.say(check_scales(scales))
     labels = public.labels if labelled else None
     if labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), labels)):
         raise DataError(f"the client cannot learn from the public dataset: {problem}")

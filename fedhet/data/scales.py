@@ -6,16 +6,21 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fedhet.data.names import COLUMNS, Names
+from fedhet.data.own import as_input
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError
 from fedhet.utils.inputs import parts_of
 
 BYTES, UNIT, SIGNED, BEYOND = "bytes", "values in [0, 1]", "values of which many are below 0", "values beyond [0, 1]"
+COLUMN = "a column"
 
 Scales = Mapping[str, tuple[str, float]]
 """By the name of a tensor of the inputs: its kind (`BYTES`, ..., `BEYOND`), and the root mean square of its values.
 
 Bytes are divided by 255. The root mean square is 0 if it is not known, and for other whole numbers, such as tokens.
+Of a table with named columns, also by `column NAME`: `COLUMN`, and the median size of the column's values other than
+0, which neither the rare ones of an encoded text nor a few large values change.
 """
 
 MANY = 0.1
@@ -27,9 +32,15 @@ LARGEST_RATIO = 20.0
 ROWS = 1024
 """Largest number of examples from which a root mean square is computed."""
 
+LONGEST_NAMES = 2**14
+"""Largest number of characters in the names of columns that are compared one by one."""
 
-def scales_of(inputs: Tensor | LazyInputs) -> Scales:
-    """Return the scales of raw inputs (n, ...); of inputs that are read on demand, those of the first examples."""
+
+def scales_of(inputs: Tensor | LazyInputs, names: Names) -> Scales:
+    """Return the scales of raw inputs (n, ...); of inputs that are read on demand, those of the first examples.
+
+    `names` has the names of a table's columns.
+    """
     scales: dict[str, tuple[str, float]] = {}
     for name, part in parts_of(inputs[:8] if isinstance(inputs, LazyInputs) else inputs).items():
         if not part.numel() or part.is_complex():
@@ -43,6 +54,13 @@ def scales_of(inputs: Tensor | LazyInputs) -> Scales:
         if part.is_floating_point() or kind == BYTES:
             size = float(rows.float().square().mean().sqrt()) / (255 if kind == BYTES else 1)
         scales[name] = kind, size if math.isfinite(size) else 0.0
+    columns = names.get(COLUMNS, ())
+    table = isinstance(inputs, Tensor) and inputs.ndim == 2 and inputs.shape[1:] == (len(columns),)
+    if table and sum(map(len, columns)) + 32 * len(columns) < LONGEST_NAMES:
+        values = as_input(inputs[:: len(inputs) // ROWS + 1]).double().abs()
+        for name, column in zip(columns, values.unbind(1), strict=True):
+            present = column[column > 0]
+            scales[f"column {name}"] = COLUMN, float(present.median()) if len(present) else 0.0
     return scales
 
 
@@ -52,6 +70,7 @@ def check_scales(scales: Mapping[str, Scales]) -> str:
     The keys are words such as `the test inputs`. Raises a `DataError` if some inputs are bytes, which are scaled to
     [0, 1], and others are values beyond [0, 1], which are not.
     """
+    sentences = []
     for name in dict.fromkeys(name for tensors in scales.values() for name in tensors):
         known = {words: tensors[name] for words, tensors in scales.items() if name in tensors}
         first = {kind: words for words, (kind, _) in reversed(known.items())}
@@ -63,13 +82,18 @@ def check_scales(scales: Mapping[str, Scales]) -> str:
                 f"not scaled: {remedy}"
             )
         if UNIT in first and SIGNED in first:
-            return f"{first[UNIT]} are {UNIT}, but {first[SIGNED]} are {SIGNED}: {remedy}"
+            sentences.append(f"{first[UNIT]} are {UNIT}, but {first[SIGNED]} are {SIGNED}: {remedy}")
+            continue
         sizes = sorted((size, words) for words, (_, size) in known.items() if size)
         if sizes and sizes[-1][0] > LARGEST_RATIO * sizes[0][0]:
             small, small_words = sizes[0]
             large, large_words = sizes[-1]
-            return (
-                f"{large_words} are {large / small:.3g} times as large as {small_words} (root mean squares {large:.3g} "
-                f"and {small:.3g}): if their units differ, give both in the same"
+            measure = "root mean squares"
+            if COLUMN in first:
+                large_words = f"{name}: {large_words}"
+                measure = "medians"
+            sentences.append(
+                f"{large_words} are {large / small:.3g} times as large as {small_words} ({measure} {large:.3g} and "
+                f"{small:.3g}): if their units differ, give both in the same"
             )
-    return ""
+    return sentences[-1] if sentences else ""  # columns follow the whole table

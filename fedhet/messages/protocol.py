@@ -253,9 +253,10 @@ def counts_in(text: str) -> dict[str, int]:
 
 def scales_in(text: str) -> Scales:
     """Return the scales of inputs in a report, written by `names_text`; raise a WireError for another text."""
+    lines = text.split("\n") if text else []
     try:
-        scales = {name: (kind, float(size)) for name, (kind, size) in names_in(text).items()}
-        if not all(0 <= size < math.inf for _, size in scales.values()):
+        scales = {name: (kind, float(size)) for name, kind, size in (line.split("\t") for line in lines)}
+        if not all(0 <= size < math.inf and (name + kind).isprintable() for name, (kind, size) in scales.items()):
             raise ValueError
         return scales
     except ValueError as error:

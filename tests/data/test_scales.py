@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedhet
-from fedhet.data.scales import BEYOND, BYTES, SIGNED, UNIT, scales_of
+from fedhet.data.scales import BEYOND, BYTES, COLUMN, SIGNED, UNIT, scales_of
 from fedhet.errors import FedhetError
 from fedhet.messages import WireError
 from fedhet.messages.protocol import scales_in
@@ -101,13 +101,18 @@ def test_new_examples_of_another_scale_are_named(tmp_path: Path, one: str, other
 def test_scales() -> None:
     table = torch.linspace(-3, 3, 60).view(10, 6)
     inputs = Inputs({"ids": torch.arange(10), "image": IMAGES[:10], "table": table, "unit": table.sigmoid()})
-    scales = scales_of(inputs)
+    scales = scales_of(inputs, {})
     assert {name: kind for name, (kind, _) in scales.items()} == {
         **{"inputs.ids": BEYOND, "inputs.image": BYTES},
         **{"inputs.table": SIGNED, "inputs.unit": UNIT},
     }
     assert scales["inputs.ids"][1] == 0
     assert scales["inputs.image"][1] == pytest.approx(float((IMAGES[:10] / 255).square().mean().sqrt()))
+    columns = torch.tensor([[0, 255, 51], [0, 0, 51], [0, 255, 51], [0, 0, 153]]).byte()
+    named = {"columns": ("none", "rare", "value")}
+    for table in (columns, columns / 255):
+        sizes = {name: size for name, (kind, size) in scales_of(table, named).items() if kind == COLUMN}
+        assert sizes == pytest.approx({"column none": 0, "column rare": 1, "column value": 0.2})
     assert scales_in("table\tbytes\t0.5") == {"table": (BYTES, 0.5)}
     for damaged in ("table\tbytes", "table\tbytes\tx", "table\tbytes\t1\t1"):
         with pytest.raises(WireError, match="the scales of the client's inputs are damaged"):

@@ -115,6 +115,21 @@ def other_columns_are_refused(draw: Draw, program: Program, folder: Path) -> Non
     assert "age" in said
 
 
+@relation(form="frame", clients=(3, 4))
+def a_column_in_other_units_is_named(draw: Draw, program: Program, folder: Path) -> None:
+    """One of a client's columns has other units than in its other part or, where clients share layers, at others."""
+    complete(program, folder)
+    place = draw(st.integers(0, 5))
+    factor = np.where(np.arange(6) == place, draw(st.sampled_from((1e-2, 1e3))), 1).astype(np.float32)
+    shared = program.method in ("fedavg", "fedprox", "fedrep", "layer-average")
+    parts = draw(st.sampled_from(PARTS)) if shared else ("test",)
+    client = draw(st.integers(0, program.clients - 1))
+    scaled = at(client, parts, lambda rows: replace(rows, inputs=rows.inputs * factor))
+    changed = run(program.edited(scaled), folder)
+    reasons = changed.refused + changed.log + " ".join(reason for _, reason in changed.failures)
+    assert f"column {program.rows(0, 'train').columns[place]}" in reasons or "loss" in reasons
+
+
 @relation(form=NAMED_CLASSES, task="classification")
 def classes_in_another_order_are_aligned(draw: Draw, program: Program, folder: Path) -> None:
     """One client numbers its classes in another way in some of its parts."""
