@@ -133,7 +133,7 @@ class _Exchange:
         self.name = name_of(self.context)
         self.state_dir = str(self.context.node_config.get("state-dir", ""))
         self.asked = self.message.metadata.message_type
-        self.entry = {"client": self.name, "asked": self.asked, "run": ""}
+        self.entry: dict[str, Any] = {"client": self.name, "asked": self.asked, "run": ""}
 
     @property
     def home(self) -> Path:
@@ -242,9 +242,9 @@ class Answers:
             if policy.deployed:
                 policy.check_size(sizes)
                 epsilon = job.client.privacy.epsilon if job.client.privacy else 0.0
-                origin = audit.keep(exchange.home, message, **exchange.entry, sent=sizes, epsilon=epsilon)
-                sent = f"sent {audit.in_words(sizes)}{origin}"
-                log.info("client %s: %s: %s", exchange.name, exchange.asked, sent)
+                entry = exchange.entry | {"sent": sizes, "epsilon": epsilon}
+                origin = audit.keep(exchange.home, message, check=policy.check_rate, **entry)
+                log.info("client %s: %s: sent %s%s", exchange.name, exchange.asked, audit.in_words(sizes), origin)
             if job.client.device.type == "cuda":
                 torch.cuda.empty_cache()  # clients in other processes share the GPU
             return Message(record, reply_to=message)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from fedhet.errors import ConfigError
 from fedhet.flower import Message
 from fedhet.flower.insides import hash_of_app
-from fedhet.utils.files import private_files, writing
+from fedhet.utils.files import locked, private_files, writing
 
 FILE = "audit.jsonl"
 DAYS = {"today": 0, "yesterday": 1}
@@ -22,8 +22,10 @@ def in_words(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} ({size} bytes)" if size else kind for kind, size in sizes.items())
 
 
-def keep(folder: Path, message: Message, **entry: Any) -> str:
+def keep(folder: Path, message: Message, *, check: Callable[[Path], None] | None = None, **entry: Any) -> str:
     """Append an entry about a message to the audit file in `folder`; return time, Flower's run and app for the log.
+
+    No other process appends one between `check`, a function of `folder` that may raise an error, and this entry.
 
     The entry has the client's name, what was `asked`, fedhet's `run`, and either bytes `sent` by kind, which are 0 for
     other values than arrays, and the node's `epsilon`, or the reason why the message was `refused`. Raises a WriteError
@@ -31,10 +33,10 @@ def keep(folder: Path, message: Message, **entry: Any) -> str:
     """
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     origin = {"time": now, "flower-run": message.metadata.run_id, "app": hash_of_app()}
-    with private_files(), writing(folder / FILE):
-        folder.mkdir(parents=True, exist_ok=True)
-        # Without a buffer, an entry is one write, which those of other processes cannot interrupt.
-        with (folder / FILE).open("ab", buffering=0) as file:
+    with private_files(), writing(folder / FILE), locked(folder, wait=True):
+        if check:
+            check(folder)
+        with (folder / FILE).open("ab") as file:
             file.write(json.dumps(origin | entry).encode() + b"\n")
     return f" [{now}, Flower's run {origin['flower-run']}, app {origin['app']}]"
 

@@ -74,7 +74,7 @@ class Guarded(ClientApp):
             with memory_limited(context):
                 content, sizes, examples = self._allowed(self.own(message, context), policy)
             reply = Message(content, reply_to=message)
-            origin = keep(sent=sizes)
+            origin = keep(check=policy.check_rate, sent=sizes)  # others can have been answered meanwhile
             outcome = f"sent {audit.in_words(sizes)} of {examples} examples"
         except Exception as raised:
             reason = policy.reason(name, UserCodeError.within(raised))
@@ -93,8 +93,9 @@ class Guarded(ClientApp):
         if reply.has_error():
             raise FedhetError(f"the app failed: {reply.error.reason}")
         counts = [record.get(COUNT) for record in reply.content.metric_records.values()]
-        least = min((count if isinstance(count, int | float) else 0 for count in counts), default=0)
-        if not least >= policy.least:
+        numbers = [count if isinstance(count, int | float) else 0 for count in counts]
+        least = min(numbers, default=0)
+        if not all(number >= policy.least for number in (least, *numbers)):  # one may be NaN
             raise Refused(
                 f"the app's reply is of {least} examples, but its node requires at least {policy.least} "
                 f"(min-examples): return the metric {COUNT}, and add examples if they are fewer"

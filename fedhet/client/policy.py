@@ -135,10 +135,7 @@ class Policy:
         return self.noise > 0 or (self.deployed and self.allowed is not None)
 
     def admit(self, node_config: Mapping[str, Any], state: Path) -> None:
-        """Raise `Refused` if the node allows nothing to be sent, or neither this app nor further messages in an hour.
-
-        `state` is the folder with the node's audit file.
-        """
+        """Raise `Refused` if the node answers nothing, not this app, or not now; its audit file is in `state`."""
         if self.allowed is not None and not self.allowed:
             raise Refused(
                 "this node allows nothing to be sent (allow = '' in its node config), so it cannot take part in a run: "
@@ -150,6 +147,10 @@ class Policy:
                 f"this node runs only the apps that its owner has listed (allow-apps), and not {app}: let the owner "
                 "read the app's files, and add this hash"
             )
+        self.check_rate(state)
+
+    def check_rate(self, state: Path) -> None:
+        """Raise `Refused` if the node, with its audit file in `state`, has answered `max-per-hour` messages."""
         hour = datetime.now().astimezone() - timedelta(hours=1)
         if self.hourly < math.inf and sum(bool(entry["sent"]) for entry in entries(state, hour)) >= self.hourly:
             raise Refused(

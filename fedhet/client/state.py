@@ -39,6 +39,7 @@ from fedhet.setup.client_setup import ClientInfo
 from fedhet.utils.files import (
     expanded,
     file_name,
+    locked,
     read_tensors,
     state_folder,
     write_tensors,
@@ -114,8 +115,10 @@ class ClientStore:
         """
         path = self._base / self._run / BEGINNING / kind / f"{file_name(self._client)}.json"
         kept = _beginning(path) if path.is_file() and not anew else {}
-        if not now.keys() <= kept.keys():
-            kept = {**now, **kept}
+        if now.keys() <= kept.keys():
+            return kept
+        with locked(path.parent, wait=True):  # another process can answer a message of the same run
+            kept = {**now, **(_beginning(path) if path.is_file() and not anew else {})}
             text = json.dumps(kept)
             self._check_disk(len(text))
             write_text(path, text)

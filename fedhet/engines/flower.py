@@ -101,9 +101,26 @@ def _follow(
         return superlink.status_of_run(ask("list", "--run-id", run, engine, "--format", "json")) if run else ("", "")
 
     process = superlink.begin(words, place, environment, output)
+    ended = details = ""
+
+    def goes_on() -> bool:
+        """Return whether the run goes on; if the stream of its log has ended before, stream the log again."""
+        # A proxy ends the stream when it restarts, or if there is no line for an hour.
+        nonlocal process, ended, details
+        patience = time.monotonic() + (0 if engine == superlink.SIMULATION else PENDING)
+        while process.poll() is not None:
+            ended, details = status()
+            if not ended or ended.startswith("finished") or (ended == "unknown" and time.monotonic() > patience):
+                return False
+            time.sleep(1)
+            if ended != "unknown":
+                words = ["flwr", "log", superlink.started_run(output) or "", engine]
+                process = superlink.begin(words, place, environment, output)
+        return True
+
     try:
         asked = time.monotonic() + PENDING
-        while process.poll() is None:
+        while goes_on():
             watch.look()
             watch.hear(superlink.printed(output))
             time.sleep(0.2)
@@ -128,10 +145,10 @@ def _follow(
         raise
     finally:
         superlink.end(process)
-    for line in dict.fromkeys(line for line in superlink.printed(output) if ABSENT in line):
+    warnings = (line for line in superlink.printed(output) if ABSENT in line and line.startswith("WARNING"))
+    for line in dict.fromkeys(warnings):
         log.warning("%s", line.split(":", 1)[-1].strip())  # behind the level
     # Flower exits with 0 even if a run failed; its list and the run's summary tell.
-    ended, details = status()
     otherwise = f"the run ended as {ended}: {details}" if ended else "Flower did not start the run:"
     if not details:
         otherwise += f"\n{superlink.tail(output)}"
@@ -177,7 +194,8 @@ class _Watch:
 
     def hear(self, log: Sequence[str]) -> None:
         """Notify observers of the rounds in the server's log, if this machine cannot read the run directory."""
-        rounds = [] if self.began else [line for line in log if re.match(r"round \d+/\d+: ", line)]
+        # A log that is streamed again begins anew.
+        rounds = [] if self.began else [*dict.fromkeys(line for line in log if re.match(r"round \d+/\d+: ", line))]
         for line, observer in product(rounds[self._heard :], self._observers):
             observer.heard(line)
         self._heard = max(self._heard, len(rounds))

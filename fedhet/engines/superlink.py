@@ -77,8 +77,11 @@ def superlink(home: Path, place: Path, environment: Mapping[str, str], output: P
 
 
 def begin(words: Sequence[str], place: Path, environment: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """Start the Flower command `words` (name, arguments) in folder `place`, logging to `output`; return its process."""
-    with output.open("wb") as sink:
+    """Start the Flower command `words` (name, arguments) in folder `place`, and return its process.
+
+    Its log is appended to the file `output`.
+    """
+    with output.open("ab") as sink:
         return subprocess.Popen(
             [command(words[0]), *words[1:]],
             cwd=place,

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -93,6 +95,10 @@ def test_few_examples(examples):
     )
     assert reason(asked(fedhet.guard(answering(lambda: records(10))), allow="weights")) == ""
     assert "is of 0 examples" in reason(asked(fedhet.guard(answering(dict)), min_examples=1))
+    further = {"further": MetricRecord({"num-examples": examples})}
+    assert "requires at least 10" in reason(
+        asked(fedhet.guard(answering(lambda: records() | further)), allow="weights")
+    )
 
 
 def test_size_and_rate(tmp_path):
@@ -108,6 +114,20 @@ def test_size_and_rate(tmp_path):
     heading, total = audit.summary(tmp_path, audit.since("today"))
     assert heading.startswith("client 0, run of another app (Flower's ")
     assert "4 messages, of which 2 were refused; sent weights (" in total
+
+
+def test_rate_of_messages_that_are_answered_at_the_same_time(tmp_path):
+    together = threading.Barrier(3)
+
+    def answered_last():
+        together.wait()
+        return records()
+
+    app = fedhet.guard(answering(answered_last))
+    with ThreadPoolExecutor(3) as pool:
+        replies = [pool.submit(asked, app, allow="weights", max_per_hour=2, state_dir=str(tmp_path)) for _ in range(3)]
+    told = sorted(reason(reply.result())[:36] for reply in replies)
+    assert told == ["", "", "this node answers at most 2 messages"]
 
 
 def test_private_errors_stay_in_the_log(caplog):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from datetime import datetime
 from itertools import cycle
 
 import numpy as np
@@ -148,6 +149,21 @@ def test_audit_log(federate, caplog, tmp_path):
     assert any("client 1: query: refused: this node allows only weights" in line for line in caplog.messages)
     modes = {path.stat().st_mode & 0o77 for path in node.rglob("*")}
     assert modes == {0}, "only the node's user can read what it writes"
+
+
+def test_messages_that_are_answered_at_the_same_time_count(tiny, tmp_path):
+    """The limit of answers in an hour holds for a message that was admitted before the others were answered."""
+
+    def data(client):
+        with (tmp_path / audit.FILE).open("a") as file:  # another process answers meanwhile
+            file.write(json.dumps({"time": datetime.now().astimezone().isoformat(), "sent": {"weights": 1}}) + "\n")
+        return forty(client)
+
+    grid = LocalGrid(make_client_app(tiny.model, data), 2)
+    node = {"allow": "weights", "max-per-hour": 1, "state-dir": str(tmp_path)}
+    grid._contexts[FIRST_NODE + 1].node_config.update(node)
+    refusal = str(asked(grid, "train", {}, run="a").content["report"].get("refusal", ""))
+    assert refusal.startswith("this node answers at most 1 messages in an hour")
 
 
 @pytest.mark.parametrize("key", ["alow", "Allow", "min_examples", "dp-epsilonn", "dp_privacy", "statedir", "data_path"])

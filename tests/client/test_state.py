@@ -1,5 +1,7 @@
 """A client's files: states, and models that are loaded again, start another run, and are saved on the way."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -249,6 +251,19 @@ def test_kept_states(tmp_path):
     store.save(7, {"w": torch.tensor(7.0)}, after=4)
     assert store.load(1) is None
     assert store.load(4)["w"] == 4
+
+
+def test_messages_at_the_same_time_have_one_first(tmp_path):
+    """Of the first messages of a run that a node answers together, one fixes the settings for all."""
+    for run in map(str, range(20)):
+        together = threading.Barrier(4)
+
+        def first(rate, run=run, together=together):
+            together.wait()
+            return ClientStore(tmp_path, run, "0").first("settings", {"learning-rate": rate})["learning-rate"]
+
+        with ThreadPoolExecutor(4) as pool:
+            assert len({*pool.map(first, range(4))}) == 1
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bool])

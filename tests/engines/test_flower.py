@@ -348,29 +348,41 @@ def test_flwr_run_of_a_checkout_gives_the_same_history(
     assert Run(tmp_path / "flwr").rows == Run(local.folder).rows
 
 
-PRINTED = "Successfully started run 7\n\x1b[93mWARNING \x1b[0m:     1 of 3 clients took no part: client 2: too few\n"
+PRINTED = (
+    "Successfully started run 7\n\x1b[93mWARNING \x1b[0m:     1 of 3 clients took no part: client 2: too few\n"
+    "fedavg: 1 round in 3 s; 1 \nof 3 clients took no part: client 2: too \nfew\n"
+)
 
 
 @pytest.fixture
-def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Follows a run of which `flwr run` prints a text, and whose status is given."""
+def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Sequence[str]]]:
+    """Follows a run of which `flwr run` prints a text, and whose status is each of those given in turn."""
 
-    def follow(status: str, printed: str = PRINTED, observers: Sequence[Observer] = ()) -> None:
-        listed = json.dumps({"runs": [{"status": status, "status-details": ""}]})
-        monkeypatch.setattr(flower, "PENDING", 0.0)
+    def follow(
+        *statuses: str, printed: str = PRINTED, observers: Sequence[Observer] = (), patience: float = 0.0
+    ) -> list[Sequence[str]]:
+        following = [*statuses]
+        begun: list[Sequence[str]] = []
+
+        def listed(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+            status = following.pop(0) if len(following) > 1 else following[0]
+            text = json.dumps({"runs": [{"status": status, "status-details": ""}]}) if status else ""
+            return subprocess.CompletedProcess((), 0, stdout=text)
+
+        monkeypatch.setattr(flower, "PENDING", patience)
         monkeypatch.setattr(flower.superlink, "command", lambda name: sys.executable)
-        monkeypatch.setattr(
-            flower.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, stdout=listed)
-        )
+        monkeypatch.setattr(flower.subprocess, "run", listed)
 
         def begin(words: Sequence[str], place: Path, environment: object, output: Path) -> subprocess.Popen[bytes]:
+            begun.append(words)
             code = f"import time; print({printed!r}, flush=True); time.sleep(0.5)"
-            return subprocess.Popen([sys.executable, "-c", code], stdout=output.open("wb"))
+            return subprocess.Popen([sys.executable, "-c", code], stdout=output.open("ab"))
 
         monkeypatch.setattr(flower.superlink, "begin", begin)
         run = RunInfo("fedavg", registry.traits(configuration.resolve({})), State())
         watch = flower._Watch(run, 1, tmp_path, observers)
         flower._follow([], tmp_path, {}, "hospitals", tmp_path / "run.log", watch)
+        return begun
 
     return follow
 
@@ -387,11 +399,26 @@ def test_rounds_of_a_server_elsewhere_are_told(follow: Callable[..., None], tmp_
         def heard(self, line: str) -> None:
             heard.append(line)
 
-    follow("finished:completed", f"{PRINTED}round 1/2: 3 clients\nround 2/2: 3 clients\n", [Listener()])
+    lines = f"{PRINTED}round 1/2: 3 clients\nround 2/2: 3 clients\n"
+    follow("finished:completed", printed=lines, observers=[Listener()])
     assert heard == ["round 1/2: 3 clients", "round 2/2: 3 clients"]
     (tmp_path / "history.jsonl").write_text("{}")  # whose rounds are read from here
-    follow("finished:completed", f"{PRINTED}round 1/2: 3 clients\n", [Listener()])
+    follow("finished:completed", printed=lines, observers=[Listener()])
     assert len(heard) == 2
+
+
+def test_a_run_whose_log_stops_is_followed_to_its_end(follow: Callable[..., list[Sequence[str]]]) -> None:
+    """A proxy that restarts ends the stream of the log; meanwhile nobody answers."""
+    heard: list[str] = []
+
+    class Listener(Observer):
+        def heard(self, line: str) -> None:
+            heard.append(line)
+
+    lines = f"{PRINTED}round 1/2: 3 clients\n"
+    begun = follow("running", "", "", "finished:completed", printed=lines, observers=[Listener()], patience=5.0)
+    assert begun == [[], ["flwr", "log", "7", "hospitals"]]
+    assert heard == ["round 1/2: 3 clients"]
 
 
 def test_results_arrive_from_the_servers_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +456,7 @@ def test_pending_and_failed_runs_are_reported(
 ) -> None:
     (tmp_path / "config.toml").touch()
     with pytest.raises(FedhetError) as failed:
-        follow("pending")
+        follow("pending", "finished:failed")
     assert caplog.messages[0].startswith(
         "the run is still pending: the SuperLink of the federation 'hospitals' has not"
     )
@@ -443,7 +470,7 @@ def test_a_ray_that_cannot_start_ends_the_run(
     with pytest.raises(
         FedhetError, match=r"Ray cannot start clients' processes.* engine = 'local'.*:\n.*crashed during start"
     ):
-        follow("running", "(raylet) The process is dead, probably it crashed during start.\n")
+        follow("running", printed="(raylet) The process is dead, probably it crashed during start.\n")
     monkeypatch.setattr(sys, "executable", "/opt/my python/bin/python")
     with pytest.raises(ConfigError, match=r"my python/bin/python, since its path has a space"):
         flower.run_on_flower(configuration.resolve({"engine": "ray"}), tmp_path / "run", resume=False)
