@@ -374,8 +374,7 @@ class Answers:
             report.common = client.store.first("digests", {})[PARTS["common"]]
         if client.config.batch_norm != "aggregate":
             report.normalised = "statistic" in {*kinds_of(client.model).values(), *job.side.kinds.values()}
-        labels = client.data.train.labels
-        numbers = [task.outputs.numbers(name, labels, client.outputs) for name in task.metrics]
+        numbers = [task.outputs.numbers(name, client.data.train.labels, client.outputs) for name in task.metrics]
         report.labels = numbers[0]
         report.further = ",".join(map(str, numbers[1:]))
         report.architecture = client.architecture if client.config.disclose_architecture else ""
@@ -396,6 +395,7 @@ class Answers:
         report.free = ",".join(free)
         report.noise = self._noise
         report.wrapped = self._backend is not None
+        report.fitted = client.estimator is not None
         report.groups = groups_to_json(client.part.groups) if client.part else ""
         if not (job.policy.deployed or self._backend) and 1 < len(counts := by_name(job)) <= MOST_LISTS:
             report.classes = names_text({name: [str(count)] for name, count in counts.items()})

@@ -137,6 +137,7 @@ class Report:
         noise: noise multiplier of Flower's `LocalDpMod` on the client; 0 without it.
         groups: if clients train parts of one network, the description of the whole network, as JSON.
         wrapped: whether the user's own functions train (`fedhet.wrap`), whose numbers of examples may change.
+        fitted: whether the client has an estimator in place of a network.
         names: names of classes and columns that must agree with other clients' (see `names_in`).
         free: kinds of `names`, separated by commas, that need not agree, but have one order if clients have the same.
         classes: in a simulation, its numbers of training examples by class (each a list of one number, see `names_in`).
@@ -167,6 +168,7 @@ class Report:
     noise: float = 0.0
     groups: Text = field(default="", metadata={"longest": 2**20})  # ResNet-152 has 200,000 characters
     wrapped: bool = False
+    fitted: bool = False
     names: Text = field(default="", metadata={"longest": MOST_NAMES // 2})  # leaves room for others' in a request
     free: Name = ""
     classes: Text = field(default="", metadata={"longest": 2**16})

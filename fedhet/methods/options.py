@@ -440,3 +440,11 @@ def keys_about(*about: About) -> tuple[str, ...]:
 def keys_that(may: Literal["at_node", "resumable", "path"]) -> tuple[str, ...]:
     """Return the keys that a node may set (`at_node`), a resumed run may change (`resumable`), or that are paths."""
     return tuple(key for key, field in fields_of(Config).items() if field.metadata[may])
+
+
+OF_NETWORKS = (
+    *keys_about("optimiser"),
+    *("batch-size", "augment", "precision", "local-epochs", "max-local-epochs", "closing-epochs"),
+    *("head", "representation"),
+)
+"""Keys that have no effect where an estimator or a classifier is fitted in place of a network."""

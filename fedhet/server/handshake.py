@@ -24,7 +24,7 @@ from fedhet.messages.protocol import (
     with_public_dataset,
 )
 from fedhet.methods import registry
-from fedhet.methods.options import Config, OwnPart
+from fedhet.methods.options import OF_NETWORKS, Config, OwnPart
 from fedhet.methods.sharing import HEAD
 from fedhet.results.state import ClientRecord
 from fedhet.server.claims import before, check_claims, difference_of_scales
@@ -141,6 +141,11 @@ class Handshake:
         if "batch-norm" in by_user and not any(report.normalised for report in reports):
             raise ConfigError(
                 "batch-norm has no effect: no client's network has running statistics, as BatchNorm has; leave it out"
+            )
+        if all(report.fitted for report in reports) and (unused := sorted(by_user & {*OF_NETWORKS})):
+            self.run.warn_once(
+                f"{', '.join(unused)}: without effect, since all clients have estimators; set the estimators' own "
+                "arguments in the model function"
             )
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:

@@ -4,16 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedhet.methods.method import T
-from fedhet.methods.options import Options, keys_about
+from fedhet.methods.options import OF_NETWORKS, Options
 from fedhet.server import FederatedStrategy, State, Traits, method
 
 
 @dataclass(frozen=True)
 class Keys(Options):
-    without = (
-        *keys_about("optimiser"),
-        *("batch-size", "augment", "precision", "local-epochs", "closing-epochs", "start-from"),
-    )
+    without = (*OF_NETWORKS, "start-from")
 
 
 TRAITS = Traits(keeps="model", predicts="a classifier of scikit-learn")

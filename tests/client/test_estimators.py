@@ -198,6 +198,20 @@ def test_refusals(tmp_path, settings, arguments, message):
         fedhet.run(chosen, **{"model": ESTIMATORS[0], "data": DATA, **arguments}, out=tmp_path / "run")
 
 
+@pytest.mark.parametrize("networks", [False, True])
+def test_keys_of_training_are_said_to_have_no_effect(tmp_path, networks):
+    settings = {**SETTINGS, "method": "local", "clients": 2, "learning-rate": 0.1, "local-epochs": 2}
+    first = COUNT - 2 if networks else 0
+    done = fedhet.run(
+        settings,
+        model=lambda client: [*ESTIMATORS, nn.Linear(30, 2)][first + client.partition_id],
+        data=DATA,
+        out=tmp_path / "run",
+    )
+    sentence = "learning-rate, local-epochs: without effect, since all clients have estimators"
+    assert any(line.startswith(sentence) for line in done.summary.get("warnings", [])) == (not networks)
+
+
 @pytest.mark.parametrize(
     "estimator",
     [RandomForestClassifier(8, random_state=0), GaussianNB(), LinearSVC(), SVC(), RidgeClassifier()],

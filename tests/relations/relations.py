@@ -560,6 +560,27 @@ def values_of_keys_written_out(draw: Draw, program: Program, folder: Path) -> No
         equal(first, changed)
 
 
+KEYS: dict[str, Any] = {
+    **{"learning-rate": 0.02, "optimizer": "adam", "momentum": 0.3, "weight-decay": 0.3, "clip-gradients": 0.01},
+    **{"lr-schedule": "linear", "local-epochs": 4, "batch-size": 5, "precision": "bf16", "fraction-train": 0.4},
+}
+"""Other values of keys of training."""
+
+
+@relation()
+def a_key_changes_the_models_or_is_said_to_have_no_effect(draw: Draw, program: Program, folder: Path) -> None:
+    """Another value of a key of training gives other models, or a sentence names the key."""
+    first = complete(program, folder)
+    key = draw(st.sampled_from(sorted(KEYS)))
+    changed = run(program.having(**{key.replace("-", "_"): KEYS[key]}), folder)
+    words = changed.refused + changed.log + " ".join(reason for _, reason in changed.failures)
+    try:
+        equal(replace(first, failures=()), replace(changed, failures=()))
+    except AssertionError:
+        return
+    assert key in words
+
+
 @relation(method=trained)
 def evaluations_and_saved_models_change_nothing(draw: Draw, program: Program, folder: Path) -> None:
     """Fewer evaluations and models that are saved in between do not change the trained models."""
