@@ -17,9 +17,10 @@ from fedhet.client.client import Client
 from fedhet.client.clients import Clients
 from fedhet.client.description import by_name, describe
 from fedhet.client.job import Group, Job
-from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
+from fedhet.client.model_check import PARTS, check_public_dataset
 from fedhet.client.policy import Policy, limiting_keys, memory_limited, opened
 from fedhet.client.state import CACHE
+from fedhet.client.unchanged import check_unchanged
 from fedhet.data import PublicDataset
 from fedhet.data.files import cache_folder, nothing_downloaded
 from fedhet.data.names import CLASSES, LABEL_COLUMNS
@@ -32,15 +33,7 @@ from fedhet.flower.insides import failure, filled, from_bytes, to_bytes
 from fedhet.flower.messages import decode, identity, name_of, write_refusal, write_reply
 from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import LostState, Payload, Reply, Report, WireError, spec_of
-from fedhet.messages.protocol import (
-    DESCRIBE,
-    FIRST,
-    HANDSHAKE,
-    JOIN,
-    MOST_LISTS,
-    names_text,
-    public_dataset_in,
-)
+from fedhet.messages.protocol import DESCRIBE, FIRST, HANDSHAKE, JOIN, MOST_LISTS, names_text, public_dataset_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config

@@ -14,10 +14,11 @@ from fedhet.algorithms.graphs import PermutationGroups, Submodel
 from fedhet.client.client import AnySide, Client
 from fedhet.client.estimators import check_client, check_estimator, fit_to_data
 from fedhet.client.job import Job
-from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
+from fedhet.client.model_check import ModelCheck, check_model
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
 from fedhet.client.state import ClientStore, check_order, other_model, start
+from fedhet.client.unchanged import check_unchanged
 from fedhet.data import ClientData, Examples, resident, with_validation
 from fedhet.data.reading import missing_allowed
 from fedhet.errors import ConfigError, DataError, ModelError, Refused

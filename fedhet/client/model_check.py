@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,13 +10,11 @@ from torch.utils._pytree import tree_leaves
 
 from fedhet.client.job import Job
 from fedhet.data import ClientData, Examples
-from fedhet.data.examples import digest
 from fedhet.data.names import CLASSES, shown
 from fedhet.data.reading import LazyInputs, single
 from fedhet.data.scales import LARGEST_RATIO, check_scales, scales_of
-from fedhet.errors import DataError, FedhetError, ModelError, Refused
+from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.messages import WireError
-from fedhet.messages.protocol import HANDSHAKE
 from fedhet.models.copies import copied, entries
 from fedhet.models.representation import Captured, Representation, precision
 from fedhet.setup import user_functions
@@ -27,9 +24,6 @@ from fedhet.tasks.outputs import zeros_and_ones
 from fedhet.training.evaluation import forward
 from fedhet.utils.inputs import Inputs, as_bytes, for_each, parts_of
 from fedhet.utils.randomness import seeded, torch_generator
-
-ROWS = 16
-"""Number of examples that are read on demand, from a part's first to its last, whose inputs must not change."""
 
 _OF_TORCH = frozenset(vars(nn.Module()))  # attributes of every module, such as its buffers
 
@@ -112,6 +106,13 @@ def check_model(
             f"in evaluation mode, outputs of {owner} depend on chance or on the other examples of a batch, and so do "
             "its scores: use dropout in training only, as nn.Dropout or F.dropout(..., training=self.training)"
         )
+    if function is not None and (row := _padded(data.train.inputs, inputs)) is not None:
+        alone = transform(data.train.inputs[row : row + 1])
+        if not _repeatable_outputs(model, alone, outputs[row : row + 1]):
+            notes.append(
+                f"outputs of {owner} depend on the padding of an example, and so do its scores, on the batch in which "
+                "the collate_fn pads it: mask the padding (torch.nn.utils.rnn.pack_padded_sequence, an attention mask)"
+            )
     if function is not None and unsaved_state(model, inputs[:2]):
         notes.append(
             f"{owner} keeps values from training that its state dict lacks, such as a counter: files and other "
@@ -177,8 +178,20 @@ def _repeated(train: Examples, test: Examples) -> int:
 
 def _repeatable_outputs(model: nn.Module, inputs: Tensor, outputs: Tensor) -> bool:
     """Return whether a network gives the first of `inputs` the same `outputs` again, and without the others."""
-    change = forward(model, inputs[:2].clone(), learns=False)[0] - outputs[:2]
+    again = forward(model, inputs[:2].clone(), learns=False)[0]
+    if again.shape[1:] != outputs.shape[1:]:  # of tokens, which may be padded on either side
+        return True
+    change = again - outputs[:2]
     return not bool((change.abs() > 1e-3 + 0.02 * outputs.abs().max()).any())  # more than bfloat16 rounds
+
+
+def _padded(examples: Tensor | LazyInputs, batch: Tensor) -> int | None:
+    """Return the place of the first example in `batch` that the user's `collate_fn` pads there; None without one."""
+    if not isinstance(examples, LazyInputs) or examples.collate is None:
+        return None
+    rows = (parts_of(examples[row : row + 1]) for row in range(len(batch)))
+    whole = parts_of(batch)
+    return next((k for k, row in enumerate(rows) if any(row[n].shape[1:] != whole[n].shape[1:] for n in row)), None)
 
 
 def _unlike_in_training(model: nn.Module, inputs: Tensor) -> str:
@@ -358,95 +371,3 @@ def check_public_dataset(job: Job, *, labelled: bool) -> None:
 
 def _shapes(inputs: Tensor) -> str:
     return ", ".join(f"{name} of shape {list(part.shape[1:])}" for name, part in parts_of(inputs).items())
-
-
-def check_unchanged(job: Job, owners: dict[tuple[str, str], str] | None = None) -> None:
-    """Check that a client's task, network and examples are as in the run's first handshake; raise `Refused` otherwise.
-
-    `job` has the client. The first handshake saves digests (hashes) in the client's files, which are never sent. Later
-    messages check the examples only, since another process may have split the client's data differently. `owners` has
-    the first client with given training examples (run and digest); another one with the same is told so.
-    """
-    store, request = job.client.store, job.client.request
-    asked = request.question == HANDSHAKE
-    with seeded(job.client.config.seed, "beginning", job.client.name):
-        now = _digests_of_examples(job) | (_digests(job) if asked else {})
-    then = store.first("digests", now, anew=asked and not request.begun)
-    then = then if asked else {name: value for name, value in then.items() if name in PARTS.values()}
-    names = [name for name, value in then.items() if value != now.get(name)]
-    # A user's model is the client's network, before the method adds to it.
-    if changed := dict.fromkeys("network" if name == "model" else name for name in names):
-        remedy = "restore the same task, model and data, or start another run"
-        if not asked:
-            remedy = "draw from the global generators of torch, NumPy and Python, which are seeded for each client"
-        raise Refused(f"the client's {', '.join(changed)} changed since this run began: {remedy}")
-    first = job.client.name
-    if owners is not None and job.client.own_data and isinstance(job.client.data.train.inputs, Tensor):
-        first = owners.setdefault((request.run, now[PARTS["train"]]), first)
-    if first != job.client.name:
-        job.say(f"its training examples are those of client {first}: give each client its own, by partition_id")
-
-
-def _digests_of_examples(job: Job) -> dict[str, str]:
-    digests = dict[str, str]()
-    for name, words in PARTS.items():
-        part: Examples | None = getattr(job.client.data, name)
-        if part is not None:
-            rows = [part.inputs] if isinstance(part.inputs, Tensor) else []
-            if isinstance(part.inputs, LazyInputs) and len(part):
-                spread = torch.linspace(0, len(part) - 1, min(ROWS, len(part))).long()
-                rows = _repeatable(job, f"reading its {words}", partial(part.inputs.__getitem__, spread))
-            digests[words] = digest(len(part), part.labels, *rows)
-    return digests
-
-
-def _digests(job: Job) -> dict[str, str]:
-    client = job.client
-    config = job.client.config
-    augmented = list[Tensor]()
-    if client.augment and client.own_data:
-        batch = client.data.train.inputs[:ROWS]
-        augmented = _repeatable(job, "its augment function", lambda: client.prepare(batch, torch_generator(0)))
-    arrays = client.model.state_dict(keep_vars=True).items()
-    if client.part:  # its sizes may change, and arrays may be missing
-        network = str([(name, type(module)) for name, module in client.model.named_modules()])
-    else:
-        network = f"{client.model} {[(name, array.dtype, array.shape, array.requires_grad) for name, array in arrays]}"
-    digests = {
-        "task": digest(_task(job)),
-        "network": digest(network, config.head),
-        "model": digest(client.described) if client.described else "",
-        "augmentation": digest(client.own_data and client.augment is not None, *augmented),
-        "settings": digest(config.local_epochs, config.learning_rate, config.batch_size, client.data.batch_size),
-    }
-    if (public := client.data.public) is not None and job.side.traits.public != "none":
-        digests["public dataset"] = public.digest
-    return digests
-
-
-def _repeatable(job: Job, doing: str, read: Callable[[], Tensor]) -> list[Tensor]:
-    values = []
-    for _ in range(2):
-        with seeded(0, "repeats"):
-            values.append(read())
-    first, second = values
-    if torch.equal(first.nan_to_num(), second.nan_to_num()):
-        return values[:1]
-    job.say(
-        f"{doing} gives other values each time, although torch, NumPy and Python are seeded: it has a state or a "
-        "generator of its own, so results depend on the number of workers; draw from the global generators instead"
-    )
-    return []
-
-
-def _task(job: Job) -> str:
-    """Return a text that identifies a client's task; a user's loss is identified by its value for fixed outputs."""
-    client = job.client
-    task = job.client.task
-    if task.own_loss is not None:
-        like = client.read(client.data.train.inputs[:ROWS])
-        labels = client.data.train.labels[:ROWS]
-        outputs = torch.rand(like.shape, generator=torch.Generator().manual_seed(0)).to(like)
-        with suppress(Exception):  # a loss may take no such outputs
-            return f"{task} {task.evaluate(outputs, torch.zeros_like(labels)).loss:.4g}"
-    return str(task)

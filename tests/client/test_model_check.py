@@ -11,6 +11,7 @@ import pandas
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torchvision.models.inception import InceptionOutputs
 
 import fedhet
@@ -108,6 +109,38 @@ def test_outputs_that_depend_on_chance_or_the_batch_are_named(new_watch: Any, ch
 
     told = remarks(new_watch, network=lambda: Network(4, 3), data=halves)
     assert "outputs of the client's Network depend on chance or on the other examples of a batch" in told
+
+
+class Mean(nn.Module):
+    """The mean of a text's embedded tokens, with or without its padding."""
+
+    def __init__(self, *, masks: bool) -> None:
+        super().__init__()
+        self.masks = masks
+        self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        embedded = self.embedding(ids)
+        kept = ids > 0 if self.masks else torch.ones_like(ids)
+        mean = (embedded * kept[..., None]).sum(1) / kept.sum(1, keepdim=True)
+        return self.head(mean)
+
+
+def texts() -> tuple[Any, Any]:
+    """Texts of unlike lengths, whose batches are padded with zeros."""
+
+    def padded(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        inputs, labels = zip(*rows, strict=True)
+        return nn.utils.rnn.pad_sequence(inputs, batch_first=True), torch.tensor(labels)
+
+    rows = [(torch.arange(1, 2 + (5 * row) % 8), row % 3) for row in range(20)]
+    return tuple(DataLoader(part, batch_size=4, collate_fn=padded) for part in (rows[:10], rows[10:]))
+
+
+def test_outputs_that_depend_on_padding_are_named(new_watch: Any) -> None:
+    assert remarks(new_watch, network=lambda: Mean(masks=True), data=texts) == ""
+    told = remarks(new_watch, network=lambda: Mean(masks=False), data=texts)
+    assert "outputs of the client's Mean depend on the padding of an example" in told
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import fedhet
 from fedhet.client.app import make_client_app
-from fedhet.client.model_check import ROWS, unsaved_state
+from fedhet.client.model_check import unsaved_state
+from fedhet.client.unchanged import ROWS
 from fedhet.config import configuration
 from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError, ModelError

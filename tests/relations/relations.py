@@ -19,6 +19,7 @@ import torch
 from hypothesis import assume
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import DataLoader
 
 import fedhet
 from fedhet.config import configuration
@@ -692,6 +693,65 @@ def saved_networks_are_the_scored_ones(draw: Draw, program: Program, folder: Pat
             outputs = network(torch.tensor(rows.inputs).to(next(network.parameters()).dtype))
         accuracy = (outputs.argmax(1).numpy() == rows.labels).mean()
         assert abs(accuracy - outcome.clients[str(number)][0]) < 1e-6, (number, summary["personal_accuracy"])
+
+
+@relation(method=("local", "fedavg", "fedproto", "fedrep"), task="classification", double=True, sizes="equal")
+def texts_score_alike_alone_and_in_a_batch(draw: Draw, program: Program, folder: Path) -> None:
+    """A loaded network predicts texts one by one as well as their score says, or the run says that padding counts."""
+    texts = Texts(**vars(program), reads=draw(st.sampled_from(("last", "both ends", "mean", "all"))))
+    outcome = complete(texts, folder)
+    for number in range(program.clients):
+        network = fedhet.load_model(outcome.folder, number, model=texts.model)
+        with torch.no_grad():
+            right = [int(network(ids[None]).argmax()) == label for ids, label in texts.texts(number, "test")]
+        assert abs(np.mean(right) - outcome.clients[str(number)][0]) < 1e-6 or "depend on the padding" in outcome.log
+
+
+@dataclass(frozen=True)
+class Texts(Program):
+    """A program whose examples are texts of unlike lengths, which a `collate_fn` pads with zeros."""
+
+    reads: str = "last"
+
+    def texts(self, client: int, part: str) -> list[tuple[torch.Tensor, int]]:
+        """Return pairs of tokens and label."""
+        rows = super().rows(client, part)
+        tokens = torch.tensor(np.abs(rows.inputs * 9).astype(np.int64) % 8 + 1)
+        return [(ids[: 2 + k % 5], int(label)) for k, (ids, label) in enumerate(zip(tokens, rows.labels, strict=True))]
+
+    def data(self, client: Any) -> dict[str, Any]:
+        """Return loaders of texts."""
+        parts = {part: self.texts(client.partition_id, part) for part in ("train", "test")}
+        return {part: DataLoader(texts, batch_size=4, collate_fn=padded) for part, texts in parts.items()}
+
+    def model(self, client: Any) -> nn.Module:
+        """Return a recurrent network."""
+        return Reader(self.reads).double()
+
+
+def padded(rows: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch of texts."""
+    texts, labels = zip(*rows, strict=True)
+    return nn.utils.rnn.pad_sequence(texts, batch_first=True), torch.tensor(labels)
+
+
+class Reader(nn.Module):
+    """A recurrent network in two directions, whose head `reads` some of its states; only `mean` masks padding."""
+
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.reads, self.embedding = reads, nn.Embedding(9, 4)
+        self.layer, self.head = nn.GRU(4, 4, batch_first=True, bidirectional=reads != "mean"), nn.LazyLinear(3)
+        self(torch.ones(1, 1, dtype=torch.int64))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        states = self.layer(self.embedding(ids))[0]
+        kept = (ids > 0)[..., None]
+        read = {
+            **{"last": states[:, -1], "both ends": torch.cat([states[:, 0], states[:, -1]], 1)},
+            **{"mean": (states * kept).sum(1) / kept.sum(1), "all": states.mean(1)},
+        }
+        return self.head(read[self.reads])
 
 
 @relation(method=trained, form="tensors")
