@@ -164,7 +164,9 @@ class Handshake:
         claimed = federation.nodes.keys() & {reply.client for _, reply in opened.values()}
         again = self._opened([federation.nodes.pop(name) for name in in_order(claimed)], unseen=unseen)
         opened = self._in_one_order(again | opened, unseen=unseen)
-        order = most_alike_first({node: claims for node, (claims, _) in opened.items()})
+        # Numbers of nodes are random on Ray and in a deployment.
+        in_turn = sorted(opened, key=lambda node: client_order(opened[node][1].client))
+        order = most_alike_first({node: opened[node][0] for node in in_turn})
         earlier = {node: federation.earlier_name(node, opened[node][1].client) for node in order}
         for node in sorted(order, key=lambda node: (not earlier[node], node not in again)):
             reply = opened[node][1]

@@ -42,6 +42,21 @@ def test_order_of_replies_does_not_matter(start, tiny):
     assert rows.repeatable == shuffled.repeatable
 
 
+def test_of_two_equally_large_groups_that_of_the_first_client_is_admitted(start, tiny):
+    class Renumbered(LocalGrid):
+        def __init__(self, app, clients):
+            super().__init__(app, clients)
+            for (node, _), context in zip([*self._contexts.items()], [*self._contexts.values()][::-1], strict=True):
+                context.node_id = node
+                self._contexts[node] = context
+
+    app = tiny.app(lambda client: torch.nn.Linear(4, 3, bias=client.partition_id % 2 == 0))
+    for grid in (LocalGrid, Renumbered):  # the numbers of nodes are random on Ray
+        _, watch, _ = start(grid=grid(app, 4), clients=4)
+        assert watch.rows[1]["participants"] == ["0", "2"]
+        assert {failure["client"] for failure in watch.rows[0]["failures"]} == {"1", "3"}
+
+
 @pytest.mark.parametrize(("fraction", "expected"), [(0.01, 1), (0.25, 3), (1.0, 10)])
 def test_number_of_participants(start, fraction, expected):
     _, watch, _ = start(clients=10, fraction_train=fraction, rounds=3)
