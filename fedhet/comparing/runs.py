@@ -231,7 +231,7 @@ def announce(
             problems.append(f"{run.variant} cannot train these clients: {error}\nleave it out, or correct the cause")
             continue
         seconds[run.variant] = time.perf_counter() - strategy.run.round.started
-        served = len(strategy.federation.nodes)
+        served = sum(not strategy.run.state.clients[client].failed for client in strategy.federation.nodes)
         all_of_them = config.clients - config.unseen_clients
         refused = "; ".join(strategy.run.round.lines())
         who = f"all {served}" if served >= all_of_them else f"{served} of {all_of_them}"

@@ -157,13 +157,23 @@ def scored_curve(rows: Sequence[Row], which: Which, **options: Any) -> list[tupl
     return learning_curve(rows, which, **options) or learning_curve(rows, which, test="common", **options)
 
 
-def absences(rows: Sequence[Row], scored: Which) -> Iterator[str]:
-    """Yield a line about clients that took no part, and one about other clients that failed in the last evaluation."""
+def absences(rows: Sequence[Row], scored: Which, *, shared: bool) -> Iterator[str]:
+    """Yield a line each about clients that took no part, failed in the last evaluation, or are scored untrained.
+
+    With `shared`, received networks are one global model, whose score does not depend on the client's own training.
+    """
     absent = never_took_part(rows)
     late = {client: reason for client, reason in unscored(rows, scored).items() if client not in absent}
     evaluated = (client for row in rows for by_client in row.get("scores", {}).values() for client in by_client)
-    there = {client for row in rows for client in row["participants"]} | {*evaluated, *absent, *late}
-    for words, group in ((ABSENT, absent), ("clients failed in the last evaluation", late)):
+    trained = {client for row in rows for client in row["participants"]}
+    there = trained | {*evaluated, *absent, *late}
+    own = bool(trained) and not (shared and scored == "received")
+    untrained = _last_evaluation(rows, scored)[1] - trained - absent.keys() if own else ()
+    for words, group in (
+        (ABSENT, absent),
+        ("clients failed in the last evaluation", late),
+        ("clients never trained, but are scored", dict.fromkeys(untrained, "raise fraction-train or rounds")),
+    ):
         by_reason = grouped((group[client], client) for client in sorted(group, key=client_order))
         reasons = (f"client{'s'[: len(names) - 1]} {', '.join(names)}: {why}" for why, names in by_reason.items())
         if group:
@@ -172,11 +182,16 @@ def absences(rows: Sequence[Row], scored: Which) -> Iterator[str]:
 
 def unscored(rows: Sequence[Row], scored: Which) -> dict[str, str]:
     """Return why clients have no final score: they never took part, or failed in the last evaluation, by client."""
-    last: Row = next((row for row in reversed(rows) if row.get(scored) or (row.get("common") or {}).get(scored)), {})
+    last, there = _last_evaluation(rows, scored)
     missing = never_took_part(rows)
     missing |= {str(failure.get("client")): str(failure.get("reason")) for failure in last.get("failures", ())}
-    there = [last.get("scores", {}).get(name, ()) for name in (scored, f"common-{scored}")]
-    return {client: reason for client, reason in missing.items() if not any(client in clients for clients in there)}
+    return {client: reason for client, reason in missing.items() if client not in there}
+
+
+def _last_evaluation(rows: Sequence[Row], scored: Which) -> tuple[Row, set[str]]:
+    """Return the last row with an evaluation of `scored` networks, and the clients that it scores."""
+    last: Row = next((row for row in reversed(rows) if row.get(scored) or (row.get("common") or {}).get(scored)), {})
+    return last, {client for name in (scored, f"common-{scored}") for client in last.get("scores", {}).get(name, ())}
 
 
 def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:
@@ -334,7 +349,7 @@ class RunFiles:
     @property
     def absences(self) -> list[str]:
         """Lines about clients without a final score, with their names and the reasons."""
-        return [*absences(self.rows, self.scored)]
+        return [*absences(self.rows, self.scored, shared=self.has_global)]
 
     @property
     def clients_there(self) -> set[str]:

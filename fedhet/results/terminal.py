@@ -232,7 +232,7 @@ class ProgressLine(Observer):
         self.close()
         done = last_round(self._rows)
         said = f"{run.method}: {counted(done, 'round')} in {time.monotonic() - self._started:.0f} s, {self._news}"
-        self._say("; ".join([said, *absences(self._rows, run.traits.scored)]))
+        self._say("; ".join([said, *absences(self._rows, run.traits.scored, shared=run.traits.whole)]))
 
     def close(self) -> None:
         if not self._live.disable:

@@ -37,6 +37,17 @@ def ran(folder: Path, method: str, **settings: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize(("method", "said"), [("local", True), ("fedrep", True), ("fedavg", False)])
+def test_clients_that_never_trained_but_are_scored_are_named(tmp_path: Path, method: str, said: bool) -> None:
+    ran(tmp_path, method, clients=4, rounds=1, fraction_train=0.5)
+    run = read_run(tmp_path)
+    (trained,) = (row["participants"] for row in run.rows if row["participants"])
+    others = ", ".join(client for client in "0123" if client not in trained)
+    line = f"2 of 4 clients never trained, but are scored: clients {others}: raise fraction-train or rounds"
+    assert run.absences == [line] * said
+    assert ("; 2 of 4 clients never trained, but are scored; " in headline(run) + "; ") == said
+
+
 def test_warning_about_refused_clients(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
