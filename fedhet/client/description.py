@@ -88,6 +88,8 @@ def by_class(job: Job) -> torch.Tensor | None:
         return None
     counts = tuple(map(float, having.tolist()))
     behind = tuple(map(int, counts))
+    if outputs.meaning == "labels":  # the number of examples without a label is known as well
+        behind = tuple(min(number, len(labels) - number) or number for number in behind)
     if labels.ndim > 1 and outputs.meaning == "classes":  # of an example, many tokens or pixels can have a class
         behind = tuple(int((labels == k).flatten(1).any(1).sum()) for k in range(len(counts)))
     metric = Metric(counts, counts, behind)

@@ -108,17 +108,24 @@ def _f1_of_one(count: int, *columns: Columns) -> Metric:
     return Metric(metric.values[1:], metric.weights[1:], (min(behind, others) if others else behind,))
 
 
+def _f1_of_labels(count: int, *columns: Columns) -> Metric:
+    """Return the F1 of each label; the examples behind it are those with the label or, if fewer, those without."""
+    both, positive, actual, either = _summed(columns)
+    # A network that predicts a label for all examples would tell how many have it.
+    fewer = torch.minimum(actual, count - actual)
+    return _ratio(2 * both, positive + actual, torch.where(fewer > 0, fewer, either))
+
+
 def _iou(count: int, *columns: Columns) -> Metric:
     both, positive, actual, behind, _ = _summed(columns)
     return _ratio(both, positive + actual - both, behind)
 
 
 def _signs(outputs: Tensor, labels: Tensor) -> Columns:
-    """Return the columns of `_table`, by label of a multi-label task."""
+    """Return numbers of correct predictions, of predictions, of labels and of examples with either, by label."""
     predicted, actual = outputs > 0, labels > 0.5
     both = predicted & actual
-    either = (predicted | actual).sum(0)
-    return both.sum(0), predicted.sum(0), actual.sum(0), either, actual.sum(0)
+    return both.sum(0), predicted.sum(0), actual.sum(0), (predicted | actual).sum(0)
 
 
 # ---- ranks
@@ -231,7 +238,7 @@ ACCURACY = Measure(_hits, _fraction)
 BALANCED_ACCURACY = Measure(_table, _recalls, by_class=True, table=True)
 MACRO_F1 = Measure(_table, _f1, by_class=True, table=True, heaviest=2.0)
 F1 = Measure(_table, _f1_of_one, heaviest=2.0, table=True)
-LABEL_F1 = Measure(_signs, _f1, by_class=True, heaviest=2.0, table=True)
+LABEL_F1 = Measure(_signs, _f1_of_labels, by_class=True, heaviest=2.0, table=True)
 IOU = Measure(_table, _iou, by_class=True, table=True)
 AUC = Measure(_class_scores, _ranked("roc_auc_score", pairs=False), by_class=True)
 AVERAGE_PRECISION = Measure(_class_scores, _ranked("average_precision_score", pairs=False), by_class=True)

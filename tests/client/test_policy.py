@@ -445,6 +445,23 @@ def test_many_tokens_of_few_examples(method, tmp_path):
     assert (told[:2] <= 0).any(), "else the number of all tokens would tell them"
 
 
+def test_labels_that_few_examples_lack(tmp_path):
+    labels = (torch.arange(40)[:, None] < torch.tensor([38, 20, 3, 40])).float()
+
+    def data(client):
+        inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+        return (inputs, labels), (inputs, labels)
+
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 4), data, task="multi-label"), 2)
+    grid._contexts[FIRST_NODE + 1].node_config |= {"min-examples": 10, "state-dir": str(tmp_path)}
+    reply = asked(grid, "query", {"method": "local", "rounds": 0}, "describe", run="a").content
+    assert decode_arrays(reply["describe"])["classes"].tolist() == [-1, 20, -1, 40]
+    # A network that predicts all labels for all examples would tell how many have a label.
+    whole = {"model": to_arrays({"weight": torch.zeros(4, 4), "bias": torch.ones(4)})}
+    reply = asked(grid, "evaluate", {"metric": "macro-f1"}, arrays=whole, run="b").content
+    assert reply["metrics"]["received-weight"] == [0, 60, 0, 80]
+
+
 def test_weight_of_a_loss_tells_no_rare_class():
     task = Task("classification", class_weights=[1, 9])
     labels = (torch.arange(100) < 12).long()

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
@@ -106,7 +107,8 @@ def test_the_proxy_stops_the_control_and_runtime_api(tmp_path: Path, printed: Ca
         assert status("/v1/fleet/pull-messages") not in (403, 404, 502)
         starters.write_text("allow 127.0.0.1;\n")
         end(processes.pop())
-        processes.append(nginx_starts())
+        proxy = nginx_starts()
+        processes.append(proxy)
         while not reachable():
             time.sleep(0.5)
         (tmp_path / "flower").mkdir()
@@ -120,12 +122,36 @@ def test_the_proxy_stops_the_control_and_runtime_api(tmp_path: Path, printed: Ca
         subprocess.run(words, cwd=tmp_path, env=environment, check=True)
         words = ["flower-supernode", "--root-certificates", "ca.crt", "--superlink", f"localhost:{outside}"]
         words += ["--auth-supernode-private-key", "node_key", "--port", str(_free_port())]
-        processes.append(subprocess.Popen(words, cwd=tmp_path, env=environment, start_new_session=True))
+        words += ["--node-config", f"name='north' state-dir='{tmp_path}/state'"]
+        with (tmp_path / "node.log").open("wb") as log:
+            node = subprocess.Popen(
+                words, cwd=tmp_path, env=environment, start_new_session=True, stdout=log, stderr=log
+            )
+        processes.append(node)
         words = ["flwr", "supernode", "list", "hospitals", "--format", "json"]
         patience = time.monotonic() + 120
         while '"online"' not in subprocess.run(words, env=environment, capture_output=True, text=True).stdout:
             assert time.monotonic() < patience
             time.sleep(2)
+
+        # Neither the node nor who follows the run misses anything if the proxy restarts, as its unit says.
+        words = shlex.split("local --engine hospitals --set clients=1 --set rounds=3 --set wait-for-clients=60 --out")
+        words = [sys.executable, "-m", "fedhet", "run", *words, str(tmp_path / "run")]
+        run = subprocess.Popen(words, env=environment, start_new_session=True)
+        processes.append(run)
+        while "Receiving: train message" not in (tmp_path / "node.log").read_text():
+            assert run.poll() is None
+            time.sleep(1)
+        unit = (KIT / "systemd/fedhet-proxy.service").read_text()
+        (stop,) = re.findall(r"^KillSignal=(\w+)$", unit, re.MULTILINE)
+        proxy.send_signal(getattr(signal, stop))
+        time.sleep(5)
+        end(proxy)
+        processes.append(nginx_starts())
+        assert run.wait(300) == 0
+        history = read_history(tmp_path / "run")
+        assert [row["failures"] for row in history] == [[]] * len(history)
+        assert history[-1]["trained"]["accuracy"]["mean"] > 0.5
     finally:
         for process in processes:
             end(process)
