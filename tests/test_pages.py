@@ -23,7 +23,7 @@ ELSEWHERE = {
 }
 """Parts of commands that are not run here, and why not or where."""
 
-SHORT = {"--budget": "60s", "--seeds": "0,1"}
+SHORT = {"--budget": "60s", "--seeds": "0"}
 """Values of options in place of those that are printed."""
 
 FEW = {
@@ -43,7 +43,7 @@ def commands() -> list[str]:
 
 
 def shortened(command: str) -> list[str]:
-    """A command's words at one round, two where it goes on with a run, with two seeds and two values of a tuned key."""
+    """A command's words at one round, or two where more are printed, with one seed and two values of a tuned key."""
     words = shlex.split(command)[1:]
     if "--again" in words:  # as it was
         return words
@@ -55,6 +55,7 @@ def shortened(command: str) -> list[str]:
     for option in SHORT.keys() & {*words}:
         words[words.index(option) + 1] = SHORT[option]
     words = [re.sub(r"^([a-z0-9.-]+=[^,]+,[^,]+),\S+", r"\1", word) for word in words]
+    words = ["rounds=2" if word.startswith("rounds=") else word for word in words]
     few = "rounds=2" if "--resume" in words else FEW.get(words[0], "")
     return words + [word for each in few.split() if f"{each.split('=')[0]}=" not in command for word in ("--set", each)]
 

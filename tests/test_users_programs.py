@@ -239,7 +239,7 @@ def test_wrapped_apps_are_at_chance_and_equal_when_resumed(split: str, tmp_path:
 @pytest.mark.slow
 def test_wrapped_apps_are_equal_however_they_are_run(on_ray: Path, tmp_path: Path) -> None:
     config = configuration.resolve({**AVERAGING, "dataset": "own", "seed": len(PROGRAMS)})
-    for workers in (1, 2, 3):
+    for workers in (1, 3):
         run_locally(config.replace(workers=workers), tmp_path / f"{workers}", app=wrapped("torch"))
         assert numbers(tmp_path / f"{workers}") == numbers(on_ray / "wrapped")
 
@@ -274,8 +274,7 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_equal_however_they_are_run(name: str, program: dict[str, Any], on_ray: Path, tmp_path: Path) -> None:
     settings = {**AVERAGING, "seed": [*PROGRAMS].index(name)}
     one = numbers(fedhet.run({**settings, "workers": 1}, **program, out=tmp_path / "1").folder)
-    assert numbers(fedhet.run({**settings, "workers": 3}, **program, out=tmp_path / "3").folder) == one
-    assert numbers(resumed(tmp_path / "resumed", program, **{**settings, "workers": 2})) == one
+    assert numbers(resumed(tmp_path / "resumed", program, **{**settings, "workers": 3})) == one
     shared = {key: value for key, value in settings.items() if key != "seed"}
     fedhet.compare(["fedrep"], shared, seeds=[settings["seed"]], **program, out=tmp_path / "compared")
     assert numbers(tmp_path / "compared" / f"fedrep-seed{settings['seed']}") == one

@@ -28,9 +28,11 @@ from tests.simulations import run_on_ray
 
 
 @pytest.mark.slow
-def test_a_run_on_ray_is_followed_round_by_round(watch: Any, tmp_path: Path) -> None:
-    local = fedhet.run(settings_of("fedhenn"), out=tmp_path / "local")
-    ray = fedhet.run(settings_of("fedhenn"), out=tmp_path / "ray", engine="ray", observers=[watch])
+def test_a_run_on_ray_is_followed_and_equals_the_local_one(watch: Any, tmp_path: Path) -> None:
+    chosen = {"metric": "macro-f1", "metrics": "auc", "validation": 0.25, "keep-best": True, "patience": 1}
+    settings = settings_of("fedhenn") | chosen
+    local = fedhet.run(settings, out=tmp_path / "local")
+    ray = fedhet.run(settings, out=tmp_path / "ray", engine="ray", observers=[watch])
     assert (ray.summary["engine"], ray.summary["status"]) == ("ray", "completed")
     assert Run(ray.folder).rows == Run(local.folder).rows
     assert Run(ray.folder).models == Run(local.folder).models
@@ -39,26 +41,14 @@ def test_a_run_on_ray_is_followed_round_by_round(watch: Any, tmp_path: Path) -> 
     assert watch.begun is not None
     assert watch.begun[0] == 1
     assert watch.ended == "finished"
-
-
-@pytest.mark.slow
-def test_metrics_best_models_descriptions_and_evaluations_are_the_same_on_ray(tmp_path: Path) -> None:
-    chosen = {"metric": "macro-f1", "metrics": "auc", "validation": 0.25, "keep-best": True, "patience": 1}
-    settings = settings_of("fedhenn") | chosen
-    local, ray = (fedhet.run(settings, out=tmp_path / engine, engine=engine) for engine in ("local", "ray"))
-    assert Run(ray.folder).rows == Run(local.folder).rows
     assert ray.summary["best"] == local.summary["best"]
     for path in (local.folder / "models/best").iterdir():
         assert (ray.folder / "models/best" / path.name).read_bytes() == path.read_bytes()
     only = settings_of("fedhenn") | {"metric": "macro-f1", "rounds": 0, "start-from": str(ray.folder / "models/best")}
-    again = fedhet.run(only, out=tmp_path / "again", engine="ray")
+    evaluated = [fedhet.run(only, out=tmp_path / f"only-{engine}", engine=engine) for engine in ("local", "ray")]
     reported = {client: each["test"] for client, each in ray.summary["best"]["clients"].items()}
-    assert {row.client: row.accuracy for row in read_clients(again.folder)} == reported
-    described = [
-        fedhet.run(settings_of("local") | {"rounds": 0}, out=tmp_path / f"data-{engine}", engine=engine).summary["data"]
-        for engine in ("local", "ray")
-    ]
-    assert described[0] == described[1]
+    assert {row.client: row.accuracy for row in read_clients(evaluated[1].folder)} == reported
+    assert evaluated[0].summary["data"] == evaluated[1].summary["data"]
 
 
 @pytest.mark.slow

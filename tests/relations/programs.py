@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.tree import DecisionTreeClassifier
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torchvision.datasets import DatasetFolder
@@ -150,9 +153,11 @@ class Program:
         parts["public"] = FORMS[form](self.rows(0, "public"), self)
         return parts
 
-    def model(self, client: Any) -> nn.Module:
-        """Return a client's network."""
+    def model(self, client: Any) -> Any:
+        """Return a client's network, or its scikit-learn estimator."""
         network = NETWORKS[self.network](client.partition_id, self)
+        if not isinstance(network, nn.Module):
+            return network
         network = Shifted(network, self.offset) if self.offset else network
         return network.double() if self.double else network
 
@@ -348,7 +353,16 @@ def starting_at(client: int, program: Program) -> nn.Module:
     return network
 
 
-NETWORKS: dict[str, Callable[[int, Program], nn.Module]] = {
+def beside_trees(client: int, program: Program) -> Any:
+    """Return a network for client 0, and scikit-learn's estimators for the others."""
+    if client == 0:
+        return perceptron(client, program)
+    if program.task == "regression":
+        return (LinearRegression(), RandomForestRegressor(3))[client % 2]
+    return (LogisticRegression(), RandomForestClassifier(3), DecisionTreeClassifier(max_depth=2))[client % 3]
+
+
+NETWORKS: dict[str, Callable[[int, Program], Any]] = {
     "mlp": perceptron,
     "widths": of_widths,
     "dropout": lambda client, program: perceptron(client, program, nn.LayerNorm, lambda _: nn.Dropout(0.3)),
@@ -358,6 +372,7 @@ NETWORKS: dict[str, Callable[[int, Program], nn.Module]] = {
     "tied": lambda client, program: Tied(program.outputs),
     "start": starting_at,
     "repeated": lambda client, program: Repeated(program.outputs),
+    "beside trees": beside_trees,
 }
 NETWORK_OF = {"inclusivefl": "repeated"}
 """The network that a method needs, if most are refused."""
@@ -386,6 +401,9 @@ SETTINGS_OF: dict[str, dict[str, Any]] = {
     "pfnm": {"rounds": ""},
     "scalefl": {"scalefl.depths": "2,1", "scalefl.widths": "1,0.5", "scalefl.blocks": "2"},
 }
+OF_ESTIMATORS = ("local", "fedmd", "feddf")
+"""Methods in which scikit-learn's estimators take part."""
+
 SYMMETRIC = ("local", "fedavg", "fedprox", "fedrep", "lg-fedavg", "layer-average", "fedproto", "fd", "fedgh")
 """Methods that treat clients alike, and draw no random number if networks have given weights and batches are full."""
 
@@ -401,12 +419,17 @@ def programs(draw: st.DrawFn, **fixed: Any) -> Program:
         "double": (True, False),
         "clients": (2, 3, 4),
         "sizes": ("equal", "unequal", "lacking"),
+        "settings": ({}, {}, {}, {"validation": 0.3, "keep-best": True}),
     }
     values: dict[str, Any] = {}
     for name, choices in names.items():
         given = fixed.get(name, choices)
         values[name] = draw(st.sampled_from(given)) if isinstance(given, tuple) else given
     values["network"] = NETWORK_OF.get(values["method"], values["network"])
+    if values["method"] not in OF_ESTIMATORS and values["network"] == "beside trees":
+        values["network"] = "mlp"
+    if values["method"] in CONTROLS:
+        values["settings"] = {}
     if values["form"] == "files" and values["task"] != "classification":
         values["form"] = "lazy"
     return Program(**values)

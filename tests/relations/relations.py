@@ -18,6 +18,16 @@ import numpy as np
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    balanced_accuracy_score,
+    f1_score,
+    mean_absolute_error,
+    r2_score,
+    roc_auc_score,
+    root_mean_squared_error,
+)
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -34,6 +44,7 @@ from tests.relations.programs import (
     FORMS,
     IN_ORDER,
     NAMED_CLASSES,
+    NETWORKS,
     SYMMETRIC,
     Program,
     Rows,
@@ -87,6 +98,9 @@ BY_CLASS = tuple(method for method in SYMMETRIC if method not in ("local", "fedr
 PARTS = (("train",), ("test",), ("train", "test"))
 full = {"batch_size": 500}
 """A batch size that is larger than any client's number of examples."""
+NETWORKS_ALONE = tuple(network for network in NETWORKS if network != "beside trees")
+"""Networks of which runs save files."""
+
 trained = tuple(method for method in registry.own_methods() if method not in CONTROLS)
 
 
@@ -679,7 +693,7 @@ class Refusing(Program):
         return nn.Sequential(nn.Linear(6, 11), nn.ReLU(), nn.Linear(11, 3)).to(torch.float64 if self.double else None)
 
 
-@relation(method=trained, task="classification")
+@relation(method=trained, task="classification", network=NETWORKS_ALONE)
 def saved_networks_are_the_scored_ones(draw: Draw, program: Program, folder: Path) -> None:
     """A loaded network predicts a client's test examples as well as its score says."""
     outcome = complete(program, folder)
@@ -752,6 +766,78 @@ class Reader(nn.Module):
             **{"mean": (states * kept).sum(1) / kept.sum(1), "all": states.mean(1)},
         }
         return self.head(read[self.reads])
+
+
+METRICS = {
+    "classification": ("accuracy", "balanced-accuracy", "macro-f1", "auc"),
+    "binary": ("accuracy", "balanced-accuracy", "f1", "auc", "average-precision"),
+    "multi-label": ("auc", "average-precision", "macro-f1"),
+    "regression": ("r2", "rmse", "mae"),
+}
+"""The metrics of a task."""
+
+
+@relation(method=trained, network=NETWORKS_ALONE)
+def metrics_are_scikit_learns(draw: Draw, program: Program, folder: Path) -> None:
+    """Each client's metric, and that over all clients, are scikit-learn's of the saved networks' outputs."""
+    metric = draw(st.sampled_from(METRICS[program.task]))
+    outcome = complete(program.having(metric=metric), folder)
+    summary = json.loads((outcome.folder / "summary.json").read_text())
+    refused = {client for client, _ in outcome.failures}
+    outputs, labels = [], []
+    for number in range(program.clients):
+        if str(number) in refused:
+            continue
+        rows = program.rows(number, "test")
+        network = fedhet.load_model(outcome.folder, number, model=program.model, data=program.data)
+        outputs.append(predictions(network, rows.inputs, program))
+        labels.append(rows.labels)
+        expected = scikit_learns(metric, program.task, outputs[-1], labels[-1])
+        if np.isnan(expected):
+            assert str(number) not in outcome.clients
+        else:
+            np.testing.assert_allclose(outcome.clients[str(number)][0], expected, rtol=1e-5, atol=1e-6)
+    if metric in ("accuracy", "balanced-accuracy", "f1", "macro-f1", "mae"):  # of all examples together
+        expected = scikit_learns(metric, program.task, np.concatenate(outputs), np.concatenate(labels))
+        np.testing.assert_allclose(summary["personal_accuracy"]["weighted"], expected, rtol=1e-5, atol=1e-6)
+
+
+def predictions(network: nn.Module, inputs: np.ndarray[Any, Any], program: Program) -> np.ndarray[Any, Any]:
+    """Return a network's outputs as scores of classes or labels, or as targets."""
+    with torch.no_grad():
+        outputs = network(torch.tensor(inputs).to(next(network.parameters()).dtype)).double()
+    return (outputs.softmax(1) if program.task == "classification" else outputs).numpy()
+
+
+def scikit_learns(metric: str, task: str, scores: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> float:
+    """Return a metric's value; NaN if it has none."""
+    if task == "regression":
+        errors = {"r2": r2_score, "rmse": root_mean_squared_error, "mae": mean_absolute_error}
+        return errors[metric](labels, scores.reshape(labels.shape))
+    if metric in ("auc", "average-precision"):
+        value = {"auc": roc_auc_score, "average-precision": average_precision_score}[metric]
+        if task == "classification":
+            pairs = [(labels == number, scores[:, number]) for number in range(scores.shape[1])]
+        else:
+            pairs = list(zip(labels.reshape(len(labels), -1).T, scores.reshape(len(labels), -1).T, strict=True))
+        values = [value(of, by) for of, by in pairs if 0 < of.sum() < len(of)]
+        return float(np.mean(values)) if values else float("nan")
+    chosen = scores.argmax(1) if task == "classification" else (scores > 0).astype(int).reshape(labels.shape)
+    if metric in ("f1", "macro-f1"):
+        average = "binary" if metric == "f1" else "macro"
+        return f1_score(labels, chosen, average=average, zero_division=0)
+    return {"accuracy": accuracy_score, "balanced-accuracy": balanced_accuracy_score}[metric](labels, chosen)
+
+
+@relation(method=trained, network=NETWORKS_ALONE)
+def an_evaluation_gives_the_runs_scores(draw: Draw, program: Program, folder: Path) -> None:
+    """`fedhet.evaluate` on a run's own data gives the run's scores."""
+    outcome = complete(program, folder)
+    with outcomes.kept_log():
+        table = fedhet.evaluate(outcome.folder, **program.arguments())
+    for client, (score, _) in outcome.clients.items():
+        values = [table.value(model, client) for model in (client, "global")]
+        assert any(value is not None and abs(value - score) < 1e-6 for value in values), (client, score, values)
 
 
 @relation(method=trained, form="tensors")
