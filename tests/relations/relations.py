@@ -40,6 +40,7 @@ from fedhet.setup.user_functions import UserFunctions
 from tests.relations import outcomes
 from tests.relations.outcomes import Outcome, close, equal, new, run
 from tests.relations.programs import (
+    COLUMNS,
     CONTROLS,
     FORMS,
     IN_ORDER,
@@ -213,6 +214,61 @@ def names_of_new_examples(draw: Draw, program: Program, folder: Path) -> None:
     kind = draw(st.sampled_from(("columns", "classes")))
     changed = evaluated(program, outcome, replace(rows, **{kind: ("height", *getattr(rows, kind)[1:])}))
     assert isinstance(first, str) or (isinstance(changed, str) and "height" in changed)
+
+
+@relation(method=("local", "fedavg", "fedrep", "fedproto"), task="classification", network=("mlp", "widths", "dropout"))
+def one_table_of_all_clients(draw: Draw, program: Program, folder: Path) -> None:
+    """Clients' rows alternate in one table; and a new table has its columns and classes in another order."""
+    table = OneTable(**vars(program))
+    mixed = replace(table, mixed=True, index=draw(st.booleans()))
+    first = run(table, folder)
+    equal(first, run(mixed, folder))
+    assume(not first.refused)
+    other = replace(mixed, columns=order(draw, len(COLUMNS)), classes=order(draw, 3))
+    tables = []
+    for new_rows in (table, other):
+        with outcomes.kept_log():
+            data = {"test": new_rows.arguments()["data"]}
+            tables.append(fedhet.evaluate(first.folder, model=program.model, data=data).table)
+    assert tables[0] == tables[1]
+
+
+@dataclass(frozen=True)
+class OneTable(Program):
+    """A program with the clients' training rows in one table, split by `fedhet.by_column`.
+
+    Attributes:
+        columns: the order of the table's columns.
+        classes: the order of the classes.
+        mixed: whether rows of all clients alternate.
+        index: whether the index has other numbers than the rows' places.
+    """
+
+    columns: tuple[int, ...] = tuple(range(len(COLUMNS)))
+    classes: tuple[int, ...] = (0, 1, 2)
+    mixed: bool = False
+    index: bool = False
+
+    @property
+    def all_settings(self) -> dict[str, Any]:
+        """Return the settings without a number of clients, which the table has."""
+        return {key: value for key, value in super().all_settings.items() if key != "clients"}
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the network, the table and the task."""
+        import pandas
+
+        parts = []
+        for client in range(self.clients):
+            rows = self.rows(client, "train").reordered(list(self.columns)).renumbered(list(self.classes))
+            part = pandas.DataFrame(rows.inputs, columns=list(rows.columns))
+            part["kind"] = pandas.Categorical.from_codes(rows.labels, categories=list(rows.classes))
+            part["ward"] = f"ward {client}"
+            parts.append(part)
+        table = pandas.concat(parts)
+        table = table.sort_index(kind="stable") if self.mixed else table
+        table.index = range(len(table), 0, -1) if self.index else range(len(table))
+        return {"model": self.model, "data": fedhet.by_column(table, "ward", label="kind"), "task": self.task}
 
 
 def evaluated(program: Program, outcome: Outcome, rows: Rows) -> list[list[str]] | str:
