@@ -97,6 +97,9 @@ BY_CLASS = tuple(method for method in SYMMETRIC if method not in ("local", "fedr
 """Methods of which clients share what depends on the numbers of classes."""
 
 PARTS = (("train",), ("test",), ("train", "test"))
+WHOLE: dict[str, Any] = {}
+"""Settings without `validation`, whose examples depend on the client's number and the order of rows."""
+
 full = {"batch_size": 500}
 """A batch size that is larger than any client's number of examples."""
 NETWORKS_ALONE = tuple(network for network in NETWORKS if network != "beside trees")
@@ -180,7 +183,7 @@ def a_class_without_a_folder(draw: Draw, program: Program, folder: Path) -> None
         assert program.method not in BY_CLASS or "ant" in words or changed.clients == same.clients
 
 
-@relation(method=SYMMETRIC, network="start", double=True, form=IN_ORDER, clients=(3, 4))
+@relation(settings=WHOLE, method=SYMMETRIC, network="start", double=True, form=IN_ORDER, clients=(3, 4))
 def clients_in_another_order(draw: Draw, program: Program, folder: Path) -> None:
     """Client k does what client p(k) did."""
     chosen = order(draw, program.clients)
@@ -284,7 +287,7 @@ def evaluated(program: Program, outcome: Outcome, rows: Rows) -> list[list[str]]
 # ---- the same examples
 
 
-@relation(method=(*SYMMETRIC, "fedmd", "fml"), network=("start", "mlp"), double=True, form=IN_ORDER)
+@relation(settings=WHOLE, method=(*SYMMETRIC, "fedmd", "fml"), network=("start", "mlp"), double=True, form=IN_ORDER)
 def rows_in_another_order(draw: Draw, program: Program, folder: Path) -> None:
     """The rows of a client's part are in another order; a batch has all of them."""
     program = program.having(**full)
@@ -293,7 +296,7 @@ def rows_in_another_order(draw: Draw, program: Program, folder: Path) -> None:
     close(complete(program, folder), run(program.edited(shuffled), folder))
 
 
-@relation(method=SYMMETRIC, network=("start", "mlp"), double=True, form=IN_ORDER)
+@relation(settings=WHOLE, method=SYMMETRIC, network=("start", "mlp"), double=True, form=IN_ORDER)
 def all_rows_repeated(draw: Draw, program: Program, folder: Path) -> None:
     """Each client has each of its training or test rows twice; a batch has all of them."""
     program = program.having(**full)
@@ -422,7 +425,13 @@ def random_labels_are_chance(draw: Draw, program: Program, folder: Path) -> None
 
 
 @relation(
-    method="local", double=True, task="classification", network=("mlp", "widths", "start"), form=IN_ORDER, sizes="equal"
+    settings=WHOLE,
+    method="local",
+    double=True,
+    task="classification",
+    network=("mlp", "widths", "start"),
+    form=IN_ORDER,
+    sizes="equal",
 )
 def one_client_alone_is_a_plain_loop(draw: Draw, program: Program, folder: Path) -> None:
     """A client that trains alone gets what a loop of plain PyTorch gives."""
