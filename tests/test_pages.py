@@ -23,8 +23,8 @@ ELSEWHERE = {
 }
 """Parts of commands that are not run here, and why not or where."""
 
-SHORT = {"--budget": "", "--seeds": "0"}
-"""Values of options in place of those that are printed; races with a budget are in tests/comparing."""
+SHORT = {"--budget": "90s", "--seeds": "0"}
+"""Values of options in place of those that are printed."""
 
 FEW = {
     "run": "rounds=1 local-epochs=1",
