@@ -801,7 +801,8 @@ class Texts(Program):
     def data(self, client: Any) -> dict[str, Any]:
         """Return loaders of texts."""
         parts = {part: self.texts(client.partition_id, part) for part in ("train", "test")}
-        return {part: DataLoader(texts, batch_size=4, collate_fn=padded) for part, texts in parts.items()}
+        size = self.all_settings["batch-size"]
+        return {part: DataLoader(texts, batch_size=size, collate_fn=padded) for part, texts in parts.items()}
 
     def model(self, client: Any) -> nn.Module:
         """Return a recurrent network."""
