@@ -66,7 +66,8 @@ def check_model(
     origin = user_functions.origin(function)
     owner = f"the client's {model._get_name()}"
     parts = {name: part for name in PARTS if (part := getattr(data, name))}
-    unlike = check_scales({f"the {name} inputs": scales_of(part.inputs, data.names) for name, part in parts.items()})
+    scales = {name: scales_of(part.inputs, data.names, part.labels) for name, part in parts.items()}
+    unlike = check_scales({f"the {name} inputs": values for name, values in scales.items()})
     raw = {name: part.inputs[:8] for name, part in parts.items()}
     rows = raw.pop("train")
     inputs = transform(rows)

@@ -1,26 +1,27 @@
 """Scales of inputs, by which a client's parts, the clients of a run, and a run and new data are compared."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from fedhet.data.names import COLUMNS, Names
+from fedhet.data.names import COLUMNS, LABEL_COLUMNS, Names
 from fedhet.data.own import as_input
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError
 from fedhet.utils.inputs import parts_of
 
 BYTES, UNIT, SIGNED, BEYOND = "bytes", "values in [0, 1]", "values of which many are below 0", "values beyond [0, 1]"
-COLUMN = "a column"
+COLUMN, TARGET = "a column", "a target"
 
 Scales = Mapping[str, tuple[str, float]]
 """By the name of a tensor of the inputs: its kind (`BYTES`, ..., `BEYOND`), and the root mean square of its values.
 
 Bytes are divided by 255. The root mean square is 0 if it is not known, and for other whole numbers, such as tokens.
 Of a table with named columns, also by `column NAME`: `COLUMN`, and the median size of the column's values other than
-0, which neither the rare ones of an encoded text nor a few large values change.
+0, which neither the rare ones of an encoded text nor a few large values change. So are numbers to predict, by
+`target NAME`, with `TARGET`.
 """
 
 MANY = 0.1
@@ -36,10 +37,10 @@ LONGEST_NAMES = 2**14
 """Largest number of characters in the names of columns that are compared one by one."""
 
 
-def scales_of(inputs: Tensor | LazyInputs, names: Names) -> Scales:
+def scales_of(inputs: Tensor | LazyInputs, names: Names, labels: Tensor | None = None) -> Scales:
     """Return the scales of raw inputs (n, ...); of inputs that are read on demand, those of the first examples.
 
-    `names` has the names of a table's columns.
+    `names` has the names of a table's columns. `labels`, if they are numbers (n, ...), are described, too.
     """
     scales: dict[str, tuple[str, float]] = {}
     for name, part in parts_of(inputs[:8] if isinstance(inputs, LazyInputs) else inputs).items():
@@ -54,14 +55,22 @@ def scales_of(inputs: Tensor | LazyInputs, names: Names) -> Scales:
         if part.is_floating_point() or kind == BYTES:
             size = float(rows.float().square().mean().sqrt()) / (255 if kind == BYTES else 1)
         scales[name] = kind, size if math.isfinite(size) else 0.0
-    columns = names.get(COLUMNS, ())
-    table = isinstance(inputs, Tensor) and inputs.ndim == 2 and inputs.shape[1:] == (len(columns),)
-    if table and sum(map(len, columns)) + 32 * len(columns) < LONGEST_NAMES:
-        values = as_input(inputs[:: len(inputs) // ROWS + 1]).double().abs()
-        for name, column in zip(columns, values.unbind(1), strict=True):
-            present = column[column > 0]
-            scales[f"column {name}"] = COLUMN, float(present.median()) if len(present) else 0.0
+    if isinstance(inputs, Tensor) and (columns := names.get(COLUMNS)):
+        scales |= _medians("column", COLUMN, as_input(inputs), columns)
+    if labels is not None and labels.is_floating_point() and labels.ndim > 1:
+        targets = labels.flatten(1)
+        numbers = tuple(map(str, range(targets.shape[1])))
+        scales |= _medians("target", TARGET, targets, names.get(LABEL_COLUMNS, numbers))
     return scales
+
+
+def _medians(word: str, kind: str, table: Tensor, names: Sequence[str]) -> Scales:
+    """Return the median size of the values other than 0 in each named column of a table, if it has these columns."""
+    if table.shape[1:] != (len(names),) or sum(map(len, names)) + 32 * len(names) > LONGEST_NAMES:
+        return {}
+    columns = table[:: len(table) // ROWS + 1].double().abs().unbind(1)
+    present = {f"{word} {name}": column[column > 0] for name, column in zip(names, columns, strict=True)}
+    return {name: (kind, float(values.median()) if len(values) else 0.0) for name, values in present.items()}
 
 
 def check_scales(scales: Mapping[str, Scales]) -> str:
@@ -89,9 +98,11 @@ def check_scales(scales: Mapping[str, Scales]) -> str:
             small, small_words = sizes[0]
             large, large_words = sizes[-1]
             measure = "root mean squares"
-            if COLUMN in first:
+            if COLUMN in first or TARGET in first:
                 large_words = f"{name}: {large_words}"
                 measure = "medians"
+            if TARGET in first:
+                small_words, large_words = (words.replace("inputs", "targets") for words in (small_words, large_words))
             sentences.append(
                 f"{large_words} are {large / small:.3g} times as large as {small_words} ({measure} {large:.3g} and "
                 f"{small:.3g}): if their units differ, give both in the same"

@@ -5,8 +5,8 @@ from dataclasses import replace
 from statistics import median_low
 from typing import Any
 
-from fedhet.data.names import COLUMNS
-from fedhet.data.scales import check_scales
+from fedhet.data.names import CLASSES, COLUMNS
+from fedhet.data.scales import TARGET, Scales, check_scales
 from fedhet.errors import DataError
 from fedhet.messages import Reply, WireError
 from fedhet.messages.protocol import scales_in
@@ -113,12 +113,16 @@ def _limit_metric(run: Run, replies: Mapping[str, Reply], name: str, claims: Map
 
 
 def difference_of_scales(run: Run) -> str:
-    """Return a sentence if inputs of clients that share layers, or those of `start-from`, differ in scale, or ""."""
-    if not run.traits.compares(COLUMNS) and not run.config.start_from:
-        return ""
-    scales = {f"client {name}'s inputs": scales_in(client.scales) for name, client in run.state.clients.items()}
-    for name, inputs in before(run.config, "scales").items():
-        scales[f"client {name}'s inputs in the run of start-from"] = inputs
+    """Return a sentence if inputs or targets differ in scale among clients that share layers, or from `start-from`."""
+    anew = bool(run.config.start_from)
+    inputs, targets = (anew or run.traits.compares(kind) for kind in (COLUMNS, CLASSES))
+
+    def compared(scales: Scales) -> Scales:
+        return {name: (kind, size) for name, (kind, size) in scales.items() if (targets if kind == TARGET else inputs)}
+
+    scales = {f"client {n}'s inputs": compared(scales_in(record.scales)) for n, record in run.state.clients.items()}
+    for name, earlier in before(run.config, "scales").items():
+        scales[f"client {name}'s inputs in the run of start-from"] = compared(earlier)
     try:
         return check_scales(scales)
     except DataError as error:  # which some clients may have allowed for in their networks

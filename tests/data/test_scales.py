@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedhet
-from fedhet.data.scales import BEYOND, BYTES, COLUMN, SIGNED, UNIT, scales_of
+from fedhet.data.scales import BEYOND, BYTES, COLUMN, SIGNED, TARGET, UNIT, scales_of
 from fedhet.errors import FedhetError
 from fedhet.messages import WireError
 from fedhet.messages.protocol import scales_in
@@ -98,6 +98,17 @@ def test_new_examples_of_another_scale_are_named(tmp_path: Path, one: str, other
     assert UNLIKE[one, other] in run(tmp_path / "next", in_parts(new, new), **before)
 
 
+@pytest.mark.parametrize(("method", "told"), [("fedavg", True), ("lg-fedavg", True), ("local", False)])
+def test_targets_of_another_scale_are_named(tmp_path: Path, method: str, told: bool) -> None:
+    def data(client: Any) -> Any:
+        inputs = torch.randn(40, 16, generator=torch.Generator().manual_seed(client.partition_id))
+        targets = inputs[:, :3] * (1, 100)[client.partition_id]
+        return (inputs[:30], targets[:30]), (inputs[30:], targets[30:])
+
+    said = "targets are" in run(tmp_path / "run", data, method=method, **{"local-epochs": 3})
+    assert said == told
+
+
 def test_scales() -> None:
     table = torch.linspace(-3, 3, 60).view(10, 6)
     inputs = Inputs({"ids": torch.arange(10), "image": IMAGES[:10], "table": table, "unit": table.sigmoid()})
@@ -113,6 +124,10 @@ def test_scales() -> None:
     for table in (columns, columns / 255):
         sizes = {name: size for name, (kind, size) in scales_of(table, named).items() if kind == COLUMN}
         assert sizes == pytest.approx({"column none": 0, "column rare": 1, "column value": 0.2})
+    prices = torch.tensor([[0.0, 1], [3, 1], [5, -1], [-4, 1e6]])
+    assert {name: one for name, one in scales_of(columns, {}, prices).items() if "target" in name} == {
+        **{"target 0": (TARGET, 4.0), "target 1": (TARGET, 1.0)},
+    }
     assert scales_in("table\tbytes\t0.5") == {"table": (BYTES, 0.5)}
     for damaged in ("table\tbytes", "table\tbytes\tx", "table\tbytes\t1\t1"):
         with pytest.raises(WireError, match="the scales of the client's inputs are damaged"):

@@ -135,18 +135,20 @@ def other_columns_are_refused(draw: Draw, program: Program, folder: Path) -> Non
 
 
 @relation(form="frame", clients=(3, 4))
-def a_column_in_other_units_is_named(draw: Draw, program: Program, folder: Path) -> None:
-    """One of a client's columns has other units than in its other part or, where clients share layers, at others."""
+def other_units_are_named(draw: Draw, program: Program, folder: Path) -> None:
+    """A column or target of a client has other units than in its other part or, where layers are shared, at others."""
     complete(program, folder)
     place = draw(st.integers(0, 5))
-    factor = np.where(np.arange(6) == place, draw(st.sampled_from((1e-2, 1e3))), 1).astype(np.float32)
-    shared = program.method in ("fedavg", "fedprox", "fedrep", "layer-average")
+    factor = np.float32(draw(st.sampled_from((1e-2, 1e3))))
+    factors = np.where(np.arange(6) == place, factor, np.float32(1))
+    shared = program.method in ("fedavg", "fedprox", "layer-average")
     parts = draw(st.sampled_from(PARTS)) if shared else ("test",)
-    client = draw(st.integers(0, program.clients - 1))
-    scaled = at(client, parts, lambda rows: replace(rows, inputs=rows.inputs * factor))
-    changed = run(program.edited(scaled), folder)
+    change, name = lambda rows: replace(rows, inputs=rows.inputs * factors), f"column {COLUMNS[place]}"
+    if program.task == "regression" and draw(st.booleans()):
+        change, name = lambda rows: replace(rows, labels=rows.labels * factor), "target 0"
+    changed = run(program.edited(at(draw(st.integers(0, program.clients - 1)), parts, change)), folder)
     reasons = changed.refused + changed.log + " ".join(reason for _, reason in changed.failures)
-    assert f"column {program.rows(0, 'train').columns[place]}" in reasons or "loss" in reasons
+    assert name in reasons or "loss" in reasons
 
 
 @relation(form=NAMED_CLASSES, task="classification")
