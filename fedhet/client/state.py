@@ -295,14 +295,14 @@ def check_order(info: ClientInfo, names: Names) -> str:
     only evaluates the network, raises a ConfigError for these, too.
     """
     notes = []
-    places = [expanded(info.config.start_from) / inner for inner in ("", "models")]
-    for path in (place / f"{file_name(name)}.safetensors" for place in places for name in (info.name, GLOBAL)):
-        for kind, theirs in names_of_model(path).items():
+    files = [f"{inner}{file_name(name)}.safetensors" for inner in ("", "models/") for name in (info.name, GLOBAL)]
+    for file in files:
+        for kind, theirs in names_of_model(expanded(info.config.start_from) / file).items():
             ours = names.get(kind, theirs)
             if ours == theirs:
                 continue
             differ = f"are {shown(theirs, ours)}, but this run's are {shown(ours, theirs)}"
-            note = f"start-from: the {kind} of the network in {path} {differ}"
+            note = f"start-from: the {kind} of the network in {file} {differ}"
             if permuted(ours, theirs) or not (info.config.rounds or alike(kind, ours, theirs)):
                 raise ConfigError(f"{note}: repeat that run with these {kind} in this order, or leave start-from out")
             notes.append(note)
