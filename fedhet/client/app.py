@@ -182,6 +182,8 @@ class Answers:
         """Return, for each message in order, the reply that `answer` computes, or the exception that it raises."""
         # `seeded` restores the global generators.
         with standard_settings(), seeded(0, "messages"), ExitStack() as contexts:
+            for _, context in messages:
+                self._clients.name(context.node_config)
             exchanges = [
                 _Exchange(message, context, contexts.enter_context(ExitStack())) for message, context in messages
             ]

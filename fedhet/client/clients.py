@@ -70,6 +70,13 @@ class Clients:
         """Whether the configuration splits the user's examples among clients."""
         return isinstance(self._data, user_functions.Shares)
 
+    def name(self, node: dict[str, Any]) -> None:
+        """Set the name in a node config that has none, as on Ray, if the user's examples name their clients."""
+        names = self._data.pool.clients if isinstance(self._data, user_functions.Shares) else ()
+        name = dict(enumerate(names)).get(node.get("partition-id", 0))
+        if name and node.get("num-partitions") == len(names):
+            node.setdefault("name", name)
+
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle only the user functions and the task; each process keeps its own networks and data."""
         return type(self), (self._model, self._data, self._task)

@@ -16,6 +16,7 @@ import fedhet
 from fedhet import data
 from fedhet.data.pooled import as_pooled
 from fedhet.errors import ConfigError, DataError, FedhetError
+from fedhet.flower.grid import LocalGrid
 from fedhet.results.history import read_clients
 from fedhet.results.report import write_report
 from fedhet.setup.client_setup import ClientInfo
@@ -113,6 +114,13 @@ def test_test_examples_drawn_for_each_seed():
     assert given == again
     assert drawn not in (given, other)
     assert [len(given), len(drawn), len(other)] == [48, 48, 120]
+
+
+def test_names_of_clients_at_nodes_that_have_none_as_on_ray(tmp_path):
+    app = fedhet.make_client_app(model=lambda: nn.Linear(4, 3), data=fedhet.by_column(FRAME, "hospital"))
+    strategy = fedhet.FedAvg(rounds=1, state_dir=str(tmp_path))
+    strategy.start(LocalGrid(app, 3))
+    assert list(strategy.state.clients) == ["12", "north", "south"]
 
 
 def test_by_column(tmp_path):
