@@ -89,7 +89,7 @@ PIXELS = draw(20, 3, 4, 4), classes(20, 4, 4, number=3)
         ("multi-label", "auc", LABELS, sklearn.roc_auc_score),
         ("multi-label", "average-precision", LABELS, sklearn.average_precision_score),
         ("multi-label", "macro-f1", LABELS, lambda y, z: sklearn.f1_score(y, z > 0, average="macro")),
-        ("regression", "r2", TARGETS, sklearn.r2_score),
+        ("regression", "r2", TARGETS, lambda y, z: sklearn.r2_score(y.numpy(), z.numpy())),
         ("regression", "rmse", TARGETS, sklearn.root_mean_squared_error),
         ("regression", "mae", TARGETS, sklearn.mean_absolute_error),
         (
