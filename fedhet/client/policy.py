@@ -24,7 +24,7 @@ from fedhet.client.client import AnySide
 from fedhet.client.state import ClientStore
 from fedhet.config import configuration
 from fedhet.errors import ConfigError, Refused, in_words, nearest
-from fedhet.flower import Context, Message
+from fedhet.flower import Context, Message, MessageType
 from fedhet.flower.insides import hash_of_app
 from fedhet.flower.messages import name_of, read_request
 from fedhet.messages import LostState, Payload, Reply, Request, WireError
@@ -394,8 +394,8 @@ def opened(
             raise Refused(policy.reason(name, error)) from error
         info = replace(info, config=settings_at_node(text, node, here=here))
     config = info.config
-    if request.epochs and not request.closing and config.local_epochs != configuration.parse(text).local_epochs:
-        request = replace(request, epochs=config.local_epochs)
+    if message.metadata.message_type == MessageType.TRAIN:  # by the settings, which are fixed and can be the node's own
+        request = replace(request, epochs=config.closing_epochs if request.closing else config.local_epochs)
     if in_cluster and not (folder := state_folder(config.state_dir, request.run)).is_dir():
         raise ConfigError(
             f"the folder {folder} for the clients' state does not exist on this machine: a simulation on several "

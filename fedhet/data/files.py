@@ -171,12 +171,13 @@ def check_labels(file: Path, labels: Tensor, classes: int) -> None:
         raise DataError(f"{file} must have labels from 0 to {classes - 1}: download it again")
 
 
-def digest_of_files(files: Iterable[Path]) -> str:
+def digest_of_files(files: Iterable[Path], unit: int = 10**9) -> str:
     """Return a digest of the files' names, sizes and times of change, which takes less time than one of their content.
 
-    Of a copy without the times of the original (`cp` without `-p`), the digest is another one.
+    Times count in whole units of `unit` nanoseconds, by default in seconds, as tar restores them. Of a copy without the
+    times of the original (`cp` without `-p`), the digest is another one.
     """
-    return digest(*((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+    return digest(*((file.name, file.stat().st_size, file.stat().st_mtime_ns // unit) for file in files))
 
 
 def images_of(files: Sequence[Path], side: int, *, mode: str, dataset: str, enlarge: bool = False) -> Tensor:
@@ -184,7 +185,7 @@ def images_of(files: Sequence[Path], side: int, *, mode: str, dataset: str, enla
 
     Unless `enlarge`, images are smaller if the first one is. Raises a DataError if a file is no image of 8 bits.
     """
-    content = digest(side, digest_of_files(files))
+    content = digest(side, digest_of_files(files, unit=1))
     cache = (_images.get() or cache_folder()) / dataset / f"{content}.safetensors"
     with suppress(FedhetError, OSError):  # a file that is damaged or belongs to another user is replaced, if possible
         if (kept := read_tensors(cache)) is not None:

@@ -27,7 +27,7 @@ def folder(place: Path | None) -> DataSet:
     tests. Classes are sorted by name; `classes.txt` names them, one a line, if images of some class are missing.
     """
     if place is None or not place.is_dir():
-        raise DataError(f"dataset = folder: {place or 'no folder'} is not a folder of images: set data to one (--data)")
+        raise DataError(f"dataset = folder: {place or 'no folder'} is not a folder of images: set the key data to one")
     # `glob` leaves out what this user may not read, and a class would be missing.
     for folder in (place, *place.glob("*/**/")):
         if not os.access(folder, os.R_OK | os.X_OK):

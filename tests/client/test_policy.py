@@ -281,6 +281,17 @@ def test_settings_are_fixed_within_a_run(changed, told, node):
     assert (refusal(asked(node, "train", first | changed, run="c")) == "") == ("samples-per-client" not in changed)
 
 
+def test_epochs_are_those_of_the_settings(node):
+    """A message cannot train longer or shorter than the settings, which the first message fixes."""
+    sent = [
+        asked(node, "train", {"local-epochs": 2}, run="a", epochs=epochs, closing=closing).content["model"]
+        for epochs, closing in ((2, False), (0, False), (9, False), (9, True))
+    ]
+    trained, fewer, more, closing = ({name: array.data for name, array in model.items()} for model in sent)
+    assert trained == fewer == more
+    assert closing != trained, "closing-epochs is 0"
+
+
 def test_handshakes_fix_no_settings(node):
     """The server completes its settings by what clients report."""
     for settings in ({"test-on": "both"}, {"learning-rate": 0.2}):

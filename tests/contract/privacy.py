@@ -214,8 +214,9 @@ class Privacy:
         monkeypatch.setattr("fedhet.training.privacy.Privacy.backward", idle)
         monkeypatch.setattr("fedhet.training.privacy.Privacy.class_sums", idle_sums)
         monkeypatch.setattr("secrets.randbits", lambda bits: 7)
-        settings = HOSTILE[attack] | ({"batch-norm": "re-estimate"} if attack != "as it was" else {})
-        request = {"evaluate": True, "expected": -1, "epochs": 0} if attack != "as it was" else {}
+        untrained = {"batch-norm": "re-estimate", "local-epochs": 0}
+        settings = HOSTILE[attack] | (untrained if attack != "as it was" else {})
+        request = {"evaluate": True, "expected": -1} if attack != "as it was" else {}
         messages, noise = self.messages(case, cache, request, settings=settings), {"dp-noise": 1.0, "dp-clip": 1.0}
         replies = []
         for data in (same_data, other_data):

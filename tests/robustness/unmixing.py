@@ -160,9 +160,9 @@ def from_runs(seed, folder, few, many, **node):
     weight = wide()[1].weight.detach().double()
     read, before = [], {}
     for number in range(few, many):
-        settings = {"method": "fedproto", "seed": seed, "samples-per-client": number, "clients": 2}
+        settings = {"method": "fedproto", "seed": seed, "samples-per-client": number, "clients": 2, "local-epochs": 0}
         victim = Victim(seed, folder, settings, network=wide, own_data=False, **node)
-        reply = victim.ask("train", Payload(), Request(round=1, epochs=0, run=str(number)))
+        reply = victim.ask("train", Payload(), Request(round=1, run=str(number)))
         if reply is None:
             return None
         sent = {name: torch.tensor(array) for name, array in decode_arrays(reply["prototypes"]).items()}
