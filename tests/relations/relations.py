@@ -537,6 +537,7 @@ def batches_of_clients(draw: Draw, program: Program, folder: Path) -> None:
     settings = {"dataset": "digits", "architectures": draw(st.sampled_from(ARCHITECTURES)), "samples-per-client": 30}
     settings |= {"public-samples": 40, "batch-size": draw(st.sampled_from((7, 13, 30))), "local-epochs": 3}
     settings |= {"rounds": 1} if "rounds" in program.all_settings else {}
+    settings |= {"optimizer": program.all_settings.get("optimizer", "sgd")}  # Adam divides rounding by rounding
     included = Included(program.method, clients=program.clients, settings=settings)
     first = complete(included.having(client_batching="off"), folder)
     changed = run(included.having(client_batching=str(draw(st.sampled_from((2, 10))))), folder)

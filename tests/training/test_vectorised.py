@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from fedhet.data import Examples
+from fedhet.errors import ModelError
 from fedhet.models.representation import RandomStream, Representation
 from fedhet.tasks import Task
-from fedhet.training import Batches, Evaluation, OneByOne, Optimisation, Phase, Term, Trained, Training
+from fedhet.training import Batches, Evaluation, OneByOne, Optimisation, Phase, Term, Trained, Training, verification
 
 CLIENTS = (21, 8, 17, 30)
 """Numbers of examples."""
@@ -378,3 +379,20 @@ def test_networks_whose_hooks_set_weights_are_evaluated_alone():
     scores = [score.loss for score in Batches().evaluate(evaluations)]
     assert all(each.weight.isfinite().all() for each in networks)
     assert scores == [score.loss for score in OneByOne().evaluate(evaluations)]
+
+
+@pytest.mark.parametrize(("gap", "equal"), [(1e-5, True), (1e-2, False)])
+def test_a_float32_network_of_a_method_rounds_what_a_float64_network_computes(gap, equal, monkeypatch):
+    monkeypatch.setattr(verification, "VERIFIED", {})
+    values = [torch.ones(3, dtype=torch.float64), torch.ones(3)]
+
+    def verified():
+        verification.verify(
+            "kind", nn.Linear(2, 2), 3, lambda _: values, lambda _: [(1 + gap) * each for each in values]
+        )
+
+    if equal:
+        verified()
+    else:
+        with pytest.raises(ModelError, match="as if layers mixed examples"):
+            verified()
