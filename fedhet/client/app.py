@@ -183,7 +183,7 @@ class Answers:
         # `seeded` restores the global generators.
         with standard_settings(), seeded(0, "messages"), ExitStack() as contexts:
             for _, context in messages:
-                self._clients.name(context.node_config)
+                self._clients.set_name(context.node_config)
             exchanges = [
                 _Exchange(message, context, contexts.enter_context(ExitStack())) for message, context in messages
             ]

@@ -70,7 +70,7 @@ class Clients:
         """Whether the configuration splits the user's examples among clients."""
         return isinstance(self._data, user_functions.Shares)
 
-    def name(self, node: dict[str, Any]) -> None:
+    def set_name(self, node: dict[str, Any]) -> None:
         """Set the name in a node config that has none, as on Ray, if the user's examples name their clients."""
         names = self._data.pool.clients if isinstance(self._data, user_functions.Shares) else ()
         name = dict(enumerate(names)).get(node.get("partition-id", 0))
