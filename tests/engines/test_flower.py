@@ -257,7 +257,7 @@ app = fedhet.wrap(app, lambda: nn.Linear(2, 2))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_client_that_raises_is_one_line(simulating: dict[str, str], tmp_path: Path) -> None:
     new_project.write(tmp_path / "mine", flower=True)
     (tmp_path / "mine" / "client_app.py").write_text(FAILING)

@@ -737,6 +737,7 @@ def compare_is_run(draw: Draw, program: Program, folder: Path) -> None:
 
 
 @relation(
+    slow=True,
     method=("fedavg", "fedprox", "fedproto", "fedrep"),
     task="classification",
     clients=4,
