@@ -111,9 +111,9 @@ def check_model(
         alone = transform(data.train.inputs[row : row + 1])
         if not _repeatable_outputs(model, alone, outputs[row : row + 1]):
             notes.append(
-                f"outputs of {owner} depend on the padding that the collate_fn adds to an example, so its scores depend "
-                "on the other examples of a batch: mask the padding (by torch.nn.utils.rnn.pack_padded_sequence or an "
-                "attention mask)"
+                f"outputs of {owner} depend on the padding that the collate_fn adds to an example, so its scores "
+                "depend on the other examples of a batch: mask the padding (by torch.nn.utils.rnn.pack_padded_sequence "
+                "or an attention mask)"
             )
     if function is not None and unsaved_state(model, inputs[:2]):
         notes.append(

@@ -140,7 +140,7 @@ def texts() -> tuple[Any, Any]:
 def test_outputs_that_depend_on_padding_are_named(new_watch: Any) -> None:
     assert remarks(new_watch, network=lambda: Mean(masks=True), data=texts) == ""
     told = remarks(new_watch, network=lambda: Mean(masks=False), data=texts)
-    assert "outputs of the client's Mean depend on the padding of an example" in told
+    assert "outputs of the client's Mean depend on the padding that the collate_fn adds" in told
 
 
 @pytest.mark.parametrize(
