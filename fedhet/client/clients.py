@@ -73,9 +73,9 @@ class Clients:
     def set_name(self, node: dict[str, Any]) -> None:
         """Set the name in a node config that has none, as on Ray, if the user's examples name their clients."""
         names = self._data.pool.clients if isinstance(self._data, user_functions.Shares) else ()
-        name = dict(enumerate(names)).get(node.get("partition-id", 0))
-        if name and node.get("num-partitions") == len(names):
-            node.setdefault("name", name)
+        place = node.get("partition-id", 0)
+        if node.get("num-partitions") == len(names) and 0 <= place < len(names):
+            node.setdefault("name", names[place])
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle only the user functions and the task; each process keeps its own networks and data."""

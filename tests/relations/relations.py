@@ -40,7 +40,6 @@ from fedhet.setup.user_functions import UserFunctions
 from tests.relations import outcomes
 from tests.relations.outcomes import Outcome, close, equal, new, run
 from tests.relations.programs import (
-    CLASSES,
     COLUMNS,
     CONTROLS,
     FORMS,
@@ -491,7 +490,7 @@ def two_workers(draw: Draw, program: Program, folder: Path) -> None:
 def on_ray(draw: Draw, program: Program, folder: Path) -> None:
     """Flower's simulation on Ray gives the same bytes."""
     if program.task == "classification" and draw(st.booleans()):
-        program = ByColumn(**vars(program))
+        program = OneTable(**vars(program))
     alone = program.having(client_batching="off")  # on Ray, clients are trained one by one
     first, out = complete(alone, folder), new(folder)
     functions = UserFunctions(**program.arguments())
@@ -500,23 +499,6 @@ def on_ray(draw: Draw, program: Program, folder: Path) -> None:
     config = functions.adapted(configuration.resolve(settings, supplied=supplied))
     run_on_ray(out, config, **program.arguments())
     equal(first, outcomes.read(out))
-
-
-@dataclass(frozen=True)
-class ByColumn(Program):
-    """A program whose examples are in one table, which has the names of clients in a column."""
-
-    def arguments(self) -> dict[str, Any]:
-        """Return a table in place of a data function."""
-        import pandas
-
-        tables = []
-        for client in range(self.clients):
-            rows = self.rows(client, "train")
-            tables.append(pandas.DataFrame(rows.inputs, columns=list(rows.columns)))
-            tables[-1]["label"] = np.array(CLASSES)[rows.labels]
-            tables[-1]["site"] = f"site {client}"
-        return {"model": self.model, "data": fedhet.by_column(pandas.concat(tables), "site"), "task": self.task}
 
 
 @dataclass(frozen=True)
