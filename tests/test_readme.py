@@ -1,5 +1,6 @@
 """The examples of README.md and of the pages in `fedhet`, run as they are printed, and commands of studies."""
 
+import ast
 import importlib
 import inspect
 import json
@@ -8,7 +9,7 @@ import shlex
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -279,6 +280,22 @@ def is_there(page: Path, file: str, heading: str) -> bool:
 def test_a_comparison_in_python_is_understood(name: str) -> None:
     with pytest.raises(Planned):
         exec(compile(blocks()[name], f"{name}.py", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.usefixtures("app", "no_report")
+def test_what_one_does_with_the_first_own_run() -> None:
+    page = TEXT[ROOT / "README.md"]
+    names: dict[str, Any] = {"__name__": "own"}
+    exec(blocks()["own"], names)
+    settings = ast.literal_eval(re.search(r"settings = ({.*})", blocks()["own"])[1])
+    names["settings"] = {**settings, "rounds": 5, "local-epochs": 1}
+    (run,) = re.findall(r"`(fedhet\.run\(.*?)`", page)
+    exec(run, names)
+    (code,) = re.findall(r"```python\n(network = .*?)```", page, re.DOTALL)
+    exec(code, names)
+    inputs, labels = names["my_data"]
+    assert names["network"](torch.tensor(inputs, dtype=torch.float32)).shape == (len(labels), 10)
+    assert [*Path("runs").glob("*/models/round-5")]
 
 
 def test_keys_that_are_named_exist() -> None:
