@@ -37,7 +37,7 @@ from fedhet.utils.text import log
 DEFAULT_PRESET = "fedhenn/digits"
 OWN_SETTINGS: Mapping[str, Value] = {
     **{"clients": 10, "fraction-train": 1.0, "rounds": 20, "local-epochs": 5, "closing-epochs": 0, "batch-size": 10},
-    **{"optimizer": "adam", "learning-rate": 0.003, "lr-schedule": "constant"},
+    **{"optimizer": "adam", "learning-rate": 0.003, "lr-schedule": "constant", "weight-decay": 0.0},
 }
 """Default settings for a user's own models and data (preset `own`); `Method.own` replaces some for a method."""
 

@@ -12,6 +12,8 @@ from fedhet.config.configuration import resolve, settings_of
 from fedhet.data import load
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
+from fedhet.methods.options import keys_about
+from tests.relations.programs import CONTROLS
 
 BELOW = 0.15
 """How much less accurate than `local` a method may be."""
@@ -84,6 +86,15 @@ def test_settings_for_own_networks_and_data() -> None:
     assert own("fedtgp/digits").flat() == resolve({"preset": "fedtgp/digits"}).flat()
     for only in ("model", "data"):  # the data, or the networks, are those of the preset for digits
         assert own({"method": "fedtgp"}, only).preset == "fedtgp/digits"
+
+
+@pytest.mark.parametrize("chosen", [{}, {"optimizer": "sgd"}])
+def test_every_method_has_the_same_optimiser(chosen: dict[str, Any]) -> None:
+    methods = {*registry.own_methods()} - {*CONTROLS}
+    alike = {method: own({"method": method, **chosen}).flat() for method in methods}
+    for method, config in alike.items():
+        unlike = {key for key in keys_about("optimiser") if config[key] != alike["local"][key]}
+        assert unlike <= registry.method(method).own.keys(), method
 
 
 @pytest.mark.parametrize("chosen", [{"learning-rate": 0.1}, {"momentum": 0.9}, {"optimizer": "sgd"}])
