@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from torch import nn
 from typer.testing import CliRunner
 
 import fedhet
@@ -296,6 +297,24 @@ def test_what_one_does_with_the_first_own_run() -> None:
     inputs, labels = names["my_data"]
     assert names["network"](torch.tensor(inputs, dtype=torch.float32)).shape == (len(labels), 10)
     assert [*Path("runs").glob("*/models/round-5")]
+
+
+@pytest.mark.usefixtures("app", "no_report")
+def test_first_lines_of_the_pages_on_data_and_on_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    for key, value in (("rounds", 5), ("local-epochs", 1)):
+        monkeypatch.setitem(configuration.OWN_SETTINGS, key, value)
+    names: dict[str, Any] = {"__name__": "own"}
+    exec(blocks()["own"], names)
+    inputs, labels = names["my_data"]
+    frame = pandas.DataFrame(inputs[:400]).add_prefix("x").assign(outcome=labels[:400], hospital=["a", "b"] * 200)
+    names |= {"inputs": inputs[:400], "labels": labels[:400], "frame": frame, "my_model": lambda: nn.Linear(64, 10)}
+    for folder, beginning in (("data", "split = "), ("results", "own = ")):
+        page = TEXT[ROOT / "fedhet" / folder / "README.md"]
+        (code,) = re.findall(rf"```python\n({beginning}.*?)```", page, re.DOTALL)
+        exec(code, names)
+    assert Path("runs/try/models/round-5").is_dir()
+    assert names["network"](torch.zeros(1, 64)).shape == (1, 10)
 
 
 def test_keys_that_are_named_exist() -> None:
