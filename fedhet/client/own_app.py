@@ -268,9 +268,16 @@ class _OwnApp:
         with splitting_alike(derive_seed(split_seed, "data", client.name), then):
             arrays, record, weight, records = ask_app(self.app, action, self.message, self.context, model, settings)
         metrics: dict[str, float] = {}
+        if weight != COUNT and not job.policy.tells_metrics:
+            raise Refused(
+                "this node sends no metrics (allow in its node config), and so no weight but num-examples: leave out "
+                f"weighted_by_key = {weight!r}, or let its owner allow metrics"
+            )
         for name, value in record.items():
             entries = enumerate(value) if isinstance(value, list) else ()
             metrics |= {f"{name}.{place}": float(entry) for place, entry in entries} or {name: float(value)}
+        if weight != COUNT and weight in metrics:
+            metrics[weight] = job.policy.rounded(metrics[weight])
         left_out = [name for name, value in metrics.items() if not abs(value) <= LARGEST]
         if left_out:
             self.left_out |= {*left_out}

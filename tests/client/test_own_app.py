@@ -179,6 +179,31 @@ def test_a_node_that_allows_no_metrics(node, started, caplog):
     assert ("has 12 examples for the metric" in caplog.text) == ("min-examples" in node)
 
 
+@pytest.mark.parametrize("allow", ["weights", "weights,metrics"])
+def test_a_server_that_names_the_weight_gets_no_other_metric(allow, started):
+    """The weight of a reply is a metric that the server names, such as the loss."""
+    app = fedhet.wrap(hospital(), network)
+    replies = []
+
+    def at_a_node(message, context):
+        context.node_config["allow"] = allow
+        replies.append(app(message, context).content)
+        return Message(replies[-1], reply_to=message)
+
+    strategy = fedhet.FedAvg(**SETTINGS, weighted_by_key="train_loss")
+    if "metrics" not in allow:
+        with pytest.raises(FedhetError):
+            started(strategy, at_a_node)
+        refusals = [str(reply["report"]["refusal"]) for reply in replies if "refusal" in reply["report"]]
+        assert {refusal.partition(":")[0] for refusal in refusals} == {
+            "this node sends no metrics (allow in its node config), and so no weight but num-examples"
+        }
+        return
+    started(strategy, at_a_node)
+    weights = [reply["metrics"]["weight"] for reply in replies if "weight" in reply.get("metrics", {})]
+    assert weights == [float(f"{weight:.4g}") for weight in weights] != []
+
+
 class Adapted(nn.Module):
     """A frozen network with an adapter, of which only the adapter is shared."""
 
