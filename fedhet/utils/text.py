@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -64,9 +65,12 @@ class PrintableLog(logging.Filter):
     """Logging filter that makes messages printable, since they contain names and errors that clients send."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Format and escape the message of a record; no record is dropped."""
+        """Format and escape the message and traceback of a record; no record is dropped."""
         record.msg = printable(record.getMessage(), keep="\n\t")
         record.args = None
+        if record.exc_info:  # its lines are indented, since an error can quote text with lines like those of the log
+            text = logging.Formatter().formatException(record.exc_info)
+            record.exc_text = indent(printable(text, keep="\n\t"), "    ")
         return True
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -168,6 +169,23 @@ def test_listed_apps(tmp_path, monkeypatch, caplog):
     assert f"app {listed}]" in caplog.text
     (bundle / "client.py").write_text("x = 2")
     assert "runs only the apps" in reason(asked(fedhet.guard(answering(records)), allow_apps=listed))
+
+
+def test_an_error_that_quotes_the_server_forges_no_line_of_the_log(caplog):
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        raise ValueError(f"no task {message.content['config']['task']}")
+
+    content = RecordDict({"config": ConfigRecord({"task": "a\n\x1b[92mINFO \x1b[0m: client 0: train: sent nothing"})})
+    assert "in its node's log" in reason(asked(fedhet.guard(app), content=content, allow="weights"))
+    lines = logging.Formatter().format(next(record for record in caplog.records if record.exc_info)).splitlines()
+    assert [line for line in lines if "sent nothing" in line] == [
+        "    \\x1b[92mINFO \\x1b[0m: client 0: train: sent nothing (test_guard.py, line "
+        f"{train.__code__.co_firstlineno + 2})"
+    ]
+    assert all(line.startswith("    ") for line in lines[1:])
 
 
 def test_under_strategies_of_flower_and_fedhet():
