@@ -37,16 +37,17 @@ LONGEST_NAMES = 2**14
 """Largest number of characters in the names of columns that are compared one by one."""
 
 
-def scales_of(inputs: Tensor | LazyInputs, names: Names, labels: Tensor | None = None) -> Scales:
+def scales_of(inputs: Tensor | LazyInputs, names: Names, labels: Tensor | None = None, *, least: int = 1) -> Scales:
     """Return the scales of raw inputs (n, ...); of inputs that are read on demand, those of the first examples.
 
-    `names` has the names of a table's columns. `labels`, if they are numbers (n, ...), are described, too.
+    `names` has the names of a table's columns. `labels`, if they are numbers (n, ...), are described, too. No number is
+    of fewer than `least` examples.
     """
     scales: dict[str, tuple[str, float]] = {}
-    for name, part in parts_of(inputs[:8] if isinstance(inputs, LazyInputs) else inputs).items():
+    for name, part in parts_of(inputs[: max(8, least)] if isinstance(inputs, LazyInputs) else inputs).items():
         if not part.numel() or part.is_complex():
             continue
-        rows = part[:: len(part) // ROWS + 1]
+        rows = part[:: len(part) // max(ROWS, 2 * least) + 1]
         kind = BYTES if part.dtype == torch.uint8 else UNIT
         values = part if part.is_floating_point() else rows.long()  # as some whole numbers have no minimum in torch
         if kind == UNIT and (values.min() < 0 or values.max() > 1):
@@ -56,21 +57,21 @@ def scales_of(inputs: Tensor | LazyInputs, names: Names, labels: Tensor | None =
             size = float(rows.float().square().mean().sqrt()) / (255 if kind == BYTES else 1)
         scales[name] = kind, size if math.isfinite(size) else 0.0
     if isinstance(inputs, Tensor) and (columns := names.get(COLUMNS)):
-        scales |= _medians("column", COLUMN, as_input(inputs), columns)
+        scales |= _medians("column", COLUMN, as_input(inputs), columns, least)
     if labels is not None and labels.is_floating_point() and labels.ndim > 1:
         targets = labels.flatten(1)
         numbers = tuple(map(str, range(targets.shape[1])))
-        scales |= _medians("target", TARGET, targets, names.get(LABEL_COLUMNS, numbers))
+        scales |= _medians("target", TARGET, targets, names.get(LABEL_COLUMNS, numbers), least)
     return scales
 
 
-def _medians(word: str, kind: str, table: Tensor, names: Sequence[str]) -> Scales:
-    """Return the median size of the values other than 0 in each named column of a table, if it has these columns."""
+def _medians(word: str, kind: str, table: Tensor, names: Sequence[str], least: int) -> Scales:
+    """Return the median size of values other than 0 by named column of a table, or 0 if they are fewer than `least`."""
     if table.shape[1:] != (len(names),) or sum(map(len, names)) + 32 * len(names) > LONGEST_NAMES:
         return {}
     columns = table[:: len(table) // ROWS + 1].double().abs().unbind(1)
     present = {f"{word} {name}": column[column > 0] for name, column in zip(names, columns, strict=True)}
-    return {name: (kind, float(values.median()) if len(values) else 0.0) for name, values in present.items()}
+    return {name: (kind, float(values.median()) if len(values) >= least else 0.0) for name, values in present.items()}
 
 
 def check_scales(scales: Mapping[str, Scales]) -> str:

@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import cycle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from flwr.app import Message
@@ -569,6 +570,22 @@ def test_errors_in_simulation(federate):
     model, data = secretive("told")
     watch, _ = federate("Local", model=model, data=data)
     assert SECRET in watch.rows[0]["failures"][0]["reason"]
+
+
+def test_scales_are_of_at_least_min_examples():
+    """A column in which few examples have another value than 0, such as a rare drug's, would tell one of them."""
+
+    def data(client):
+        inputs = np.ones((60, 2))
+        inputs[9:, 1] = 0
+        table = pd.DataFrame(inputs, columns=["age", "dose"])
+        return (table[:40], np.arange(40) % 3), (table[40:], np.arange(20) % 3)
+
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(2, 3), data), 2)
+    for least, dose in ((9, "1"), (10, "0")):
+        grid._contexts[FIRST_NODE + 1].node_config["min-examples"] = least
+        report = asked(grid, "query", {"batch-size": 10}, "handshake", run=str(least)).content["report"]
+        assert report["scales"].splitlines()[1:] == ["column age\ta column\t1", f"column dose\ta column\t{dose}"]
 
 
 def test_notes_stay_at_the_node(federate, elsewhere, caplog):

@@ -122,8 +122,10 @@ def test_scales() -> None:
     columns = torch.tensor([[0, 255, 51], [0, 0, 51], [0, 255, 51], [0, 0, 153]]).byte()
     named = {"columns": ("none", "rare", "value")}
     for table in (columns, columns / 255):
-        sizes = {name: size for name, (kind, size) in scales_of(table, named).items() if kind == COLUMN}
-        assert sizes == pytest.approx({"column none": 0, "column rare": 1, "column value": 0.2})
+        for least, rare in ((2, 1), (3, 0)):
+            scales = scales_of(table, named, least=least)
+            sizes = {name: size for name, (kind, size) in scales.items() if kind == COLUMN}
+            assert sizes == pytest.approx({"column none": 0, "column rare": rare, "column value": 0.2})
     prices = torch.tensor([[0.0, 1], [3, 1], [5, -1], [-4, 1e6]])
     assert {name: one for name, one in scales_of(columns, {}, prices).items() if "target" in name} == {
         **{"target 0": (TARGET, 4.0), "target 1": (TARGET, 1.0)},
