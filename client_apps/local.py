@@ -21,6 +21,11 @@ class Local(ClientSide[Keys]):
         assert public.labels is not None  # as the traits say
         if self.client.estimator:  # is fitted to all phases together
             return [*phases, replace(phases[0], examples=Examples(public.inputs, public.labels))]
-        inputs, labels = self.client.data.train.at(slice(None))
-        examples = Examples(torch.cat([inputs, public.inputs]), torch.cat([labels, public.labels]))
+        train = self.client.data.train
+        inputs, labels = train.at(slice(None))
+        groups = train.groups
+        if groups is not None:  # those of private examples stay whole
+            rows = torch.arange(len(train), len(train) + len(public), device=labels.device)
+            groups = (*groups, *rows.tensor_split(max(len(rows) // self.client.least, 1)))
+        examples = Examples(torch.cat([inputs, public.inputs]), torch.cat([labels, public.labels]), groups)
         return [replace(phase, examples=examples, augmented=True) for phase in phases]

@@ -130,7 +130,8 @@ class Clients:
                     spent = f" ({secret.epsilon(policy.delta_of(examples)):.4g} is spent)"
                 if data.train.groups:
                     groups = f" in {len(data.train.groups)} groups"
-                used = f"{len(data.train)} of {whole} examples{groups}"
+                count = len(data.train) if data.train.groups != () else 0
+                used = f"{count} of {whole} examples{groups}"
                 log.info("client %s: %s%s; trains on %s", info.name, policy, spent, used)
             data = data.aligned(names_in(request.names))  # after groups and splits, which the server must not change
             began = ""
@@ -162,6 +163,11 @@ class Clients:
             )
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
+            if data.train.groups == () and (client.estimator or not side.trains_network):
+                raise Refused(
+                    f"no class of the client has {policy.least} training examples (min-examples in its node config), "
+                    "and so there is nothing to fit: add examples, or leave the client out"
+                )
             if client.privacy:
                 _check_private(side)
             if client.estimator:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from flwr.app import Message
 from flwr.clientapp.mod import LocalDpMod
+from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
 import fedhet
@@ -601,6 +602,60 @@ def test_notes_stay_at_the_node(federate, elsewhere, caplog):
     assert "client 1: the head was guessed" in caplog.text
     grid = LocalGrid(make_client_app(lambda: Odd(), forty), 2)
     assert read_reply(asked(grid, "query", {"method": "local"}, "handshake")).report.note == ""
+
+
+@pytest.mark.parametrize("classes", [2, 8])
+@pytest.mark.parametrize("method", ["local", "feddf", "nearest-neighbour", "logistic-regression"])
+def test_nothing_is_fitted_to_classes_of_few_examples(method, classes, caplog):
+    """An estimator tells single examples; a network is not trained on them."""
+    caplog.set_level("INFO")
+    labels = np.arange(60) % classes
+
+    def data(client):
+        inputs = np.eye(60, dtype=np.float32)
+        return (inputs[:40], labels[:40]), (inputs[40:], labels[40:])
+
+    grid = LocalGrid(make_client_app(lambda: KNeighborsClassifier(1), data), 2)
+    grid._contexts[FIRST_NODE + 1].node_config["allow"] = "posteriors,metrics"
+    reason = refusal(asked(grid, "train", {"method": method}))
+    assert ("no class of the client has 10 training examples" in reason) == (classes == 8), reason
+    if classes == 8 and method == "local":
+        grid = LocalGrid(make_client_app(lambda: nn.Linear(60, classes), data), 2)
+        grid._contexts[FIRST_NODE + 1].node_config["allow"] = "weights"
+        assert refusal(asked(grid, "query", {}, "handshake")) == ""
+        assert "trains on 0 of 40 examples" in caplog.text
+
+
+@pytest.mark.parametrize("classes", [2, 8])
+def test_mixed_batches_have_whole_groups(classes):
+    """Public examples, of which a server can choose many, do not single out private ones."""
+    batches = []
+
+    class Watched(nn.Linear):
+        def forward(self, inputs):
+            if self.training:
+                batches.append(inputs[:, 0].long().tolist())
+            return super().forward(inputs)
+
+    def data(client):
+        inputs = torch.arange(60.0)[:, None]
+        labels = (inputs[:, 0] % classes).long()
+        return (inputs[:40], labels[:40]), (inputs[40:], labels[40:])
+
+    grid = LocalGrid(make_client_app(lambda: Watched(1, classes), data), 2)
+    grid._contexts[FIRST_NODE + 1].node_config["allow"] = "metrics,public-training"
+    settings = {"method": "local", "local.public": "mixed", "batch-size": 20, "learning-rate": 1e-6}
+    public = PublicDataset(torch.arange(60.0, 100)[:, None], torch.arange(40) % classes)
+    reply = asked(grid, "query", settings, "handshake", with_public_dataset(public).arrays)
+    assert refusal(reply) == ""
+    batches.clear()
+    for number in (1, 2, 3):
+        reply = asked(grid, "train", settings, round=number, expected=number - 2 or -1, epochs=1, public=public.digest)
+        assert refusal(reply) == ""
+    private = [{row for row in batch if row < 40} for batch in batches]
+    assert all(len(rows) == 0 or len(rows) >= 10 for rows in private), private
+    assert {row for rows in private for row in rows} == ({*range(40)} if classes == 2 else set())
+    assert max(map(max, batches)) >= 60, "public examples are trained on"
 
 
 # ---- what a server cannot make a node do

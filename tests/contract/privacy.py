@@ -86,7 +86,8 @@ class Node:
     def __init__(self, data: Any, allow: str | None, folder: Path, **further: Any) -> None:
         self.app: ClientApp = make_client_app(data=data)
         config: dict[str, Any] = {"partition-id": NODE, "num-partitions": 4, "state-dir": str(folder)}
-        config |= further if allow is None else {"allow": allow, **further}
+        # Classes have few examples, and a node trains only on those that have at least min-examples.
+        config |= further if allow is None else {"allow": allow, "min-examples": 1, **further}
         self.context = Context(RUN_ID, FIRST_NODE + NODE, config, RecordDict(), {})
 
     def answers(self, messages: Sequence[tuple[str, RecordDict]]) -> Iterator[RecordDict]:
