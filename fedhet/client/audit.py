@@ -15,6 +15,7 @@ from fedhet.utils.files import locked, private_files, writing
 FILE = "audit.jsonl"
 DAYS = {"today": 0, "yesterday": 1}
 NOTHING = {**dict.fromkeys(("time", "client", "run", "flower-run", "app"), "?"), "sent": {}, "epsilon": 0.0}
+FAILED = "the client failed; the reason is in its node's log, since it could disclose data"
 
 
 def in_words(sizes: Mapping[str, int]) -> str:
@@ -51,6 +52,11 @@ def entries(folder: Path, begin: datetime) -> Iterator[dict[str, Any]]:
                 yield NOTHING | entry
         except (ValueError, LookupError, TypeError):  # the machine stopped while it was written
             yield NOTHING | {"client": f"unknown (a line of {path} is damaged)"}
+
+
+def answered(folder: Path, begin: datetime) -> int:
+    """Return how many messages the node answered since `begin`, also by `FAILED`, which can depend on an example."""
+    return sum(bool(entry["sent"]) or entry.get("refused") == FAILED for entry in entries(folder, begin))
 
 
 def summary(folder: Path, begin: datetime) -> list[str]:

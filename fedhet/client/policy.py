@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedhet.client.audit import entries
+from fedhet.client.audit import FAILED, answered
 from fedhet.client.client import AnySide
 from fedhet.client.state import ClientStore
 from fedhet.config import configuration
@@ -152,7 +152,7 @@ class Policy:
     def check_rate(self, state: Path) -> None:
         """Raise `Refused` if the node, with its audit file in `state`, has answered `max-per-hour` messages."""
         hour = datetime.now().astimezone() - timedelta(hours=1)
-        if self.hourly < math.inf and sum(bool(entry["sent"]) for entry in entries(state, hour)) >= self.hourly:
+        if self.hourly < math.inf and answered(state, hour) >= self.hourly:
             raise Refused(
                 f"this node answers at most {self.hourly:g} messages in an hour (max-per-hour in its node config): "
                 "wait, or let its owner raise the limit"
@@ -272,7 +272,7 @@ class Policy:
             reason = in_words(error) if isinstance(error, OSError) else str(error)
             return reason[:LONGEST_REASON]  # it can quote what the server sent
         log.error("client %s failed", client, exc_info=error)
-        return "the client failed; the reason is in its node's log, since it could disclose data"
+        return FAILED
 
     def check_kinds(
         self, method: str, kinds: Collection[str], *, noisy_sums: bool = False, remedy: str = "choose another method"

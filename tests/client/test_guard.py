@@ -117,6 +117,16 @@ def test_size_and_rate(tmp_path):
     assert "4 messages, of which 2 were refused; sent weights (" in total
 
 
+def test_failures_count(tmp_path):
+    def fails():
+        raise ValueError("patient 4711")
+
+    app = fedhet.guard(answering(fails))
+    reasons = [reason(asked(app, allow="weights", max_per_hour=1, state_dir=str(tmp_path))) for _ in range(2)]
+    assert reasons[0] == audit.FAILED
+    assert reasons[1].startswith("this node answers at most 1 messages in an hour")
+
+
 def test_rate_of_messages_that_are_answered_at_the_same_time(tmp_path):
     together = threading.Barrier(3)
 

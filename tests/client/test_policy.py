@@ -168,6 +168,20 @@ def test_messages_that_are_answered_at_the_same_time_count(tiny, tmp_path):
     assert refusal.startswith("this node answers at most 1 messages in an hour")
 
 
+def test_failures_count(tiny, tmp_path):
+    """That a message fails can tell one bit of an example."""
+
+    def data(client):
+        raise ValueError(SECRET)
+
+    grid = LocalGrid(make_client_app(tiny.model, data), 2)
+    node = {"allow": "weights", "max-per-hour": 2, "state-dir": str(tmp_path)}
+    grid._contexts[FIRST_NODE + 1].node_config.update(node)
+    refusals = [refusal(asked(grid, "train", {}, run=str(number))) for number in range(4)]
+    assert refusals[:2] == [audit.FAILED] * 2
+    assert all(each.startswith("this node answers at most 2 messages in an hour") for each in refusals[2:])
+
+
 @pytest.mark.parametrize("key", ["alow", "Allow", "min_examples", "dp-epsilonn", "dp_privacy", "statedir", "data_path"])
 def test_misspelt_keys_are_refused(key):
     with pytest.raises(ConfigError, match=f"unknown key '{key}'; did you mean '"):
