@@ -38,9 +38,8 @@ S = TypeVar("S", bound=State)
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
 EARLIER = "earlier"  # in `checkpoint/`: folder of the checkpoint before the last round, to resume from for more rounds
-SECRET = re.compile(
-    r"([\w-]*(?:token|passw|secret|credential|api.?key|private.?key)[\w-]*[= ])('.*?'|\S+)", re.IGNORECASE
-)
+NAME = r"[\w-]*(?:token|passw|secret|credential|api.?key|private.?key)[\w-]*"
+SECRET = re.compile(rf"({NAME}[= ]).*|(?<=://)[^/@\s]+(?=@)", re.IGNORECASE | re.DOTALL)
 PACKAGES = ("torch", "numpy", "scipy")
 
 
@@ -350,9 +349,12 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
 
 def _ran() -> dict[str, str]:
     """Return this machine and the command, and the commits of fedhet and of the user's program, if git has them."""
-    command = shlex.join(sys.argv) if any(sys.argv[:1]) else "Python"
+    words: list[str] = []
+    for word in sys.argv:
+        named = words and re.fullmatch(NAME, words[-1], re.IGNORECASE)
+        words.append("..." if named else SECRET.sub(r"\1...", word))
     ran = {"host": f"{platform.system()} {platform.machine()}, {cores()} cores"}
-    ran["command"] = SECRET.sub(r"\1...", command)
+    ran["command"] = shlex.join(words) if any(words[:1]) else "Python"
     package = Path(__file__).resolve().parents[2]
     program = Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve()
     user = Path.cwd() if program.is_relative_to(sys.prefix) else program.parent

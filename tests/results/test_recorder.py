@@ -99,6 +99,11 @@ def test_files_of_a_run(tmp_path):
             ["x.py", "--token=5ec4e7", "--api-key", "5ec4e7", "WANDB_API_KEY=5ec4e7"],
             "x.py --token=... --api-key ... WANDB_API_KEY=...",
         ),
+        (
+            ["x.py", "--password=my pass phrase", "--secret", "it's a secret", "--seed", "3"],
+            "x.py --password=... --secret ... --seed 3",
+        ),
+        (["x.py", "https://me:5ec4e7@host/data"], "x.py https://...@host/data"),
         (["fedhet", "run", "--set", "seed=3"], "fedhet run --set seed=3"),
     ],
 )
