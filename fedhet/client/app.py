@@ -308,7 +308,9 @@ class Answers:
             job.policy.check_kinds("fedhet describe", {"statistics"})
             with missing_allowed(True):
                 job.reply.payload = Payload({DESCRIBE: describe(job)})
-            job.reply.report.names = names_text(client.data.names)  # by which numbers of examples are added
+            # Numbers of examples are added by these names.
+            names = {kind: listed for kind, listed in client.data.names.items() if kind in (CLASSES, LABEL_COLUMNS)}
+            job.reply.report.names = names_text(names)
             return
         if question != HANDSHAKE:
             raise WireError(f"unknown query {question[:100]!r}: install the server's version of fedhet on this node")

@@ -28,7 +28,7 @@ from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.messages import Encoder, decode_arrays, read_reply, write_request
 from fedhet.messages import Payload, Request, to_arrays
-from fedhet.messages.protocol import FIRST, with_public_dataset
+from fedhet.messages.protocol import DESCRIBE, FIRST, with_public_dataset
 from fedhet.methods import registry
 from fedhet.methods.method import METRICS, STRUCTURE
 from fedhet.server.app import serve
@@ -601,6 +601,21 @@ def test_scales_are_of_at_least_min_examples():
         grid._contexts[FIRST_NODE + 1].node_config["min-examples"] = least
         report = asked(grid, "query", {"batch-size": 10}, "handshake", run=str(least)).content["report"]
         assert report["scales"].splitlines()[1:] == ["column age\ta column\t1", f"column dose\ta column\t{dose}"]
+
+
+def test_a_description_names_classes_only():
+    """By names of classes, numbers of examples are added; names of columns add nothing."""
+
+    def data(client):
+        table = pd.DataFrame(np.ones((60, 2)), columns=["age", "study of 4711"])
+        labels = pd.Series(pd.Categorical(["ill", "well"] * 30))
+        return (table[:40], labels[:40]), (table[40:], labels[40:])
+
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(2, 2), data), 2)
+    grid._contexts[FIRST_NODE + 1].node_config["allow"] = "statistics"
+    reply = asked(grid, "query", {"method": "local", "rounds": 0}, DESCRIBE)
+    assert refusal(reply) == ""
+    assert reply.content["report"]["names"] == "classes\till\twell"
 
 
 def test_notes_stay_at_the_node(federate, elsewhere, caplog):
