@@ -176,7 +176,10 @@ class Clients:
             build = partial(self._build, info, part=network.part)
             redraw = partial(self._redraw, info, client)
             job = Job(info, side, payload, policy, build, redraw, account=secret if policy.noise else None)
-            for note in (checked.note, data.note, began) if request.question == HANDSHAKE else ():
+            unsaved = ""
+            if (config.keep_best or config.save_every) and (client.estimator or not job.side.trains_network):
+                unsaved = "keep-best and save-every save no file of an estimator: fit it again to the client's examples"
+            for note in (checked.note, data.note, began, unsaved) if request.question == HANDSHAKE else ():
                 job.say(note)
             if info.name not in self._checked and self._data and request.question != HANDSHAKE:
                 check_unchanged(job)

@@ -302,7 +302,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
         facts.append((f"{which} {run.metric}, weighted", format_value(run.accuracy(which)), "; ".join(notes)))
     if "best" in summary:
         note = f"{run.metric} on test examples; each model of the round with its best validation {run.metric}"
-        facts.append(("models/best", format_value(run.accuracy("best")), note))
+        facts.append(("best by validation", format_value(run.accuracy("best")), note))
     up, down = (summary.get(f"bytes_{way}", 0) for way in ("up", "down"))
     if up or down:
         facts.append(("bytes", format_bytes(up + down), f"{format_bytes(up)} up, {format_bytes(down)} down"))

@@ -122,7 +122,7 @@ def headline(run: RunFiles) -> str:
         on_test = isinstance(served, float)  # a number if the server measured it, and not clients
         parts.append(f"the server's model {served:.3f} on the common test set" if on_test else "no global model")
     if "best" in summary:
-        parts.append(f"best by validation {format_value(run.accuracy('best'))} (models/best)")
+        parts.append(f"best by validation {format_value(run.accuracy('best'))}")
     parts.append(f"{format_bytes(summary.get('bytes_up', 0))} up, {format_bytes(summary.get('bytes_down', 0))} down")
     parts.append(format_seconds(summary.get("seconds")))
     if unseen := summary.get("unseen_clients"):

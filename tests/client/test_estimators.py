@@ -200,7 +200,7 @@ def test_refusals(tmp_path, settings, arguments, message):
 
 @pytest.mark.parametrize("networks", [False, True])
 def test_keys_of_training_are_said_to_have_no_effect(tmp_path, networks):
-    settings = {**SETTINGS, "method": "local", "clients": 2, "learning-rate": 0.1, "local-epochs": 2}
+    settings = {**SETTINGS, "method": "local", "clients": 2, "learning-rate": 0.1, "local-epochs": 2, "save-every": 1}
     first = COUNT - 2 if networks else 0
     done = fedhet.run(
         settings,
@@ -209,7 +209,11 @@ def test_keys_of_training_are_said_to_have_no_effect(tmp_path, networks):
         out=tmp_path / "run",
     )
     sentence = "learning-rate, local-epochs: without effect, since all clients have estimators"
-    assert any(line.startswith(sentence) for line in done.summary.get("warnings", [])) == (not networks)
+    warnings = done.summary["warnings"]
+    assert any(line.startswith(sentence) for line in warnings) == (not networks)
+    files = "client 0: keep-best and save-every save no file" if networks else "2 clients (0, 1): keep-best and"
+    assert any(line.startswith(files) for line in warnings)
+    assert [file.name for file in (tmp_path / "run").glob("models/round-1/*")] == ["1.safetensors"] * networks
 
 
 @pytest.mark.parametrize(
