@@ -67,7 +67,7 @@ def check_model(
     owner = f"the client's {model._get_name()}"
     parts = {name: part for name in PARTS if (part := getattr(data, name))}
     scales = {name: scales_of(part.inputs, data.names, part.labels) for name, part in parts.items()}
-    unlike = check_scales({f"the {name} inputs": values for name, values in scales.items()})
+    unlike = check_scales({f"the {name}": values for name, values in scales.items()})
     raw = {name: part.inputs[:8] for name, part in parts.items()}
     rows = raw.pop("train")
     inputs = transform(rows)
@@ -364,7 +364,7 @@ def check_public_dataset(job: Job, *, labelled: bool) -> None:
     own = client.data.train.inputs
     if client.privacy is None:  # a refusal would depend on examples without noise
         names = client.data.names
-        scales = {"the train inputs": scales_of(own, names), "the public inputs": scales_of(public.inputs, names)}
+        scales = {"the train": scales_of(own, names), "the public": scales_of(public.inputs, names)}
         job.say(check_scales(scales))
     labels = public.labels if labelled else None
     if labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), labels)):

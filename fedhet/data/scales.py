@@ -77,8 +77,8 @@ def _medians(word: str, kind: str, table: Tensor, names: Sequence[str], least: i
 def check_scales(scales: Mapping[str, Scales]) -> str:
     """Return a sentence that names two of `scales` in different units, or an empty string if there are none.
 
-    The keys are words such as `the test inputs`. Raises a `DataError` if some inputs are bytes, which are scaled to
-    [0, 1], and others are values beyond [0, 1], which are not.
+    The keys are words such as `the test`, before `inputs` or `targets`. Raises a `DataError` if some inputs are bytes,
+    which are scaled to [0, 1], and others are values beyond [0, 1], which are not.
     """
     sentences = []
     for name in dict.fromkeys(name for tensors in scales.values() for name in tensors):
@@ -88,11 +88,11 @@ def check_scales(scales: Mapping[str, Scales]) -> str:
         remedy = "give both in the same type and scale"
         if BYTES in first and others in first:
             raise DataError(
-                f"{first[BYTES]} are bytes, which are scaled to [0, 1], but {first[others]} are {others}, which are "
-                f"not scaled: {remedy}"
+                f"{first[BYTES]} inputs are bytes, which are scaled to [0, 1], but {first[others]} inputs are "
+                f"{others}, which are not scaled: {remedy}"
             )
         if UNIT in first and SIGNED in first:
-            sentences.append(f"{first[UNIT]} are {UNIT}, but {first[SIGNED]} are {SIGNED}: {remedy}")
+            sentences.append(f"{first[UNIT]} inputs are {UNIT}, but {first[SIGNED]} inputs are {SIGNED}: {remedy}")
             continue
         sizes = sorted((size, words) for words, (_, size) in known.items() if size)
         if sizes and sizes[-1][0] > LARGEST_RATIO * sizes[0][0]:
@@ -102,10 +102,9 @@ def check_scales(scales: Mapping[str, Scales]) -> str:
             if COLUMN in first or TARGET in first:
                 large_words = f"{name}: {large_words}"
                 measure = "medians"
-            if TARGET in first:
-                small_words, large_words = (words.replace("inputs", "targets") for words in (small_words, large_words))
+            what = "targets" if TARGET in first else "inputs"
             sentences.append(
-                f"{large_words} are {large / small:.3g} times as large as {small_words} ({measure} {large:.3g} and "
-                f"{small:.3g}): if their units differ, give both in the same"
+                f"{large_words} {what} are {large / small:.3g} times as large as {small_words} {what} ({measure} "
+                f"{large:.3g} and {small:.3g}): if their units differ, give both in the same"
             )
     return sentences[-1] if sentences else ""  # columns follow the whole table

@@ -239,7 +239,7 @@ def _fill(
                     inputs = transform_of(data.dataset, precision(network))(test.inputs[:2])
                     outputs_of(network.eval(), inputs, "test inputs", functions.model_of)
                 ours = scales_of(test.inputs, names, test.labels)
-                both = {f"client {client}'s inputs": ours, "the run's": scales.get(owner, whole)}
+                both = {f"client {client}'s": ours, "the run's": scales.get(owner, whole)}
                 lacking = [kind for kind in names if plain(data.names.get(kind, ())) and not plain(names[kind])]
                 ask = f"client {client}: give names to the {{}}, or check that their order is {{}}"
                 warnings = [ask.format(kind, shown(names[kind])) for kind in lacking]

@@ -120,9 +120,9 @@ def difference_of_scales(run: Run) -> str:
     def compared(scales: Scales) -> Scales:
         return {name: (kind, size) for name, (kind, size) in scales.items() if (targets if kind == TARGET else inputs)}
 
-    scales = {f"client {n}'s inputs": compared(scales_in(record.scales)) for n, record in run.state.clients.items()}
+    scales = {f"client {n}'s": compared(scales_in(record.scales)) for n, record in run.state.clients.items()}
     for name, earlier in before(run.config, "scales").items():
-        scales[f"client {name}'s inputs in the run of start-from"] = compared(earlier)
+        scales[f"in the run of start-from, client {name}'s"] = compared(earlier)
     try:
         return check_scales(scales)
     except DataError as error:  # which some clients may have allowed for in their networks

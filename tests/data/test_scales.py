@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedhet
-from fedhet.data.scales import BEYOND, BYTES, COLUMN, SIGNED, TARGET, UNIT, scales_of
+from fedhet.data.scales import BEYOND, BYTES, COLUMN, SIGNED, TARGET, UNIT, check_scales, scales_of
 from fedhet.errors import FedhetError
 from fedhet.messages import WireError
 from fedhet.messages.protocol import scales_in
@@ -107,6 +107,12 @@ def test_targets_of_another_scale_are_named(tmp_path: Path, method: str, told: b
 
     said = "targets are" in run(tmp_path / "run", data, method=method, **{"local-epochs": 3})
     assert said == told
+
+
+def test_the_name_of_a_client_stays_in_a_sentence() -> None:
+    targets = {f"client {name}'s": {"target 0": (TARGET, size)} for name, size in (("inputs", 1.0), ("b", 100.0))}
+    words = "target 0: client b's targets are 100 times as large as client inputs's targets"
+    assert check_scales(targets).startswith(words)
 
 
 def test_scales() -> None:
