@@ -30,6 +30,7 @@ from fedhet.data.names import (
     names_of,
     numbered,
     permuted,
+    plain,
     shown,
     unlike,
 )
@@ -103,7 +104,8 @@ def as_client_data(client: str, value: Any) -> ClientData:
 def aligned(parts: dict[str, Any], named: Mapping[str, Names]) -> tuple[Names, str]:
     """Align the parts of a client with the first one in place, by their names (`named`); return names and a note.
 
-    Classes that only a later part has get the next numbers. The note says what was aligned.
+    Classes that only a later part has get the next numbers. The note says what was aligned, and which
+    parts lack names that others have.
     """
     names: dict[str, tuple[str, ...]] = {}
     notes = []
@@ -119,7 +121,17 @@ def aligned(parts: dict[str, Any], named: Mapping[str, Names]) -> tuple[Names, s
                 raise DataError(f"{part}: {unlike(f'its {kind}', ours, theirs)}: give all parts the same {kind}")
             parts[part] = in_order(parts[part], kind, ours, theirs)
             notes.append(f"the {kind} of {part} ({shown(ours)}) are aligned by name: {shown(theirs)}")
+    for kind, order in names.items():
+        given = [part for part in parts if kind.startswith(COLUMNS) or _labelled(parts[part])]
+        lacking = [part for part in given if plain(named[part].get(kind, ()))]
+        if lacking and not plain(order):
+            whose = " and ".join(lacking)
+            notes.append(f"give names to the {kind} of {whose}, or check that their order is {shown(order)}")
     return names, "; ".join(notes)
+
+
+def _labelled(part: Any) -> bool:
+    return part.labels is not None and bool((part.labels != UNLABELLED).any())
 
 
 def as_public_dataset(value: Any) -> PublicDataset | None:
@@ -182,9 +194,10 @@ def examples_of(value: Any) -> Examples:
         return Examples(inputs, labels)
     if isinstance(value, tuple | list) and value:
         inputs, labels = pair_of(value[0])
-        if np.ndim(labels) and np.ndim(labels) < np.ndim(inputs) and len(labels) == len(inputs) > 1:
+        shapes = np.shape(inputs), np.shape(labels)  # also of PIL images
+        if shapes[1] and len(shapes[1]) < len(shapes[0]) and shapes[0][0] == shapes[1][0] > 1:
             raise DataError(
-                f"the pairs in the list, with {len(labels)} inputs and labels each, may be batches or examples: give "
+                f"the pairs in the list, with {shapes[1][0]} inputs and labels each, may be batches or examples: give "
                 "one pair (inputs, labels), joined by torch.cat for batches or by torch.stack for examples"
             )
     return _rows(value, None)

@@ -33,6 +33,7 @@ class Pooled:
         names: the names of classes and columns, if known.
         clients: the names of the clients, if each example belongs to one of them.
         owners: (n,) the number of the client, in `clients`, to which each of the n examples belongs.
+        note: what was aligned by name (see `fedhet.data.own.aligned`).
     """
 
     train: Examples
@@ -40,6 +41,7 @@ class Pooled:
     names: Names = field(default_factory=dict)
     clients: tuple[str, ...] = ()
     owners: Indices | None = None
+    note: str = ""
 
     def dataset(self, seed: int | None, share: float) -> DataSet:
         """Return the examples as a data set, whose test examples are drawn by `seed`; None draws none that are given.
@@ -112,8 +114,8 @@ def as_pooled(value: Any) -> Pooled:
             raise DataError(f"a {type(part).__name__} is no pair (inputs, labels) and no dataset") from error
         if len(examples[name]) < 2:
             raise DataError(f"data has {len(examples[name])} examples, which cannot be split among clients: give more")
-    names, _ = aligned(examples, {name: names_of(part) for name, part in parts.items()})
-    return Pooled(**examples, names=names)
+    names, note = aligned(examples, {name: names_of(part) for name, part in parts.items()})
+    return Pooled(**examples, names=names, note=note)
 
 
 def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Pooled:

@@ -240,6 +240,11 @@ def _dense(value: Any, what: str, remedy: str) -> Tensor:
         raise DataError(f"the {what} (type {kind}) are sparse, nested, masked or on the meta device: give dense arrays")
     if isinstance(value, Tensor):
         return value
+    if fields := getattr(getattr(value, "dtype", None), "names", None):
+        raise DataError(
+            f"the {what} are a structured array with the fields {', '.join(fields)}: give a column for each, as "
+            "numpy.lib.recfunctions.structured_to_unstructured does"
+        )
     table = value
     value = value.to_numpy() if hasattr(value, "to_numpy") else value
     try:

@@ -48,12 +48,12 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
                 "its labels can be soft labels (probabilities of classes), as their entries sum to 1 and each has an "
                 "output: give class numbers, such as labels.argmax(1), or set task = regression to predict numbers"
             )
-    values = labels.unique()
+    values = labels[labels != IGNORED].unique()
     if len(values) == 2 and labels.numel() > 2:
         low, high = values.tolist()
         raise DataError(
-            f"its labels have only the values {low:g} and {high:g}: give 0 and 1 if they are classes (smoothing is "
-            "for the loss, fedhet.Task(loss=...)), or set task = regression to predict numbers"
+            f"its labels have only the values {low:g} and {high:g}: give the integers 0 and 1 if they are classes "
+            "(smoothing is for the loss, fedhet.Task(loss=...)), or set task = regression to predict numbers"
         )
     return "regression"
 

@@ -148,6 +148,25 @@ def test_pictures_of_more_bits(mode, kept):
     assert train.labels.float().mean((1, 2)).tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("image", [np.zeros((1, 3, 4), np.float32), picture(9)], ids=["array", "picture"])
+def test_masks_of_pictures(image):
+    data = as_client_data("0", ([(image, picture(1))] * 3, [(image, picture(1))] * 3))
+    assert torch.equal(data.train.labels.long(), torch.ones(3, 3, 4).long())
+    assert data.test.inputs[:].shape == (3, 1, 3, 4)
+
+
+def test_a_structured_array_is_refused_with_what_to_give():
+    from numpy.lib.recfunctions import structured_to_unstructured
+
+    labels = np.array([(1.5, True), (2.5, False)], [("time", float), ("event", bool)])
+    inputs = np.array([(1, 2.0), (3, 4.0)], [("age", int), ("dose", float)])
+    for pair in ((np.ones((2, 3)), labels), (inputs, np.arange(2))):
+        with pytest.raises(DataError, match=r"numpy\.lib\.recfunctions\.structured_to_unstructured"):
+            as_client_data("0", (pair, pair))
+    pair = tuple(map(structured_to_unstructured, (inputs, labels)))
+    assert as_client_data("0", (pair, pair)).train.labels.tolist() == [[1.5, 1], [2.5, 0]]
+
+
 def test_rows_are_read_on_demand():
     rows = Rows(lambda i: (torch.full((2,), float(i)), i))
     data = with_validation(as_client_data("3", (rows, (INPUTS, LABELS))), 0.5, 0, "3")

@@ -284,7 +284,21 @@ def test_soft_labels_are_no_regression(labels):
 )
 def test_two_values_are_not_taken_for_numbers(labels):
     outputs = torch.zeros(3, *labels.shape[1:]) if labels.ndim > 1 else torch.zeros(3, 1)
-    with pytest.raises(DataError, match=r"have only the values .*: give 0 and 1"):
+    with pytest.raises(DataError, match=r"have only the values .*: give the integers 0 and 1"):
         Task().of(outputs, labels)
     assert Task("regression").of(outputs, labels).name == "regression"
     assert Task().of(outputs, (labels > 0.5).float()).name == ("binary" if labels.ndim == 1 else "multi-label")
+
+
+@pytest.mark.parametrize(
+    ("labels", "outputs", "task"),
+    [
+        (torch.tensor([0.0, 1, 1]), torch.zeros(3, 2), "classification"),
+        (torch.tensor([[[0.0, 1, -100]]] * 2), torch.zeros(2, 1, 1, 3), "segmentation"),
+    ],
+)
+def test_floats_that_are_classes_are_refused_until_they_are_integers(labels, outputs, task):
+    with pytest.raises(DataError, match="give the integers 0 and 1 if they are classes"):
+        Task().of(outputs, labels)
+    found = Task().of(outputs, labels.long())
+    assert (found.name, found.problem(outputs, labels.long())) == (task, "")

@@ -134,6 +134,18 @@ def other_columns_are_refused(draw: Draw, program: Program, folder: Path) -> Non
     assert "age" in said
 
 
+@relation(form="frame", network=("mlp", "dropout", "start"))
+def names_that_a_part_lacks_are_asked_for(draw: Draw, program: Program, folder: Path) -> None:
+    """A part of a client whose other part has names of columns or classes has none: the run asks for them."""
+    client = draw(st.integers(0, program.clients - 1))
+    complete(program, folder)
+    part, kind = draw(st.sampled_from(("train", "test"))), draw(st.sampled_from(("columns", "classes")))
+    kind = kind if program.task == "classification" else "columns"
+    none = tuple(map(str, range(len(COLUMNS)))) if kind == "columns" else ()
+    changed = run(program.edited(at(client, (part,), lambda rows: replace(rows, **{kind: none}))), folder)
+    assert f"give names to the {kind} of {part}, or check that their order is a" in changed.log
+
+
 @relation(form="frame", clients=(3, 4))
 def other_units_are_named(draw: Draw, program: Program, folder: Path) -> None:
     """A column or target of a client has other units than in its other part or, where layers are shared, at others."""
