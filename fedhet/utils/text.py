@@ -61,6 +61,9 @@ def terminal() -> "Console":
     return console(soft_wrap=sys.stdout is None or not sys.stdout.isatty())
 
 
+LONGEST_TRACEBACK = 20_000  # largest number of characters of a traceback in the log
+
+
 class PrintableLog(logging.Filter):
     """Logging filter that makes messages printable, since they contain names and errors that clients send."""
 
@@ -70,7 +73,7 @@ class PrintableLog(logging.Filter):
         record.args = None
         if record.exc_info:  # its lines are indented, since an error can quote text with lines like those of the log
             text = logging.Formatter().formatException(record.exc_info)
-            record.exc_text = indent(printable(text, keep="\n\t"), "    ")
+            record.exc_text = indent(printable(text[:LONGEST_TRACEBACK], keep="\n\t"), "    ")
         return True
 
 

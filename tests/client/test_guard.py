@@ -196,6 +196,11 @@ def test_an_error_that_quotes_the_server_forges_no_line_of_the_log(caplog):
         f"{train.__code__.co_firstlineno + 2})"
     ]
     assert all(line.startswith("    ") for line in lines[1:])
+    caplog.clear()
+    assert "in its node's log" in reason(
+        asked(fedhet.guard(app), content=RecordDict({"config": ConfigRecord({"task": "a" * 10**6})}), allow="weights")
+    )
+    assert sum(len(logging.Formatter().format(record)) for record in caplog.records) < 10**5
 
 
 def test_under_strategies_of_flower_and_fedhet():
