@@ -29,7 +29,7 @@ from fedhet.tasks import LARGEST, as_task
 from fedhet.training import Backend, Evaluation, Scored, Trained, Training, attempt
 from fedhet.utils.randomness import derive_seed, splitting_alike
 from fedhet.utils.statistics import Metric
-from fedhet.utils.text import traceback_in_file
+from fedhet.utils.text import log, traceback_in_file
 
 
 def wrap(
@@ -205,6 +205,9 @@ class _OwnApp:
             job.say(f"{error}; its metrics are missing")
             return None
         except Exception as error:  # as for Flower's strategies, the training counts
+            if job.policy.deployed:  # a node writes only to its state-dir and its log
+                log.error("client %s: its evaluate function failed", job.client.name, exc_info=error)
+                return None
             line = traceback_in_file(error, f"client {job.client.name}: evaluate (round {request.round})")
             job.say(f"its evaluate function raised {line}; its metrics are missing")
             return None

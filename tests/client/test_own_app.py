@@ -1,5 +1,7 @@
 """A user's own Flower ClientApp under fedhet's strategies (`fedhet.wrap`)."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -202,6 +204,28 @@ def test_a_server_that_names_the_weight_gets_no_other_metric(allow, started):
     started(strategy, at_a_node)
     weights = [reply["metrics"]["weight"] for reply in replies if "weight" in reply.get("metrics", {})]
     assert weights == [float(f"{weight:.4g}") for weight in weights] != []
+
+
+def test_an_error_of_the_evaluate_function_stays_in_the_nodes_log(started, caplog, home, tmp_path):
+    inner, own = hospital(), ClientApp()
+    own.train()(lambda message, context: inner(message, context))
+
+    @own.evaluate()
+    def evaluate(message, context):
+        raise KeyError("patient 4711")
+
+    app = fedhet.wrap(own, network)
+
+    def at_a_node(message, context):
+        context.node_config |= {"allow": "weights,metrics", "state-dir": str(tmp_path / "state")}
+        return app(message, context)
+
+    _, rows = started(fedhet.FedAvg(**SETTINGS), at_a_node)
+    assert [row["failures"] for row in rows] == [[]] * len(rows)
+    tracebacks = [logging.Formatter().format(record) for record in caplog.records if record.exc_info]
+    assert all("its evaluate function failed" in text and "patient 4711" in text for text in tracebacks)
+    assert tracebacks
+    assert not (home / ".fedhet" / "clients.log").exists()
 
 
 class Adapted(nn.Module):
