@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -284,8 +284,7 @@ class Answers:
         flags = {"lost": isinstance(error, LostState), "unwritten": isinstance(error, WriteError)}
         origin = ""
         if policy.deployed or limiting_keys(exchange.context.node_config):
-            with suppress(OSError):  # a full disk can be the reason
-                origin = audit.keep(exchange.home, message, **exchange.entry, refused=reason)
+            reason, origin = audit.refuse(exchange.home, message, reason, check=policy.check_rate, **exchange.entry)
         log.info("client %s: %s: refused: %s%s", name, exchange.asked, reason, origin)
         return Message(write_refusal(name, reason, again=again, **flags), reply_to=message)
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, Refused
 from fedhet.flower import Message
 from fedhet.flower.insides import hash_of_app
 from fedhet.utils.files import locked, private_files, writing
@@ -40,6 +40,21 @@ def keep(folder: Path, message: Message, *, check: Callable[[Path], None] | None
         with (folder / FILE).open("ab") as file:
             file.write(json.dumps(origin | entry).encode() + b"\n")
     return f" [{now}, Flower's run {origin['flower-run']}, app {origin['app']}]"
+
+
+def refuse(
+    folder: Path, message: Message, reason: str, *, check: Callable[[Path], None], **entry: Any
+) -> tuple[str, str]:
+    """Append an entry about a refusal (see `keep`); return the reason for the server, and time, run and app.
+
+    The reason is that of `check`, if this raises `Refused` for a message that failed.
+    """
+    try:
+        return reason, keep(folder, message, check=check if reason == FAILED else None, **entry, refused=reason)
+    except Refused as error:  # others were answered meanwhile
+        return str(error), ""
+    except OSError:  # a full disk can be the reason
+        return reason, ""
 
 
 def entries(folder: Path, begin: datetime) -> Iterator[dict[str, Any]]:

@@ -2,8 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import partial
 
 from fedhet.client import audit
 from fedhet.client.policy import Policy, limiting_keys, memory_limited
@@ -61,9 +59,8 @@ class Guarded(ClientApp):
         name = name_of(context)
         asked = message.metadata.message_type
         home = state_folder(str(context.node_config.get("state-dir", "")), "")
-        keep = partial(audit.keep, home, message, client=name, asked=asked, run="of another app")
+        entry = {"client": name, "asked": asked, "run": "of another app"}
         policy = Policy(deployed=True)
-        origin = ""
         try:
             policy = Policy.of(context.node_config, deployed=True)
             policy.admit(context.node_config, home)
@@ -74,14 +71,14 @@ class Guarded(ClientApp):
             with memory_limited(context):
                 content, sizes, examples = self._allowed(self.own(message, context), policy)
             reply = Message(content, reply_to=message)
-            origin = keep(check=policy.check_rate, sent=sizes)  # others can have been answered meanwhile
+            # Others can have been answered meanwhile.
+            origin = audit.keep(home, message, check=policy.check_rate, **entry, sent=sizes)
             outcome = f"sent {audit.in_words(sizes)} of {examples} examples"
         except Exception as raised:
             reason = policy.reason(name, UserCodeError.within(raised))
+            reason, origin = audit.refuse(home, message, reason, check=policy.check_rate, **entry)
             reply = failure(message, reason)
             outcome = f"refused: {reason}"
-            with suppress(OSError):  # a full disk can be the reason
-                origin = keep(refused=reason)
         log.info("client %s: %s: %s%s", name, asked, outcome, origin)
         return reply
 

@@ -127,18 +127,21 @@ def test_failures_count(tmp_path):
     assert reasons[1].startswith("this node answers at most 1 messages in an hour")
 
 
-def test_rate_of_messages_that_are_answered_at_the_same_time(tmp_path):
+@pytest.mark.parametrize("fails", [False, True])
+def test_rate_of_messages_that_are_answered_at_the_same_time(fails, tmp_path):
     together = threading.Barrier(3)
 
     def answered_last():
         together.wait()
+        if fails:
+            raise ValueError("patient 4711")
         return records()
 
     app = fedhet.guard(answering(answered_last))
     with ThreadPoolExecutor(3) as pool:
         replies = [pool.submit(asked, app, allow="weights", max_per_hour=2, state_dir=str(tmp_path)) for _ in range(3)]
     told = sorted(reason(reply.result())[:36] for reply in replies)
-    assert told == ["", "", "this node answers at most 2 messages"]
+    assert told == [audit.FAILED[:36] * fails] * 2 + ["this node answers at most 2 messages"]
 
 
 def test_private_errors_stay_in_the_log(caplog):

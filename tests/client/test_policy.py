@@ -153,12 +153,15 @@ def test_audit_log(federate, caplog, tmp_path):
     assert modes == {0}, "only the node's user can read what it writes"
 
 
-def test_messages_that_are_answered_at_the_same_time_count(tiny, tmp_path):
+@pytest.mark.parametrize("fails", [False, True])
+def test_messages_that_are_answered_at_the_same_time_count(fails, tiny, tmp_path):
     """The limit of answers in an hour holds for a message that was admitted before the others were answered."""
 
     def data(client):
         with (tmp_path / audit.FILE).open("a") as file:  # another process answers meanwhile
             file.write(json.dumps({"time": datetime.now().astimezone().isoformat(), "sent": {"weights": 1}}) + "\n")
+        if fails:
+            raise ValueError(SECRET)
         return forty(client)
 
     grid = LocalGrid(make_client_app(tiny.model, data), 2)
