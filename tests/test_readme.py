@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -301,7 +302,6 @@ def test_what_one_does_with_the_first_own_run() -> None:
 
 @pytest.mark.usefixtures("app", "no_report")
 def test_first_lines_of_the_pages_on_data_and_on_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    pandas = pytest.importorskip("pandas")
     for key, value in (("rounds", 5), ("local-epochs", 1)):
         monkeypatch.setitem(configuration.OWN_SETTINGS, key, value)
     names: dict[str, Any] = {"__name__": "own"}

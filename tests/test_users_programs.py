@@ -271,6 +271,11 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ("flower", "image folder") else pytest.mark.long) for name in PROGRAMS],
+    indirect=True,
+)
 def test_equal_however_they_are_run(name: str, program: dict[str, Any], on_ray: Path, tmp_path: Path) -> None:
     settings = {**AVERAGING, "seed": [*PROGRAMS].index(name)}
     one = numbers(fedhet.run({**settings, "workers": 1}, **program, out=tmp_path / "1").folder)

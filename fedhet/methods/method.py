@@ -140,8 +140,8 @@ class Traits:
         return len(self.aggregations) > 1
 
     def models_of_clients(self, batch_norm: str) -> bool:
-        """Return whether clients are scored by models of their own, and not all by the global model."""
-        return not self.whole or batch_norm != "aggregate"
+        """Return whether clients are scored by models of their own, or by parts of one, and not by the global model."""
+        return not self.whole or self.networks == "parts" or batch_norm != "aggregate"
 
     @property
     def whole(self) -> bool:

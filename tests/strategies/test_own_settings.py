@@ -28,6 +28,9 @@ CANNOT_SERVE = {
 }
 """Methods for networks of another kind, with what they say."""
 
+SLOWEST = ("fedca", "fedsimsiam", "fedsimclr", "fml", "scalefl", "heterofl", "fedtgp")
+"""Methods that others resemble."""
+
 
 def model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -60,7 +63,7 @@ def score(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], float]:
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(method, marks=pytest.mark.long if method in ("fedca", "fedsimsiam") else ())
+        pytest.param(method, marks=pytest.mark.long if method in SLOWEST else ())
         for method in registry.own_methods()
     ],
 )

@@ -1,0 +1,127 @@
+"""Relations between the files of a run or comparison and the program: what they say is recomputed from the rows."""
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import assume
+from scipy import stats
+
+import fedhet
+from tests.relations import outcomes
+from tests.relations.outcomes import new
+from tests.relations.programs import IN_ORDER, Program
+from tests.relations.relations import NETWORKS_ALONE, Draw, complete, relation, trained
+
+NAMED = ("frame", "lazy", "named", "files")
+"""Forms whose classes have names."""
+
+
+@relation(settings={})
+def a_summary_is_made_of_the_clients(draw: Draw, program: Program, folder: Path) -> None:
+    """The statistics of `summary.json` are those of the clients' last scores, weighted by their test examples."""
+    outcome = complete(program, folder)
+    summary = json.loads((outcome.folder / "summary.json").read_text())
+    scores = np.array([accuracy for accuracy, _ in outcome.clients.values()])
+    tests = np.array([len(program.rows(int(client), "test").labels) for client in outcome.clients])
+    said = summary["personal_accuracy"] or summary["global_accuracy"]
+    expected = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
+    np.testing.assert_allclose([said[name] for name in expected], [*expected.values()], rtol=1e-9, atol=1e-9)
+    if program.task in ("classification", "binary"):  # whose metric is a mean over examples
+        np.testing.assert_allclose(said["weighted"], scores @ tests / tests.sum(), rtol=1e-9)
+    for client, counts in summary.get("classes", {}).items():
+        assert counts == classes(program, int(client)), client
+
+
+def classes(program: Program, client: int) -> dict[str, int]:
+    """Return a client's numbers of training examples by the name of a class or, without names, by its number."""
+    rows = program.rows(client, "train")
+    if program.task == "multi-label":
+        counts = rows.labels.sum(0)
+    else:
+        counts = np.bincount(rows.labels, minlength=max(program.outputs, 2))
+    names = rows.classes if program.form in NAMED and rows.classes else range(len(counts))
+    return {str(name): int(count) for name, count in zip(names, counts, strict=True)}
+
+
+@relation(
+    settings={"validation": 0.3, "keep-best": True}, method=trained, task="classification", network=NETWORKS_ALONE
+)
+def the_best_networks_have_the_scores_of_the_summary(draw: Draw, program: Program, folder: Path) -> None:
+    """A network in `models/best` predicts a client's test examples as well as `best` in `summary.json` says."""
+    assume("rounds" in program.all_settings)
+    outcome = complete(program.having(rounds=4), folder)
+    best = json.loads((outcome.folder / "summary.json").read_text())["best"]
+    assert {*best["clients"]} == {*outcome.clients}
+    for client, about in best["clients"].items():
+        functions = {"model": program.model, "data": program.data}
+        network = fedhet.load_model(outcome.folder / "models" / "best", int(client), **functions)
+        rows = program.rows(int(client), "test")
+        with torch.no_grad():
+            outputs = network(torch.tensor(rows.inputs).to(next(network.parameters()).dtype))
+        assert abs((outputs.argmax(1).numpy() == rows.labels).mean() - about["test"]) < 1e-6, (client, best)
+
+
+@relation(settings={}, method="local", network=NETWORKS_ALONE, form=IN_ORDER)
+def described_data_are_the_rows(draw: Draw, program: Program, folder: Path) -> None:
+    """What a run without training says of the clients' data is what NumPy says of their rows."""
+    said = json.loads((complete(program.having(rounds=0), folder).folder / "summary.json").read_text())["data"]
+    every = []
+    for client, about in said["clients"].items():
+        rows = program.rows(int(client), "train")
+        every.append(rows.inputs)
+        check_description(about, rows.inputs)
+        assert about["test"] == len(program.rows(int(client), "test").labels)
+        if program.task != "regression":
+            assert about["classes"] == [*classes(program, int(client)).values()]
+    assert len(every) == program.clients
+    check_description(said["all"], np.concatenate(every))
+
+
+def check_description(about: Mapping[str, Any], inputs: np.ndarray[Any, Any]) -> None:
+    """Compare what is said about training examples with their inputs (n, d)."""
+    assert (about["train"], about["values"], about["missing"]) == (len(inputs), inputs.size, 0)
+    assert about["shape"] == [*inputs.shape[1:]]
+    values = [about["mean"], about["std"], *about["range"]]
+    expected = [inputs.mean(dtype=float), inputs.std(dtype=float), inputs.min(), inputs.max()]
+    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
+
+
+@relation(settings={}, method=tuple(method for method in trained if method != "local"), network=NETWORKS_ALONE)
+def a_table_is_made_of_its_runs(draw: Draw, program: Program, folder: Path) -> None:
+    """A comparison's numbers are recomputed from the clients' scores in the folders of its runs."""
+    complete(program, folder)
+    settings = {key: value for key, value in program.all_settings.items() if key not in ("method", "workers")}
+    out, seeds = new(folder), range(3)
+    with outcomes.kept_log():
+        fedhet.compare(["local", program.method], settings, seeds=seeds, **program.arguments(), out=out, jobs=1)
+    with (out / "comparison.csv").open(newline="") as file:
+        table = {(row["method"], row["seed"]): row for row in csv.DictReader(file)}
+    mine, alone = ([scores(out / f"{method}-seed{seed}") for seed in seeds] for method in (program.method, "local"))
+    assume(all({*one} == {*other} for one, other in zip(mine, alone, strict=True)))
+    differences = []
+    for seed, one, other in zip(seeds, mine, alone, strict=True):
+        row = table[program.method, str(seed)]
+        gains = sorted(one[client][0] - other[client][0] for client in other)
+        weights = np.array([weight for _, weight in one.values()])
+        mean = np.array([value for value, _ in one.values()]) @ weights / weights.sum()
+        differences.append(mean - np.array([value for value, _ in other.values()]) @ weights / weights.sum())
+        found = [float(row[name]) for name in ("personal_accuracy", "worse_off", "worst_tenth")]
+        np.testing.assert_allclose(found, [mean, np.mean(np.array(gains) < -1e-12), gains[0]], atol=1e-9)
+    test = stats.ttest_1samp(differences, 0)
+    interval = test.confidence_interval()
+    rows = [table[program.method, name] for name in ("difference", "difference_low", "difference_high", "p")]
+    found = [float(row["personal_accuracy"] or "nan") for row in rows]
+    assume(np.std(differences) > 1e-12)
+    np.testing.assert_allclose(found, [np.mean(differences), *interval, test.pvalue], rtol=1e-6, atol=1e-9)
+
+
+def scores(run: Path) -> dict[str, tuple[float, float]]:
+    """Return a run's last personal scores and their weights by client."""
+    last = json.loads((run / "history.jsonl").read_text().splitlines()[-1])["scores"]
+    personal = json.loads((run / "summary.json").read_text())["personal"]
+    return {client: (values[0][0], values[1][0]) for client, values in last[personal].items()}
