@@ -62,10 +62,7 @@ def score(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], float]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param(method, marks=pytest.mark.long if method in SLOWEST else ())
-        for method in registry.own_methods()
-    ],
+    [pytest.param(method, marks=pytest.mark.long if method in SLOWEST else ()) for method in registry.own_methods()],
 )
 def test_every_method_trains(method: str, score: Callable[[str], float]) -> None:
     if method in CANNOT_SERVE:
