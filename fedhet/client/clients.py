@@ -28,7 +28,7 @@ from fedhet.methods import registry
 from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that, listed
 from fedhet.models.copies import Start, described, load_state
 from fedhet.models.estimators import Estimator
-from fedhet.models.representation import Representation, precision
+from fedhet.models.representation import POOLED, Representation, precision
 from fedhet.setup import client_setup, user_functions
 from fedhet.setup.client_setup import ClientInfo, ModelFunction
 from fedhet.tasks import Task
@@ -322,7 +322,10 @@ class Clients:
                 self._groups[kind[:-1]] = side.parts.groups_of(model, transform(data.train.inputs[:2]))
             part = side.parts(kind[-1], self._groups[kind[:-1]])
             model = part.cut(model)
-        representation = Representation(model, side.head_of(config), config.representation)
+        what = config.representation
+        if "head" in info.node_config and what not in POOLED:  # a server may name no other layer
+            what = str(info.node_config.get("representation", ""))
+        representation = Representation(model, side.head_of(config), what)
 
         def inputs() -> Tensor:
             source = data if self._model else client_setup.dataset_of(config)

@@ -250,13 +250,18 @@ def test_split_is_pinned_within_a_run(changed):
     assert f"but {key} has changed from 0 to" in refusal(asked(grid, "query", first | changed, "handshake", run="a"))
 
 
-def test_node_names_the_head():
+@pytest.mark.parametrize("chosen", [{"head": "1"}, {"representation": "0"}])
+def test_node_names_the_head(chosen):
     """A server that names the first layer asks for class means of inputs."""
-    grid = LocalGrid(make_client_app(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), forty), 2)
-    settings = {"method": "fedproto", "head": "0"}
-    assert asked(grid, "query", settings, "handshake").content["values"]["width"] == 4
-    grid._contexts[FIRST_NODE + 1].node_config["head"] = "2"
-    assert asked(grid, "query", settings, "handshake").content["values"]["width"] == 6
+
+    def model():
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+    grid = LocalGrid(make_client_app(model, forty), 2)
+    settings = {"method": "fedproto", **chosen}
+    assert asked(grid, "query", settings, "handshake", run="a").content["values"]["width"] == 4
+    grid._contexts[FIRST_NODE + 1].node_config["head"] = "3"
+    assert asked(grid, "query", settings, "handshake", run="b").content["values"]["width"] == 6
 
 
 # ---- what a server may choose
