@@ -12,6 +12,7 @@ from hypothesis import assume
 from scipy import stats
 
 import fedhet
+from fedhet.results.history import read_history
 from tests.relations import outcomes
 from tests.relations.outcomes import new
 from tests.relations.programs import IN_ORDER, Program
@@ -60,10 +61,31 @@ def the_best_networks_have_the_scores_of_the_summary(draw: Draw, program: Progra
     for client, about in best["clients"].items():
         functions = {"model": program.model, "data": program.data}
         network = fedhet.load_model(outcome.folder / "models" / "best", int(client), **functions)
-        rows = program.rows(int(client), "test")
-        with torch.no_grad():
-            outputs = network(torch.tensor(rows.inputs).to(next(network.parameters()).dtype))
-        assert abs((outputs.argmax(1).numpy() == rows.labels).mean() - about["test"]) < 1e-6, (client, best)
+        assert abs(accuracy_of(network, program, int(client)) - about["test"]) < 1e-6, (client, best)
+
+
+@relation(settings={"save-every": 1}, method=trained, task="classification", network=NETWORKS_ALONE)
+def networks_of_a_round_have_its_scores(draw: Draw, program: Program, folder: Path) -> None:
+    """A client's network in `models/round-N` predicts its test examples as well as round N of the history says."""
+    assume("rounds" in program.all_settings)
+    outcome = complete(program, folder)
+    scored = json.loads((outcome.folder / "summary.json").read_text())["personal"]
+    rows = {row["round"]: row for row in read_history(outcome.folder) if not row.get("final")}
+    for path in sorted((outcome.folder / "models").glob("round-*/*.safetensors")):
+        if path.stem == "global":
+            continue
+        number = int(path.parent.name.removeprefix("round-"))
+        network = fedhet.load_model(path.parent, int(path.stem), model=program.model, data=program.data)
+        accuracy = accuracy_of(network, program, int(path.stem))
+        assert abs(accuracy - rows[number]["scores"][scored][path.stem][0][0]) < 1e-6, (path, accuracy)
+
+
+def accuracy_of(network: torch.nn.Module, program: Program, client: int) -> float:
+    """Return the accuracy of a network on a client's test examples."""
+    rows = program.rows(client, "test")
+    with torch.no_grad():
+        outputs = network(torch.tensor(rows.inputs).to(next(network.parameters()).dtype))
+    return float((outputs.argmax(1).numpy() == rows.labels).mean())
 
 
 @relation(settings={}, method="local", network=NETWORKS_ALONE, form=IN_ORDER)
