@@ -933,7 +933,8 @@ def start_from_a_run(draw: Draw, program: Program, folder: Path) -> None:
     first = complete(program, folder)
     changed = run(program.having(start_from=str(first.folder), learning_rate=1e-30, rounds=1), folder)
     assume(not changed.refused)
-    for name, arrays in first.models.items():
+    last = {name: arrays for name, arrays in first.models.items() if "best/" not in name}
+    for name, arrays in last.items():
         for key, array in arrays.items():
             if array.dtype.kind == "f" and "running" not in key:
                 np.testing.assert_allclose(
