@@ -174,10 +174,10 @@ def test_a_node_withholds_classes_with_few_examples_and_what_would_tell_their_nu
     policy = Policy(None, least=10, deployed=True)
     auc = evaluated("classification", "auc", draw(40, 3), torch.tensor([0] * 20 + [1] * 15 + [2] * 5))
     assert auc.behind == (20, 15, 5)
-    assert policy.metric(auc, 40).weights == (40.0, 40.0, 0.0)
+    assert policy.metric(auc).weights == (40.0, 40.0, 0.0)
     recalls = Metric((1.0, 1.0, 1.0), (20.0, 15.0, 5.0), (20, 15, 5))
-    assert policy.metric(recalls, 40, by_class=True).weights == (20.0, 0.0, 0.0)
-    assert policy.metric(Metric((1.0,) * 4, (20.0, 15.0, 6.0, 5.0), (20, 15, 6, 5)), 46, by_class=True).weights == (
+    assert policy.metric(recalls, by_class=True).weights == (20.0, 0.0, 0.0)
+    assert policy.metric(Metric((1.0,) * 4, (20.0, 15.0, 6.0, 5.0), (20, 15, 6, 5)), by_class=True).weights == (
         *(20.0, 15.0),
         *(0.0, 0.0),
     )

@@ -83,8 +83,8 @@ def test_a_policy_withholds_the_index_of_few_events():
     risks, labels = drawn(40)
     labels[:, 1] = (torch.arange(40) < 9).float()
     metric = TASK.evaluate(risks, labels).metrics["concordance"]
-    assert Policy(None, 10, deployed=True).metric(metric, 40).weights == (0.0,)
-    assert Policy(None, 9, deployed=True).metric(metric, 40).weights == (40.0,)
+    assert Policy(None, 10, deployed=True).metric(metric).weights == (0.0,)
+    assert Policy(None, 9, deployed=True).metric(metric).weights == (40.0,)
 
 
 def model(client):

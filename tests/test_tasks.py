@@ -281,7 +281,7 @@ def test_a_node_withholds_the_iou_of_rare_classes():
         Policy(None, 10, deployed=True),
         Metric((0.123456, 0.5, math.nan), (123456.0, 40.0, 0.0), (30, 9, 0)),
     )
-    told = policy.metric(metric, 30)
+    told = policy.metric(metric)
     assert told.weights == (123500.0, 0.0, 0.0)
     assert told.values[0] == 0.1235
 

@@ -93,5 +93,5 @@ def by_class(job: Job) -> torch.Tensor | None:
     if labels.ndim > 1 and outputs.meaning == "classes":  # of an example, many tokens or pixels can have a class
         behind = tuple(int((labels == k).flatten(1).any(1).sum()) for k in range(len(counts)))
     metric = Metric(counts, counts, behind)
-    sent = job.policy.metric(metric, len(labels), by_class=outputs.meaning == "classes")
+    sent = job.policy.metric(metric, by_class=outputs.meaning == "classes")
     return torch.tensor([kept or (-1.0 if number else 0.0) for kept, number in zip(sent.weights, counts, strict=True)])

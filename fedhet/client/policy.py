@@ -227,8 +227,8 @@ class Policy:
                 "accuracy or auc"
             )
 
-    def metric(self, metric: Metric, examples: int, *, by_class: bool = False) -> Metric:
-        """Return a metric of `examples` in the form that may be sent: rounded, without values from too few examples.
+    def metric(self, metric: Metric, *, by_class: bool = False) -> Metric:
+        """Return a metric in the form that may be sent: rounded, without values from too few examples.
 
         `by_class` says whether its weights are numbers of examples by class.
         """
@@ -237,19 +237,19 @@ class Policy:
             pairs = zip(weights, metric.behind, strict=True)
             weights = tuple(weight if count >= self.least else 0.0 for weight, count in pairs)
             if by_class:
-                weights = self._without_rest(weights, metric.weights, examples)
+                weights = self._without_rest(weights, metric.behind)
             weights = tuple(map(self.rounded, weights))
         weighed = zip(metric.values, weights, strict=True)
         values = tuple(self.rounded(value) if weight > 0 else math.nan for value, weight in weighed)
         return Metric(values, weights)
 
-    def _without_rest(self, kept: tuple[float, ...], weights: tuple[float, ...], examples: int) -> tuple[float, ...]:
+    def _without_rest(self, kept: tuple[float, ...], behind: tuple[int, ...]) -> tuple[float, ...]:
         """Return the weights of classes to keep, without the smallest if those left out are of too few examples.
 
-        The number of all examples is sent, so the number of those left out is known.
+        The number of all examples is sent, so the number of those left out is known. `behind` has those of each class.
         """
         for _ in kept:
-            rest = examples * (sum(weights) - sum(kept)) / sum(weights)
+            rest = sum(count for weight, count in zip(kept, behind, strict=True) if not weight)
             if not 0 < rest < self.least or not any(kept):
                 break
             smallest = min((place for place, weight in enumerate(kept) if weight), key=kept.__getitem__)

@@ -409,7 +409,7 @@ def _record(job: Job, evaluation: Evaluation, score: Scored | None, *, when: str
         )
     weight = job.policy.loss_weight(client.task, evaluation.examples.labels)
     for number, (name, metric) in enumerate(score.metrics.items()):
-        sent = job.policy.metric(metric, len(evaluation.examples), by_class=client.task.counts_classes(name))
+        sent = job.policy.metric(metric, by_class=client.task.counts_classes(name))
         place = further(evaluation.name, name) if number else evaluation.name
         job.reply.measured[place] = Measured(sent, job.policy.rounded(score.loss), weight)
 

@@ -86,18 +86,23 @@ def _summed(columns: tuple[Columns, ...]) -> list[Tensor]:
     return [torch.stack(column).sum(0).double() for column in columns]
 
 
-def _ratio(above: Tensor, below: Tensor, behind: Tensor) -> Metric:
+def _ratio(above: Tensor, below: Tensor, having: Tensor, either: Tensor) -> Metric:
+    """Return ratios by class, behind which are the examples having the class or, if none, those predicted to have it.
+
+    A network that predicts a class for all examples would tell how many have it.
+    """
+    behind = torch.where(having > 0, having, either)
     return Metric(tuple((above / below).tolist()), tuple(below.tolist()), tuple(behind.int().tolist()))
 
 
 def _recalls(count: int, *columns: Columns) -> Metric:
     both, _, actual, _, having = _summed(columns)
-    return _ratio(both, actual, having)
+    return _ratio(both, actual, having, having)
 
 
 def _f1(count: int, *columns: Columns) -> Metric:
-    both, positive, actual, behind, _ = _summed(columns)
-    return _ratio(2 * both, positive + actual, behind)
+    both, positive, actual, either, having = _summed(columns)
+    return _ratio(2 * both, positive + actual, having, either)
 
 
 def _f1_of_one(count: int, *columns: Columns) -> Metric:
@@ -111,14 +116,12 @@ def _f1_of_one(count: int, *columns: Columns) -> Metric:
 def _f1_of_labels(count: int, *columns: Columns) -> Metric:
     """Return the F1 of each label; the examples behind it are those with the label or, if fewer, those without."""
     both, positive, actual, either = _summed(columns)
-    # A network that predicts a label for all examples would tell how many have it.
-    fewer = torch.minimum(actual, count - actual)
-    return _ratio(2 * both, positive + actual, torch.where(fewer > 0, fewer, either))
+    return _ratio(2 * both, positive + actual, torch.minimum(actual, count - actual), either)
 
 
 def _iou(count: int, *columns: Columns) -> Metric:
-    both, positive, actual, behind, _ = _summed(columns)
-    return _ratio(both, positive + actual - both, behind)
+    both, positive, actual, either, having = _summed(columns)
+    return _ratio(both, positive + actual - both, having, either)
 
 
 def _signs(outputs: Tensor, labels: Tensor) -> Columns:

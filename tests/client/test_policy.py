@@ -4,6 +4,7 @@ import json
 import math
 import re
 from datetime import datetime
+from functools import partial
 from itertools import cycle
 
 import numpy as np
@@ -447,10 +448,10 @@ def test_auc_of_few_examples(having, told):
     labels = torch.stack([torch.arange(40) < count for count in having], 1).float()
     metric = Task("multi-label").evaluate(torch.rand(40, len(having)), labels).metrics["auc"]
     assert metric.weights == tuple(float(count * (40 - count)) for count in having)
-    found = Policy(None, 10).metric(metric, 40)
+    found = Policy(None, 10).metric(metric)
     assert [weight > 0 for weight in found.weights] == told
     assert [math.isfinite(value) for value in found.values] == told, "not even the value of what weighs nothing"
-    assert Policy().metric(metric, 40).weights == metric.weights
+    assert Policy().metric(metric).weights == metric.weights
 
 
 @pytest.mark.parametrize("method", ["describe", "metric"])
@@ -478,6 +479,31 @@ def test_many_tokens_of_few_examples(method, tmp_path):
         told = np.array(reply["metrics"]["received-weight"])
     assert told[2] <= 0, "12 tokens"
     assert (told[:2] <= 0).any(), "else the number of all tokens would tell them"
+
+
+@pytest.mark.parametrize(("task", "metric"), [("segmentation", "iou"), ("token-classification", "macro-f1")])
+def test_a_network_that_predicts_a_rare_class_everywhere(task, metric, tmp_path):
+    """The metric of the class would tell in how many places one example has it, and so would those of all others."""
+    net, axes = partial(nn.Linear, 1, 3), (60, 4, 1)
+    if task == "segmentation":
+        net, axes = partial(nn.Conv1d, 1, 3, 1), (60, 1, 4)
+    for places in (1, 2):
+        labels = torch.randint(2, (60, 4), generator=torch.Generator().manual_seed(0))
+        labels[50, :places] = 2
+
+        def data(client, labels=labels):
+            inputs = torch.zeros(axes)
+            return (inputs[:40], labels[:40]), (inputs[40:], labels[40:])
+
+        grid = LocalGrid(make_client_app(lambda: net(), data, task=task), 2)
+        node = {"allow": "metrics,weights", "state-dir": str(tmp_path / str(places))}
+        grid._contexts[FIRST_NODE + 1].node_config |= node
+        arrays = {"model": {name: 0 * array for name, array in to_arrays(net().state_dict()).items()}}
+        arrays["model"]["bias"][2] = 9
+        metrics = asked(grid, "evaluate", {"metric": metric}, arrays=arrays, run="a").content["metrics"]
+        told = [weight > 0 for weight in metrics["received-weight"]]
+        assert (sum(told), told[2]) == (1, False)
+        assert [math.isfinite(value) for value in metrics["received-metric"]] == told
 
 
 def test_labels_that_few_examples_lack(tmp_path):
