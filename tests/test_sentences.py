@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedhet
+from fedhet.comparing import Tuning
 from fedhet.errors import FedhetError
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.setup.client_setup import ClientInfo
@@ -217,6 +218,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "observers": (lambda: fedhet.run("fedavg", observers=3), "observers = 3: must be a list"),  # type: ignore[arg-type]
     "observers of another kind": (lambda: fedhet.run("fedavg", observers=[3]), "observers = [3]: must be a list"),  # type: ignore[list-item]
     "a task of another kind": (lambda: fedhet.run("fedavg", task=3), "task = 3: must be a text"),  # type: ignore[arg-type]
+    "a list as the grid": (lambda: Tuning([{"learning-rate": 0.1}]), "grid = [{'learning-rate': 0.1}]: must be a dict"),  # type: ignore[arg-type]
+    "a grid of one number": (
+        lambda: Tuning({"learning-rate": 0.1}),
+        "grid: learning-rate = 0.1: must be a list of values",
+    ),  # type: ignore[dict-item]
     "tuning of another kind": (lambda: fedhet.compare(["local"], tuning=3), "tuning = 3: must be a Tuning"),  # type: ignore[arg-type]
     "a folder with NUL": (
         lambda: fedhet.run("fedavg", out="a\0b"),
