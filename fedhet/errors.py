@@ -91,6 +91,7 @@ def damage(error: Exception) -> str:
 
 # Descriptions of classes in messages.
 KINDS = {"str": "a text", "Mapping": "a dict", "int": "a whole number", "float": "a number", "Path": "a path"}
+LISTED = {"int": "whole numbers", "str": "texts", "object": "values"}
 
 
 def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
