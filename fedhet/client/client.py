@@ -245,11 +245,12 @@ class Client:
             return
         ours = parts_of(own())
         for part, values in parts_of(received).items():
-            if part not in ours or not values.numel() or not values.is_floating_point():
+            tokens = part in ours and values.dtype == ours[part].dtype and not values.is_floating_point()
+            if part not in ours or not values.numel() or tokens:
                 continue
-            size = max(float(ours[part].double().square().mean().sqrt()), least)
+            size = max(float(_numbers(ours[part]).square().mean().sqrt()), least)
             limit = LARGEST_RATIO * 10 ** math.ceil(math.log10(size))
-            if (largest := float(values.abs().max())) > limit:
+            if (largest := float(_numbers(values).abs().max())) > limit:
                 raise Refused(
                     f"the server sent {name} up to {largest:.3g}, but this node accepts at most {limit:g}, by the size "
                     f"of its own: scale all clients' {name} alike, or, if training diverged, reduce learning-rate"
@@ -258,6 +259,11 @@ class Client:
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
         """Re-estimate running statistics on training examples in layers whose running mean's name is `chosen`."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)
+
+
+def _numbers(values: Tensor) -> Tensor:
+    """Return values in float64; bytes are scaled, as for networks."""
+    return values.double() / (255 if values.dtype == torch.uint8 else 1)
 
 
 class ClientSide(Generic[P]):

@@ -87,10 +87,7 @@ def _summed(columns: tuple[Columns, ...]) -> list[Tensor]:
 
 
 def _ratio(above: Tensor, below: Tensor, having: Tensor, either: Tensor) -> Metric:
-    """Return ratios by class, behind which are the examples having the class or, if none, those predicted to have it.
-
-    A network that predicts a class for all examples would tell how many have it.
-    """
+    """Return ratios by class; behind one are the examples having the class, since a network can predict it for all."""
     behind = torch.where(having > 0, having, either)
     return Metric(tuple((above / below).tolist()), tuple(below.tolist()), tuple(behind.int().tolist()))
 

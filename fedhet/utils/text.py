@@ -61,9 +61,6 @@ def terminal() -> "Console":
     return console(soft_wrap=sys.stdout is None or not sys.stdout.isatty())
 
 
-LONGEST_TRACEBACK = 20_000  # largest number of characters of a traceback in the log
-
-
 class PrintableLog(logging.Filter):
     """Logging filter that makes messages printable, since they contain names and errors that clients send."""
 
@@ -71,9 +68,9 @@ class PrintableLog(logging.Filter):
         """Format and escape the message and traceback of a record; no record is dropped."""
         record.msg = printable(record.getMessage(), keep="\n\t")
         record.args = None
-        if record.exc_info:  # its lines are indented, since an error can quote text with lines like those of the log
-            text = logging.Formatter().formatException(record.exc_info)
-            record.exc_text = indent(printable(text[:LONGEST_TRACEBACK], keep="\n\t"), "    ")
+        if record.exc_info:  # it is cut and indented, since an error can quote long text with lines like the log's
+            text = logging.Formatter().formatException(record.exc_info)[:20_000]
+            record.exc_text = indent(printable(text, keep="\n\t"), "    ")
         return True
 
 

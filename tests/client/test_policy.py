@@ -325,14 +325,31 @@ def test_handshakes_fix_no_settings(node):
 
 
 @pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
 @pytest.mark.parametrize("size", [10.0, 1e4])
-def test_received_prototypes_are_bounded(size, node):
-    means = {"classes": np.arange(3), "means": np.full((3, 6), size, np.float32)}
+def test_received_prototypes_are_bounded(size, dtype, node):
+    means = {"classes": np.arange(3), "means": np.full((3, 6), size, dtype)}
     told = refusal(asked(node, "train", {"method": "fedproto"}, arrays={"prototypes": means}, run="a"))
     assert (told == "") == (size < 1000)
     assert told in ("", LIMITED.format("prototypes", "1e+04", 1000))
     node._contexts[FIRST_NODE + 1].node_config.pop("allow")
-    assert refusal(asked(node, "train", {"method": "fedproto"}, arrays={"prototypes": means}, run="b")) == ""
+    sent = {"prototypes": means}
+    assert refusal(asked(node, "train", {"method": "fedproto"}, arrays=sent, run="b", evaluate=False)) == ""
+
+
+def test_public_inputs_are_compared_as_networks_get_them():
+    """Bytes are scaled to [0, 1], and floats are not."""
+
+    def data(client):
+        (inputs, labels), _ = forty(client)
+        return ((255 * inputs.sigmoid()).byte(), labels), ((255 * inputs.sigmoid()).byte(), labels)
+
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), data), 2)
+    grid._contexts[FIRST_NODE + 1].node_config["allow"] = "posteriors"
+    for inputs, largest in ((torch.ones(2, 4).byte(), 0), (torch.ones(2, 4), 0), (torch.full((2, 4), 101.0), 101)):
+        arrays = with_public_dataset(PublicDataset(inputs)).arrays
+        told = refusal(asked(grid, "query", {"method": "feddf"}, "handshake", arrays, run="a"))
+        assert told == (LIMITED.format("public inputs", largest, 100) if largest else "")
 
 
 LIMITED = (
