@@ -174,6 +174,7 @@ def test_a_short_budget_is_enough_for_fewer_rounds(made, monkeypatch, budget, fe
     assert not kept & set(made.started) - {name for name in made.started if name.startswith("fedproto")}
 
 
+@pytest.mark.long
 def test_the_same_command_continues(made):
     made.go("5m")
     before = set(made.started)

@@ -113,7 +113,9 @@ def check_description(about: Mapping[str, Any], inputs: np.ndarray[Any, Any]) ->
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
 
 
-@relation(settings={}, method=tuple(method for method in trained if method != "local"), network=NETWORKS_ALONE)
+@relation(
+    slow=True, settings={}, method=tuple(method for method in trained if method != "local"), network=NETWORKS_ALONE
+)
 def a_table_is_made_of_its_runs(draw: Draw, program: Program, folder: Path) -> None:
     """A comparison's numbers are recomputed from the clients' scores in the folders of its runs."""
     complete(program, folder)
