@@ -25,7 +25,13 @@ class Members(State):
 
 @method(
     "ensemble",
-    Traits(shares=Sharing("everything", averaged=False), keeps="model", common_init=True, serves_clients=False),
+    Traits(
+        shares=Sharing("everything", averaged=False),
+        keeps="model",
+        common_init=True,
+        serves_clients=False,
+        inside="",
+    ),
     Keys,
     common={
         "clients": 16,

@@ -31,7 +31,7 @@ class MeanLogits(ClassState):
 
 @method(
     "fd",
-    Traits(keeps="model", other_arrays="mean", sends={"prototypes": "posteriors", "width": STRUCTURE}),
+    Traits(keeps="model", other_arrays="mean", sends={"prototypes": "posteriors", "width": STRUCTURE}, inside=""),
     Keys,
     client="fedhet.client_apps.fd:FD",
 )

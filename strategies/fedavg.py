@@ -10,6 +10,6 @@ from fedhet.methods.sharing import EVERYTHING
 from fedhet.server import FederatedStrategy, Options, State, Traits, method
 
 
-@method("fedavg", Traits(networks="equal", shares=EVERYTHING, common_init=True))
+@method("fedavg", Traits(networks="equal", shares=EVERYTHING, common_init=True, inside=""))
 class FedAvg(FederatedStrategy[Options, State]):
     """FedAvg: the average of clients' networks weighted by numbers of examples (McMahan et al., AISTATS 2017)."""

@@ -52,6 +52,7 @@ class ServerModel(ScoresState):
         serves_clients=keys.teach,  # Otherwise, clients do not use the server's network.
         other_arrays="mean",
         sends={"scores": "posteriors", "distance": METRICS},
+        inside="",
     ),
     Keys,
     client="fedhet.client_apps.feddf:FedDF",

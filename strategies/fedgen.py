@@ -47,7 +47,7 @@ class Generated(State):
 
 @method(
     "fedgen",
-    Traits(shares=HEAD, keeps="model", common_init=True, sends={"classes": "statistics"}),
+    Traits(shares=HEAD, keeps="model", common_init=True, sends={"classes": "statistics"}, inside="head"),
     Keys,
     client="fedhet.client_apps.fedgen:FedGen",
     own={"fedgen.width": 32},

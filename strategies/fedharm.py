@@ -77,7 +77,8 @@ def traits(keys: Keys) -> Traits:
         sends["sent"] = "posteriors" if keys.align == "spectral" else "descriptors"
     public: Literal["labelled", "inputs"] = "labelled" if keys.alpha else "inputs"
     other_arrays: Literal["mean", ""] = "mean" if sends.get("sent") == "descriptors" else ""
-    return Traits(keeps="model", public=public, other_arrays=other_arrays, sends=sends)
+    inside: Literal["representation", ""] = "representation" if keys.align == "spectral" else ""
+    return Traits(keeps="model", public=public, other_arrays=other_arrays, sends=sends, inside=inside)
 
 
 @dataclass

@@ -40,7 +40,9 @@ class LastChange(State):
 
 @method(
     "fedkd",
-    replace(SMALL_NETWORK, other_arrays="entries", sends={"model": "weights", "update": "weights"}),
+    replace(
+        SMALL_NETWORK, other_arrays="entries", sends={"model": "weights", "update": "weights"}, inside="representation"
+    ),
     Keys,
     client="fedhet.client_apps.fedkd:FedKD",
 )

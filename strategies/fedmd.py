@@ -36,6 +36,7 @@ class Keys(ScoresKeys):
         public="labelled" if keys.public_epochs else "inputs",
         other_arrays="mean",
         sends={"scores": "posteriors", "distance": METRICS},
+        inside="",
     ),
     Keys,
     client="fedhet.client_apps.fedmd:FedMD",

@@ -22,7 +22,7 @@ class Keys(SmallNetworkKeys):
 
 @method(
     "fedmrl",
-    replace(SMALL_NETWORK, predicts="the client's head, from both networks"),
+    replace(SMALL_NETWORK, predicts="the client's head, from both networks", inside="representation"),
     Keys,
     client="fedhet.client_apps.fedmrl:FedMRL",
 )

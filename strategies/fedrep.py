@@ -25,7 +25,7 @@ class Keys(Options):
 
 @method(
     "fedrep",
-    Traits(networks="equal", shares=BODY, common_init=True),
+    Traits(networks="equal", shares=BODY, common_init=True, inside="head"),
     Keys,
     client="fedhet.client_apps.fedrep:FedRep",
     common={"local-epochs": 11, "closing-epochs": 10},

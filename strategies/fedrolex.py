@@ -14,7 +14,7 @@ from .heterofl import HeteroFL, Keys
 
 @method(
     "fedrolex",
-    replace(PARTS, shares=ROLLING_UNITS, sends={"rows": "statistics"}),
+    replace(PARTS, shares=ROLLING_UNITS, sends={"rows": "statistics"}, inside="head"),
     Keys,
     client="fedhet.client_apps.heterofl:HeteroFL",
     common={"batch-norm": "re-estimate"},

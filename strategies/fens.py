@@ -98,6 +98,7 @@ class Fens(nn.Module):
         other_arrays="entries",
         sends={"aggregator": "weights"},
         predicts="an aggregator of all clients' networks, which are disclosed to all clients",
+        inside="",
     ),
     Keys,
     client="fedhet.client_apps.fens:FENS",

@@ -47,7 +47,7 @@ class Keys(Options):
 
 @method(
     "flha-ghn",
-    Traits(sends={"model": "hypernetwork"}),
+    lambda keys: Traits(sends={"model": "hypernetwork"}, inside="" if keys.refine == "none" else "head"),
     Keys,
     client="fedhet.client_apps.flha_ghn:FLHAGHN",
     common={

@@ -26,7 +26,7 @@ class Keys(SubmodelKeys):
 
 @method(
     "heterofl",
-    replace(PARTS, sends={"rows": "statistics"}),
+    replace(PARTS, sends={"rows": "statistics"}, inside="head"),
     Keys,
     client="fedhet.client_apps.heterofl:HeteroFL",
     common={"batch-norm": "re-estimate"},  # static BatchNorm

@@ -23,7 +23,7 @@ class Keys(Options):
 
 @method(
     "layer-average",
-    lambda keys: Traits(shares=MAPS[keys.by], common_init=True),
+    lambda keys: Traits(shares=MAPS[keys.by], common_init=True, inside=""),
     Keys,
     common={"batch-norm": "re-estimate"},  # Statistics of one network say nothing of another's layer.
 )

@@ -10,6 +10,6 @@ from fedhet.methods.sharing import HEAD
 from fedhet.server import FederatedStrategy, Options, State, Traits, method
 
 
-@method("lg-fedavg", Traits(shares=HEAD, keeps="model", common_init=True))
+@method("lg-fedavg", Traits(shares=HEAD, keeps="model", common_init=True, inside="head"))
 class LGFedAvg(FederatedStrategy[Options, State]):
     """LG-FedAvg: the average of the heads of clients' networks (Liang et al., 2020)."""

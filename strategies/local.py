@@ -15,7 +15,7 @@ class Keys(Options):
 
 @method(
     "local",
-    lambda keys: Traits(keeps="model", public="labelled" if keys.public == "mixed" else "none"),
+    lambda keys: Traits(keeps="model", public="labelled" if keys.public == "mixed" else "none", inside=""),
     Keys,
     client="fedhet.client_apps.local:Local",
 )

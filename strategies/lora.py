@@ -51,7 +51,14 @@ class Products(SubmodelState):
 
 @method(
     "lora",
-    Traits(networks="parts", shares=TRAINED, keeps="nothing", common_init=True, sends={"backbone": STRUCTURE}),
+    Traits(
+        networks="parts",
+        shares=TRAINED,
+        keeps="nothing",
+        common_init=True,
+        sends={"backbone": STRUCTURE},
+        inside="head",
+    ),
     Keys,
     client="fedhet.client_apps.lora:LoRA",
     own={"lora.train-head": True},

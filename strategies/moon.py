@@ -11,7 +11,8 @@ as in FedAvg.
 
 from dataclasses import dataclass
 
-from fedhet.server import method, option
+from fedhet.methods.sharing import EVERYTHING
+from fedhet.server import Traits, method, option
 
 from .families.by_class import WidthKeys
 from .fedavg import FedAvg
@@ -24,6 +25,11 @@ class Keys(WidthKeys):
     temperature: float = option(0.5, "tau, the temperature of the model-contrastive loss", above=0)
 
 
-@method("moon", FedAvg.method.traits, Keys, client="fedhet.client_apps.moon:Moon")
+@method(
+    "moon",
+    Traits(networks="equal", shares=EVERYTHING, common_init=True),
+    Keys,
+    client="fedhet.client_apps.moon:Moon",
+)
 class Moon(FedAvg):
     """MOON: the average of clients' networks, whose representations are compared with the last ones in training."""

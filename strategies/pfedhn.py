@@ -52,6 +52,7 @@ class Hypernetwork(State):
         shares=replace(TRAINED, averaged=False, units=None),
         other_arrays="entries",
         sends={"delta": "weights", "starts": STRUCTURE},
+        inside="",
     ),
     Keys,
     client="fedhet.client_apps.pfedhn:PFedHN",

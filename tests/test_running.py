@@ -280,11 +280,28 @@ def test_a_wrongly_guessed_head_is_remarked(run, caplog):
         def forward(self, inputs):
             return self.last(self.first(inputs).relu())
 
-    run({"rounds": 1}, model=Net)
+    run({"rounds": 1, "method": "local"}, model=Net, out="without")
+    assert "the head was" not in caplog.text
+    run({"rounds": 1, "method": "fedrep", "fedrep.body-epochs": 1}, model=Net)
     assert caplog.text.count("the head was guessed to be 'first', the last nn.Linear, but") == 1
     caplog.clear()
-    run({"rounds": 1, "head": "last"}, model=Net, out="named")
+    run({"rounds": 1, "method": "fedrep", "fedrep.body-epochs": 1, "head": "last"}, model=Net, out="named")
     assert "the head was" not in caplog.text
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "layer-average"])
+def test_methods_without_a_head_serve_networks_without_one(run, method):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.weight = nn.LayerNorm(4), nn.Parameter(torch.randn(4, 3))
+
+        def forward(self, inputs):
+            return self.norm(inputs) @ self.weight
+
+    assert "never_took_part" not in run({"rounds": 1, "method": method}, model=Net).summary
+    with pytest.raises(FedhetError, match="head has no effect with method"):
+        run({"rounds": 1, "method": method, "head": "norm"}, model=Net, out="named")
 
 
 def test_a_layer_behind_the_classifier_is_remarked(run, caplog):
@@ -292,11 +309,11 @@ def test_a_layer_behind_the_classifier_is_remarked(run, caplog):
         def __init__(self):
             super().__init__(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.Linear(3, 3))
 
-    run({"rounds": 1}, model=Net)
+    run({"rounds": 1, "method": "lg-fedavg"}, model=Net)
     assert caplog.text.count("the head is taken to be '3', ") == 1
     assert "calibrates the scores of '2', set head = '2'" in caplog.text
     caplog.clear()
-    run({"rounds": 1, "head": "2"}, model=Net, out="named")
+    run({"rounds": 1, "method": "lg-fedavg", "head": "2"}, model=Net, out="named")
     assert "the head is" not in caplog.text
 
 

@@ -13,7 +13,7 @@ from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, to_arrays, to_tensor
 from fedhet.methods.options import Config
 from fedhet.models.registry import place_before
-from fedhet.models.representation import head_name
+from fedhet.models.representation import POOLED, head_name
 from fedhet.strategies.families.by_class import WidthKeys
 from fedhet.training import BATCH
 from fedhet.utils.text import log
@@ -131,6 +131,8 @@ class SameWidth(ClientSide[W]):
                 f"{method} needs an nn.Linear with a bias and {client.outputs} outputs as head, "
                 f"not a {head}, since {why}: replace the head"
             )
+        if client.representation.what not in ("", *POOLED):
+            raise ModelError(f"{method} needs the head's inputs as representations, since {why}: unset representation")
 
 
 def class_counts(client: Client, output: str) -> Arrays:

@@ -341,7 +341,8 @@ class ClientSide(Generic[P]):
     @cached_property
     def _names(self) -> dict[str, str]:
         client = self.client
-        head = client.head if callable(self.traits.shares.keys) else ""  # a network may have none
+        named = self.traits.inside and callable(self.traits.shares.keys)  # a network may have no head
+        head = client.head if named else ""
         network = NetworkDescription(client.model, head, client.architecture)
         aggregated = client.config.batch_norm == "aggregate"
         return self.traits.shares.names(network, client.names, statistics=aggregated)

@@ -271,7 +271,8 @@ class Clients:
                 f"{network.model._get_name()} has float64 weights: leave precision out, or return a network in float32"
             )
         side = registry.client_side(config.method_name)
-        guessed = not side.head_of(config)
+        # The last layers of a submodel can have equal widths by chance.
+        guessed = bool(registry.traits(config).inside) and not (side.head_of(config) or side.parts)
         train = data.train
         unlabelled = len(train) - len(train.labelled)
         if unlabelled and side.needs_labels and task.name != "regression":

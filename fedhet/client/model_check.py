@@ -57,7 +57,7 @@ def check_model(
 
     `representation` has the network, which is left in evaluation mode; `transform` maps raw inputs to its inputs. A
     `task` without a name is inferred from outputs and labels. `function` is the user's function that returned the
-    network, and `guessed` says that neither the user nor the method named the head.
+    network, and `guessed` says that the method uses a head that neither the user nor the method named.
 
     Raises a `ModelError` if the network cannot process the inputs, or does not return a row for each example, and a
     `DataError` if outputs or labels do not fit the task, or some parts are bytes and others floats beyond [0, 1].

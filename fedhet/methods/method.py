@@ -75,6 +75,7 @@ class Traits:
             prototypes, projections, descriptors or hypernetwork (see `KINDS`). Shared arrays are the group
             `model`, by default of kind `weights`.
         predicts: by what a client predicts, as a noun phrase for reports.
+        inside: what the method uses inside networks: the `"head"`, the `"representation"` with the head, or `""`.
     """
 
     networks: Literal["equal", "widths", "parts", "any"] = "any"
@@ -86,6 +87,7 @@ class Traits:
     other_arrays: Literal["", "mean", "entries", "whole"] = ""
     sends: Mapping[str, str] = field(default_factory=dict, hash=False)
     predicts: str = "the client's network"
+    inside: Literal["", "head", "representation"] = "representation"
 
     def __post_init__(self) -> None:
         if (self.networks == "parts") != (self.shares.units is not None):
@@ -95,6 +97,11 @@ class Traits:
     def scored(self) -> Literal["received", "trained"]:
         """The network that is evaluated for results: the one that clients `trained`, if they keep it, or `received`."""
         return "trained" if self.keeps == "model" else "received"
+
+    @property
+    def uses_phi(self) -> bool:
+        """Whether the method uses representations, to which the key `representation` applies."""
+        return self.inside == "representation"
 
     @property
     def communicates(self) -> bool:

@@ -171,6 +171,7 @@ _optimiser = partial(option, about="optimiser")
 _output = partial(option, about="output")
 _server = partial(option, about="server", resumable=True)
 _node = partial(option, about="node", at_node=True)
+_inside = partial(option, "", at_node=True)
 _place = partial(option, about="place", resumable=True)
 
 
@@ -314,9 +315,9 @@ class Config:
     max_examples: int = _server(0, "maximum number of examples that a client may claim; 0: no limit", at_least=0)
     wait_for_clients: float = _server(0.0, "seconds to wait for clients before the first round", at_least=0)
     disclose_architecture: bool = _node(True, "tell the server the architecture, or a custom network's class and size")
-    head: str = option("", "module whose input is the representation; empty: the last nn.Linear", at_node=True)
-    representation: str = option(
-        "", "representation of texts: last (token), mean, or a module's output; empty: the head's input", at_node=True
+    head: str = _inside("module whose input is the representation; empty: the last nn.Linear", trait="inside")
+    representation: str = _inside(
+        "representation of texts: last (token), mean, or a module's output; empty: the head's input", trait="uses_phi"
     )
     device: str = _node("auto", "device of the clients: auto (a GPU if available), cpu, cuda:1 or mps", resumable=True)
     precision: Literal["float32", "bf16"] = option(
@@ -443,8 +444,7 @@ def keys_that(may: Literal["at_node", "resumable", "path"]) -> tuple[str, ...]:
 
 
 OF_NETWORKS = (
-    *keys_about("optimiser"),
+    *(*keys_about("optimiser"), "head", "representation"),
     *("batch-size", "augment", "precision", "local-epochs", "max-local-epochs", "closing-epochs"),
-    *("head", "representation"),
 )
 """Keys that have no effect where an estimator or a classifier is fitted in place of a network."""

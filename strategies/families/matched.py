@@ -29,6 +29,7 @@ MATCHED = Traits(
     common_init=True,
     other_arrays="whole",
     sends={"update": "weights", "classes": "statistics", "groups": STRUCTURE},
+    inside="",
 )
 """Traits of methods that match hidden units."""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fedhet.server import Options, Traits, option
 
-SMALL_NETWORK = Traits(keeps="model", common_init=True, sends={"model": "weights"})
+SMALL_NETWORK = Traits(keeps="model", common_init=True, sends={"model": "weights"}, inside="")
 """Traits of methods whose clients keep their own networks and share a small one."""
 
 

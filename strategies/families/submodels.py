@@ -23,7 +23,7 @@ from fedhet.methods.options import Config, Options, Value, listed, option
 from fedhet.methods.sharing import FIRST_UNITS, Units
 from fedhet.server import Common, FederatedStrategy, State, Traits, average_shared, in_order
 
-PARTS = Traits(networks="parts", shares=FIRST_UNITS, common_init=True)
+PARTS = Traits(networks="parts", shares=FIRST_UNITS, common_init=True, inside="")
 """Traits of methods whose clients have the first units of each hidden layer."""
 
 LARGEST_COUNT = 2**16

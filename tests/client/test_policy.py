@@ -284,8 +284,8 @@ def refusal(reply):
     ("changed", "told"),
     [
         ({"method": "fedprox"}, "method has changed from 'fedavg' to 'fedprox': start another run"),
-        ({"head": "0"}, "head has changed from '' to '0': start another run"),
-        ({"representation": "1"}, "representation has changed from '' to '1': start another run"),
+        ({"method": "moon", "head": "0"}, "head has changed from '' to '0': start another run"),
+        ({"method": "moon", "representation": "1"}, "representation has changed from '' to '1': start another run"),
         ({"optimizer": "adam"}, "optimizer has changed from 'sgd' to 'adam': start another run"),
         ({"local-epochs": 0}, "local-epochs has changed from 1 to 0: start another run"),
         ({"learning-rate": 5.0}, "learning-rate has changed from 0.1 to 5.0: start another run"),
@@ -294,6 +294,8 @@ def refusal(reply):
 )
 def test_settings_are_fixed_within_a_run(changed, told, node):
     first = {"learning-rate": 0.1, "lr-schedule": "cosine"}
+    if changed.get("method") == "moon":
+        first |= {"method": "moon", "moon.width": 0}
     assert refusal(asked(node, "train", first, run="a")) == ""
     node._contexts[FIRST_NODE + 1].state.clear()  # another run of Flower's
     assert refusal(asked(node, "train", first | {"rounds": 9}, run="a", round=2)) == "", "a resumed run"
@@ -678,10 +680,10 @@ def test_notes_stay_at_the_node(federate, elsewhere, caplog):
         def forward(self, inputs):
             return self.made(inputs) + 0 * self.last(inputs)
 
-    federate("Local", model=lambda client: Odd())
+    federate("FedRep", model=lambda client: Odd())
     assert "client 1: the head was guessed" in caplog.text
     grid = LocalGrid(make_client_app(lambda: Odd(), forty), 2)
-    assert read_reply(asked(grid, "query", {"method": "local"}, "handshake")).report.note == ""
+    assert read_reply(asked(grid, "query", {"method": "fedrep"}, "handshake")).report.note == ""
 
 
 @pytest.mark.parametrize("classes", [2, 8])
