@@ -310,6 +310,22 @@ def rows_in_another_order(draw: Draw, program: Program, folder: Path) -> None:
     close(complete(program, folder), run(program.edited(shuffled), folder))
 
 
+WHOLE_PUBLIC: dict[str, dict[str, Any]] = {
+    "feddf": {},
+    "fedhenn": {"fedhenn.target": "kernel", "fedhenn.rad-batch": 0, "fedhenn.eta0": 1.0},
+    "fedmd": {"fedmd.public-batch": 24},
+}
+"""Settings with which each step has all public examples, and no random number depends on one."""
+
+
+@relation(settings=WHOLE, method=tuple(WHOLE_PUBLIC), network="start", double=True, form=("tensors", *NAMED_CLASSES))
+def public_rows_in_another_order(draw: Draw, program: Program, folder: Path) -> None:
+    """The rows of the public dataset are in another order; a step has all of them."""
+    program = replace(program, settings={**program.settings, "batch-size": 500, **WHOLE_PUBLIC[program.method]})
+    shuffled = everywhere(("public",), lambda rows: rows.take(slice(None, None, -1)))
+    close(complete(program, folder), run(program.edited(shuffled), folder))
+
+
 @relation(settings=WHOLE, method=SYMMETRIC, network=("start", "mlp"), double=True, form=IN_ORDER)
 def all_rows_repeated(draw: Draw, program: Program, folder: Path) -> None:
     """Each client has each of its training or test rows twice; a batch has all of them."""

@@ -2,20 +2,22 @@
 
 import csv
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import assume
+from hypothesis import strategies as st
 from scipy import stats
 
 import fedhet
 from fedhet.results.history import read_history
 from tests.relations import outcomes
 from tests.relations.outcomes import new
-from tests.relations.programs import IN_ORDER, Program
+from tests.relations.programs import CLASSES, IN_ORDER, NAMED_CLASSES, Program, at
 from tests.relations.relations import NETWORKS_ALONE, Draw, complete, relation, trained
 
 NAMED = ("frame", "lazy", "named", "files")
@@ -80,12 +82,40 @@ def networks_of_a_round_have_its_scores(draw: Draw, program: Program, folder: Pa
         assert abs(accuracy - rows[number]["scores"][scored][path.stem][0][0]) < 1e-6, (path, accuracy)
 
 
-def accuracy_of(network: torch.nn.Module, program: Program, client: int) -> float:
-    """Return the accuracy of a network on a client's test examples."""
+@relation(settings={}, method=trained, task="classification", network=NETWORKS_ALONE)
+def each_network_is_evaluated_at_each_client(draw: Draw, program: Program, folder: Path) -> None:
+    """A cell of the table of `fedhet.evaluate` is the accuracy of a loaded network on a client's test examples.
+
+    The classes of one client have another order, where they have names.
+    """
+    place = draw(st.integers(0, program.clients - 1))
+    order = draw(st.sampled_from(((0, 1, 2), (2, 0, 1))))
+    if program.form in NAMED_CLASSES and program.sizes != "lacking":
+        edited = program.edited(at(place, ("train", "test"), lambda rows: rows.renumbered(list(order))))
+    else:
+        edited = program
+    outcome = complete(edited, folder)
+    with outcomes.kept_log():
+        table = fedhet.evaluate(outcome.folder, **edited.arguments())
+    names = json.loads((outcome.folder / "summary.json").read_text()).get("names", {}).get("classes", list(CLASSES))
+    for model in outcome.clients:
+        with outcomes.kept_log() as log:
+            network = fedhet.load_model(outcome.folder, int(model), model=program.model, data=program.data)
+        said = re.search(r"its classes have the order (\w+), (\w+), (\w+)", "\n".join(log))
+        own = [*said.groups()] if said else names
+        for client in outcome.clients:
+            value = table.value(model, client)
+            if value is not None:
+                expected = accuracy_of(network, program, int(client), [CLASSES.index(name) for name in own])
+                assert abs(value - expected) < 1e-6, (model, client, value, expected, own)
+
+
+def accuracy_of(network: torch.nn.Module, program: Program, client: int, order: Sequence[int] = (0, 1, 2)) -> float:
+    """Return the accuracy of a network, whose outputs are for classes in this order, on a client's test examples."""
     rows = program.rows(client, "test")
     with torch.no_grad():
         outputs = network(torch.tensor(rows.inputs).to(next(network.parameters()).dtype))
-    return float((outputs.argmax(1).numpy() == rows.labels).mean())
+    return float((np.array(order)[outputs.argmax(1).numpy()] == rows.labels).mean())
 
 
 @relation(settings={}, method="local", network=NETWORKS_ALONE, form=IN_ORDER)
