@@ -1,5 +1,6 @@
 """A user's examples of all clients together, which the configuration splits among clients like those of a data set."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -133,6 +134,8 @@ def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Po
     columns = [*getattr(frame, "columns", ())]
     if not hasattr(frame, "to_numpy"):
         raise DataError(f"by_column needs a data frame, as of pandas, not a {type(frame).__name__}")
+    if repeated := [name for name, number in Counter(columns).items() if number > 1]:
+        raise DataError(f"by_column: several columns have the name {_shown(repeated)}: rename or remove them")
     likely = [name for name in columns if name in LABELS]
     labels = ([label] if isinstance(label, str) else [*label]) if label else likely
     if not label and len(likely) != 1:

@@ -50,7 +50,7 @@ def scales_of(inputs: Tensor | LazyInputs, names: Names, labels: Tensor | None =
         rows = part[:: len(part) // max(ROWS, 2 * least) + 1]
         kind = BYTES if part.dtype == torch.uint8 else UNIT
         values = part if part.is_floating_point() else rows.long()  # as some whole numbers have no minimum in torch
-        if kind == UNIT and (values.min() < 0 or values.max() > 1):
+        if kind == UNIT and ((values < 0) | (values > 1)).any():
             kind = SIGNED if (values < 0).float().mean() > MANY else BEYOND
         size = 0.0
         if part.is_floating_point() or kind == BYTES:

@@ -192,6 +192,11 @@ def test_what_cannot_be_split(tmp_path, given, settings, message):
             "'a/b' in column 'hospital' cannot name",
         ),
         (FRAME.assign(hospital=None), {"column": "hospital"}, "column 'hospital' has missing values"),
+        (
+            pd.concat([FRAME, FRAME[["age", "label"]]], axis=1),
+            {"column": "hospital"},
+            "several columns have the name age, label: rename or remove them",
+        ),
         (INPUTS, {"column": "hospital"}, "needs a data frame, as of pandas, not a ndarray"),
     ],
 )

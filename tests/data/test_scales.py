@@ -124,6 +124,7 @@ def test_scales() -> None:
         **{"inputs.table": SIGNED, "inputs.unit": UNIT},
     }
     assert scales["inputs.ids"][1] == 0
+    assert scales_of(table.masked_fill(table == -3, torch.nan), {})["inputs"][0] == SIGNED  # a missing value
     assert scales["inputs.image"][1] == pytest.approx(float((IMAGES[:10] / 255).square().mean().sqrt()))
     columns = torch.tensor([[0, 255, 51], [0, 0, 51], [0, 255, 51], [0, 0, 153]]).byte()
     named = {"columns": ("none", "rare", "value")}
