@@ -68,30 +68,32 @@ def check_model(
     parts = {name: part for name in PARTS if (part := getattr(data, name))}
     scales = {name: scales_of(part.inputs, data.names, part.labels) for name, part in parts.items()}
     unlike = check_scales({f"the {name}": values for name, values in scales.items()})
-    raw = {name: part.inputs[:8] for name, part in parts.items()}
-    rows = raw.pop("train")
+    first = {name: part.at(slice(8)) for name, part in parts.items()}
+    labels = {name: _in_shape_of(first[name][1], part.labels) for name, part in parts.items()}
+    rows = first.pop("train")[0]
     inputs = transform(rows)
     with representation.head_output() as head:
         outputs = outputs_of(model, inputs, "training inputs", function)
     if data.augment:
         augmented = data.augment(single(rows), torch_generator(0))
         outputs_of(model, transform(augmented), "augmented training inputs", function)
-    for part, others in raw.items():
-        outputs_of(model, transform(others), f"{part} inputs", function)
+    returned = {"train": outputs}
+    for part, (others, _) in first.items():
+        returned[part] = outputs_of(model, transform(others), f"{part} inputs", function)
     if outputs.shape[:1] != (len(inputs),):
         raise ModelError(
             f"{owner} returned outputs of shape {tuple(outputs.shape)} for {len(inputs)} examples, but must return one "
             f"row for each example{origin}"
         )
     asked = task
-    task = task.of(outputs, data.train.labels)
+    task = task.of(outputs, labels["train"])
     classes = data.names.get(CLASSES, ())
-    for name, part in parts.items():
-        if problem := task.problem(outputs, task.outputs.labels(part.labels)):
+    for name in parts:
+        if problem := task.problem(returned[name], task.outputs.labels(labels[name])):
             if classes:
                 problem += f" (its classes, with or without examples, are {shown(classes)})"
             raise DataError(problem if name == "train" else f"{name}: {problem}")
-    joined = task.check_loss(outputs, task.outputs.labels(data.train.labels))
+    joined = task.check_loss(outputs, task.outputs.labels(labels["train"]))
     last = _last_function(model, inputs[:2])
     if last == "Sigmoid" and (task.name == "binary" or (task.name == "segmentation" and outputs.shape[1] == 1)):
         raise ModelError(
@@ -123,6 +125,15 @@ def check_model(
         )
     notes.append(joined)
     return ModelCheck(task, task.outputs.scores(outputs).shape[-1], "; ".join(filter(None, notes)))
+
+
+def _in_shape_of(first: Tensor, labels: Tensor) -> Tensor:
+    """Return labels in the shape of their `first` ones, which a `collate_fn` may pad to another length."""
+    if first.shape[1:] == labels.shape[1:] or first.ndim != labels.ndim:
+        return labels
+    values = labels.unique()
+    missing = values[-1:].expand(-len(values) % first[0].numel())
+    return torch.cat([first, torch.cat([values, missing]).view(-1, *first.shape[1:])])
 
 
 def _notes_on_data(data: ClientData, rows: Tensor, task: Task, *, inferred: bool) -> Iterator[str]:
@@ -158,9 +169,9 @@ def _notes_on_data(data: ClientData, rows: Tensor, task: Task, *, inferred: bool
 
 def _labels_are_inputs(examples: Examples) -> bool:
     """Return whether the labels of the first examples are their inputs, apart from tokens whose label is ignored."""
-    labels = examples.labels[:8]
+    inputs, labels = examples.at(slice(8))
     counted = labels >= 0
-    alike = (part for part in parts_of(examples.inputs[:8]).values() if part.shape == labels.shape)
+    alike = (part for part in parts_of(inputs).values() if part.shape == labels.shape)
     return bool(counted.any()) and any(torch.equal(part[counted], labels[counted]) for part in alike)
 
 

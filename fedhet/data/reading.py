@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Subset
 
 from fedhet.errors import DataError, FedhetError, UserCodeError
+from fedhet.tasks.metrics import IGNORED
 from fedhet.utils.inputs import for_each, parts_of, together
 
 # Known names of columns, including those of Hugging Face's datasets.
@@ -91,7 +93,11 @@ def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
     """Return the labels at the indices `rows`, from the dataset's list of labels if known, or read with `collate`."""
     if collate is None and (labels := _known_labels(dataset)) is not None:
         return as_labels(labels)[rows]
-    return as_labels(torch.cat([_read(dataset, part.tolist(), collate)[1] for part in rows.split(256)]))
+    batches = [_read(dataset, part.tolist(), collate)[1] for part in rows.split(256)]
+    if len({batch.shape[1:] for batch in batches}) > 1:  # padded by `collate`, each to its own length
+        padded = pad_sequence([row for batch in batches for row in batch], batch_first=True, padding_value=IGNORED)
+        batches = [padded]
+    return as_labels(torch.cat(batches))
 
 
 def _known_labels(dataset: Any) -> Any:

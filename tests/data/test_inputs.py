@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 import fedhet
@@ -16,6 +17,7 @@ from fedhet.errors import FedhetError
 from fedhet.messages.protocol import public_dataset_in, with_public_dataset
 from fedhet.methods.options import Config
 from fedhet.models.representation import Representation
+from fedhet.results.history import read_clients
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.setup.user_functions import model_function
 from fedhet.utils.inputs import Inputs, from_parts, parts_of
@@ -124,6 +126,51 @@ def test_networks_of_several_inputs_train(tmp_path, data, method):
     )
     assert run.summary["failures"] == 0
     assert run.history[-1]["train_loss"] is None or run.history[-1]["train_loss"] < 1
+
+
+def tagged(lengths):
+    """Return a loader of texts of these lengths, each token with the class of its number; a batch is padded."""
+    rows = [torch.arange(n) % 7 + 1 for n in lengths]
+
+    def pad(batch):
+        classes = pad_sequence([ids % 3 for ids in batch], batch_first=True, padding_value=-100)
+        return pad_sequence(batch, batch_first=True), classes
+
+    return DataLoader(rows, batch_size=4, collate_fn=pad)
+
+
+class Tagger(nn.Module):
+    def __init__(self, classes=3):
+        super().__init__()
+        self.embedding = nn.Embedding(8, 6)
+        self.head = nn.Linear(6, classes)
+
+    def forward(self, ids):
+        return self.head(self.embedding(ids))
+
+
+SHORT_FIRST = [3] * 8 + [9, 2]
+
+
+@pytest.mark.parametrize("lengths", [SHORT_FIRST, [4] * 256 + SHORT_FIRST], ids=["short first", "of two lengths"])
+def test_a_collate_function_pads_the_labels_of_tokens(tmp_path, lengths):
+    def model():
+        return Tagger()
+
+    def data(client):
+        return {"train": tagged(lengths), "test": tagged([2, 5 + client.partition_id])}
+
+    settings = {"method": "local", "clients": 2, "rounds": 1, "workers": 1}
+    run = fedhet.run(settings, model=model, data=data, out=tmp_path / "run", progress=False)
+    assert run.summary["task"] == "token-classification"
+    scores = {row.client: row.accuracy for row in read_clients(tmp_path / "run")}
+    for client in range(2):
+        network = fedhet.load_model(run, client, model=model)
+        texts = [torch.arange(n) % 7 + 1 for n in (2, 5 + client)]
+        right = torch.cat([network(ids[None])[0].argmax(1) == ids % 3 for ids in texts])
+        assert scores[str(client)] == pytest.approx(float(right.float().mean()))
+    with pytest.raises(FedhetError, match=r"its labels go from 0 to 2, but its network has 2 outputs"):
+        fedhet.run(settings, model=lambda: Tagger(2), data=data, out=tmp_path / "few", progress=False)
 
 
 @pytest.mark.parametrize(("data", "other"), [(dicts, tuples), (dicts, collated)])
