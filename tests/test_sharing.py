@@ -3,8 +3,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
+import fedhet
+from fedhet.errors import FedhetError
 from fedhet.methods.sharing import (
     BODY,
     BY_FIRST_LAYERS,
@@ -51,6 +54,40 @@ def test_shared_arrays(sharing, statistics, shared):
     assert found.keys() == shared
     assert list(found) == [name for name in of.model.state_dict() if name in shared], "in the model's order"
     assert len(set(found.values())) == len(found), "no two arrays of one network go by one key"
+
+
+class Words(nn.Module):
+    """A language model, whose head has the weight of the embedding (`tied`), and is the last of its `layers`, too."""
+
+    def __init__(self, *, tied=False):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+        self.layers = nn.Sequential(self.embedding, self.head)
+
+    def forward(self, ids):
+        return self.layers(ids)
+
+
+def test_a_head_with_two_names_is_not_sent_as_another_layer():
+    of = NetworkDescription(Words(), "head", "words")
+    assert names(HEAD, of) == {"head.weight": "head.weight"}
+    assert {*names(BODY, of)} == {"embedding.weight", "layers.0.weight"}
+
+
+@pytest.mark.parametrize("method", ["fedrep", "lg-fedavg"])
+def test_a_head_tied_to_a_layer_is_not_shared_without_it(tmp_path, method):
+    def data(client):
+        ids = torch.arange(60).view(12, 5) % 7
+        return dict.fromkeys(("train", "test"), (ids[:, :-1], ids[:, 1:]))
+
+    settings = {"method": method, "clients": 2, "rounds": 1}
+    with pytest.raises(FedhetError, match="embedding.weight and head.weight are one array.* give the head its own"):
+        fedhet.run(settings, model=lambda: Words(tied=True), data=data, out=tmp_path / "tied", progress=False)
+    done = fedhet.run(settings, model=lambda: Words(), data=data, out=tmp_path / "own", progress=False)
+    assert done.summary["failures"] == 0
 
 
 def test_key_of_a_head():

@@ -10,6 +10,8 @@ from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Literal
 
+from fedhet.errors import ModelError
+
 if TYPE_CHECKING:  # methods name their map, and are listed without torch
     from torch import Tensor, nn
 
@@ -72,7 +74,29 @@ class Sharing:
 
 
 def _head(network: NetworkDescription) -> Callable[[str], str | None]:
-    return lambda name: f"head{name.removeprefix(network.head)}" if name.startswith(f"{network.head}.") else None
+    inside = {name for name in _in_head(network) if name.startswith(f"{network.head}.")}
+    return lambda name: f"head{name.removeprefix(network.head)}" if name in inside else None
+
+
+def _body(network: NetworkDescription) -> Callable[[str], str | None]:
+    inside = _in_head(network)
+    return lambda name: None if name in inside else name
+
+
+def _in_head(network: NetworkDescription) -> set[str]:
+    """Return all names of the head's arrays; raise a ModelError if another layer has one of them, too."""
+    from fedhet.models.copies import tied_names
+
+    modules = dict(network.model.named_modules(remove_duplicate=False))
+    head = {*modules[network.head].modules()}
+    inside = {name for name in network.model.state_dict() if modules.get(name.rpartition(".")[0]) in head}
+    for name, first in tied_names(network.model).items():
+        if (name in inside) != (first in inside):
+            raise ModelError(
+                f"{first} and {name} are one array, but the method shares either the head '{network.head}' or other "
+                "layers: give the head its own (tie_word_embeddings=False in transformers), or choose another method"
+            )
+    return inside
 
 
 def _trained(network: NetworkDescription) -> Callable[[str], str | None]:
@@ -130,7 +154,7 @@ EVERYTHING = Sharing("everything")
 FIRST_UNITS = Sharing("everything", units=lambda few, whole, round: range(few))
 ROLLING_UNITS = Sharing("everything", units=lambda few, whole, round: [(round + k) % whole for k in range(few)])
 TRAINED = Sharing(_trained, units=FIRST_UNITS.units)
-BODY = Sharing(lambda network: lambda name: None if name.startswith(f"{network.head}.") else name)
+BODY = Sharing(_body)
 HEAD = Sharing(_head)
 NOTHING = Sharing("nothing")
 WITHIN_ARCHITECTURES = Sharing(lambda network: lambda name: f"{network.architecture}/{name}")
