@@ -22,8 +22,10 @@ class Local(ClientSide[Keys]):
         if self.client.estimator:  # is fitted to all phases together
             return [*phases, replace(phases[0], examples=Examples(public.inputs, public.labels))]
         train = self.client.data.train
-        inputs, labels = train.at(slice(None))
         groups = train.groups
+        if groups == ():  # of a node that trains on no example of its own
+            return [replace(phase, examples=Examples(public.inputs, public.labels), augmented=True) for phase in phases]
+        inputs, labels = train.at(slice(None))
         if groups is not None:  # those of private examples stay whole
             rows = torch.arange(len(train), len(train) + len(public), device=labels.device)
             groups = (*groups, *rows.tensor_split(max(len(rows) // self.client.least, 1)))

@@ -107,9 +107,7 @@ def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
 def check_list(name: str, value: object, kind: type, example: str) -> None:
     """Check that the argument `name` is a list of instances of `kind`; else raise a ConfigError with an `example`."""
     if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(item, kind) for item in value):
-        words = {"int": "whole numbers", "str": "texts", "object": "values"}.get(
-            kind.__name__, f"instances of {kind.__name__}"
-        )
+        words = LISTED.get(kind.__name__, f"instances of {kind.__name__}")
         raise ConfigError(f"{name} = {shown(value)}: must be a list of {words}, such as {example}")
 
 

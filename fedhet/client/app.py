@@ -284,7 +284,9 @@ class Answers:
         flags = {"lost": isinstance(error, LostState), "unwritten": isinstance(error, WriteError)}
         origin = ""
         if policy.deployed or limiting_keys(exchange.context.node_config):
-            reason, origin = audit.refuse(exchange.home, message, reason, check=policy.check_rate, **exchange.entry)
+            told, origin = audit.refuse(exchange.home, message, reason, check=policy.check_rate, **exchange.entry)
+            if told != reason:  # the refusal is that of a message which did not fail
+                reason, again, flags = told, False, {}
         log.info("client %s: %s: refused: %s%s", name, exchange.asked, reason, origin)
         return Message(write_refusal(name, reason, again=again, **flags), reply_to=message)
 

@@ -52,7 +52,7 @@ def refuse(
     try:
         return reason, keep(folder, message, check=check if reason == FAILED else None, **entry, refused=reason)
     except Refused as error:  # others were answered meanwhile
-        return str(error), ""
+        return refuse(folder, message, str(error), check=check, **entry)
     except OSError:  # a full disk can be the reason
         return reason, ""
 

@@ -168,7 +168,7 @@ def notes_below(
     if "common_accuracy" in _shown(results):
         notes.append("Common: on the common test set, of the global model or, without one, of the clients' models.")
     if "best_accuracy" in _shown(results):
-        notes.append("Best: models of the round with the best validation metric (models/best), on test examples.")
+        notes.append("Best: models of the round with the best validation metric, on test examples.")
     if differences := measures.differences(results, baseline):
         few = {difference.seeds for difference in differences.values() if difference.low is None}
         covers = f"{max(few)} here: too few seeds for an interval" if few else "with its 95% interval (Student's t)"

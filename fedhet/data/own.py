@@ -194,10 +194,10 @@ def examples_of(value: Any) -> Examples:
         return Examples(inputs, labels)
     if isinstance(value, tuple | list) and value:
         inputs, labels = pair_of(value[0])
-        shapes = np.shape(inputs), np.shape(labels)  # also of PIL images
-        if shapes[1] and len(shapes[1]) < len(shapes[0]) and shapes[0][0] == shapes[1][0] > 1:
+        shape = () if isinstance(inputs, tuple) else np.shape(labels)  # also of a PIL image
+        if shape and len(shape) < np.ndim(inputs) and np.shape(inputs)[0] == shape[0] > 1:
             raise DataError(
-                f"the pairs in the list, with {shapes[1][0]} inputs and labels each, may be batches or examples: give "
+                f"the pairs in the list, with {shape[0]} inputs and labels each, may be batches or examples: give "
                 "one pair (inputs, labels), joined by torch.cat for batches or by torch.stack for examples"
             )
     return _rows(value, None)

@@ -95,6 +95,11 @@ def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
         return as_labels(labels)[rows]
     batches = [_read(dataset, part.tolist(), collate)[1] for part in rows.split(256)]
     if len({batch.shape[1:] for batch in batches}) > 1:  # padded by `collate`, each to its own length
+        if batches[0].is_floating_point():
+            raise DataError(
+                "the labels of the collate_fn are numbers, and their shapes differ from batch to batch: pad all to one "
+                "length, since a value that pads them would count"
+            )
         padded = pad_sequence([row for batch in batches for row in batch], batch_first=True, padding_value=IGNORED)
         batches = [padded]
     return as_labels(torch.cat(batches))

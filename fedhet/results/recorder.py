@@ -39,7 +39,7 @@ S = TypeVar("S", bound=State)
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
 EARLIER = "earlier"  # in `checkpoint/`: folder of the checkpoint before the last round, to resume from for more rounds
 NAME = r"[\w-]*(?:token|passw|secret|credential|api.?key|private.?key)[\w-]*"
-SECRET = re.compile(rf"({NAME}[= ]).*|(?<=://)[^/@\s]+(?=@)", re.IGNORECASE | re.DOTALL)
+SECRET = re.compile(rf"({NAME}[= ]).*|(?<=://)[^/\s]+(?=@)", re.IGNORECASE | re.DOTALL)
 PACKAGES = ("torch", "numpy", "scipy")
 
 

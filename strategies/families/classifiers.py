@@ -13,7 +13,7 @@ class Keys(Options):
     without = (*OF_NETWORKS, "start-from")
 
 
-TRAITS = Traits(keeps="model", predicts="a classifier of scikit-learn")
+TRAITS = Traits(keeps="model", predicts="a classifier of scikit-learn", inside="")
 
 
 class Classifiers(FederatedStrategy[Keys, State]):

@@ -168,8 +168,11 @@ def test_messages_that_are_answered_at_the_same_time_count(fails, tiny, tmp_path
     grid = LocalGrid(make_client_app(tiny.model, data), 2)
     node = {"allow": "weights", "max-per-hour": 1, "state-dir": str(tmp_path)}
     grid._contexts[FIRST_NODE + 1].node_config.update(node)
-    refusal = str(asked(grid, "train", {}, run="a").content["report"].get("refusal", ""))
-    assert refusal.startswith("this node answers at most 1 messages in an hour")
+    report = asked(grid, "train", {}, run="a").content["report"]
+    assert report["refusal"].startswith("this node answers at most 1 messages in an hour")
+    assert not report["again"], "which would tell whether the message failed"
+    *_, entry = audit.entries(tmp_path, audit.since("today"))
+    assert entry["refused"] == report["refusal"]
 
 
 def test_failures_count(tiny, tmp_path):
@@ -737,7 +740,8 @@ def test_mixed_batches_have_whole_groups(classes):
     private = [{row for row in batch if row < 40} for batch in batches]
     assert all(len(rows) == 0 or len(rows) >= 10 for rows in private), private
     assert {row for rows in private for row in rows} == ({*range(40)} if classes == 2 else set())
-    assert max(map(max, batches)) >= 60, "public examples are trained on"
+    # Each public example once in an epoch; of classes without groups, no private ones.
+    assert sorted(row for batch in batches for row in batch if row >= 60) == sorted([*range(60, 100)] * 3)
 
 
 # ---- what a server cannot make a node do

@@ -13,7 +13,7 @@ import fedhet
 from fedhet.algorithms.graphs import architecture_graph
 from fedhet.data.examples import digest
 from fedhet.data.own import as_client_data
-from fedhet.errors import FedhetError
+from fedhet.errors import DataError, FedhetError
 from fedhet.messages.protocol import public_dataset_in, with_public_dataset
 from fedhet.methods.options import Config
 from fedhet.models.representation import Representation
@@ -150,6 +150,23 @@ class Tagger(nn.Module):
 
 
 SHORT_FIRST = [3] * 8 + [9, 2]
+
+
+def test_numbers_that_a_collate_function_pads_are_refused():
+    def pad(batch):
+        return pad_sequence(batch, batch_first=True), pad_sequence([ids / 3 for ids in batch], batch_first=True)
+
+    rows = [torch.arange(3)] * 256 + [torch.arange(4)]
+    loader = DataLoader(rows, batch_size=4, collate_fn=pad)
+    with pytest.raises(DataError, match="the labels of the collate_fn are numbers, and their shapes differ"):
+        as_client_data("3", (loader, loader))
+
+
+def test_a_list_of_rows_of_unlike_tensors():
+    rows = [((torch.full((3, 4, 4), float(i)), torch.full((5,), float(i))), i % 2) for i in range(6)]
+    data = as_client_data("3", (rows, rows))
+    assert [part.shape for part in parts_of(data.train.inputs[:]).values()] == [(6, 3, 4, 4), (6, 5)]
+    assert data.train.labels.tolist() == [0, 1] * 3
 
 
 @pytest.mark.parametrize("lengths", [SHORT_FIRST, [4] * 256 + SHORT_FIRST], ids=["short first", "of two lengths"])

@@ -104,6 +104,7 @@ def test_files_of_a_run(tmp_path):
             "x.py --password=... --secret ... --seed 3",
         ),
         (["x.py", "https://me:5ec4e7@host/data"], "x.py https://...@host/data"),  # pragma: allowlist secret
+        (["x.py", "https://me:5e@c4e7@host/data"], "x.py https://...@host/data"),  # pragma: allowlist secret
         (["fedhet", "run", "--set", "seed=3"], "fedhet run --set seed=3"),
     ],
 )
