@@ -23,8 +23,12 @@ from fedhet.testing import run
 LARGE = ("vgg9", "torchvision/", "timm/", "'flha'", "flha-small", "fedharm-small")
 """Networks of which a round takes some seconds."""
 
-LONG = ("fedharm/cifar10_dirichlet", "fedharm/mnist_iid", "flha-ghn/chestxray14_paper", "flha-ghn/cifar10")
-"""Presets whose round takes over ten seconds, with smaller ones of the same method in the slow tests."""
+LONG = {
+    *("fedca/cifar10", "fedharm/cifar10_dirichlet", "fedharm/mnist_iid", "fedsimsiam/cifar10"),
+    *("flha-distillation/cifar10_flha", "flha-ghn/chestxray14_paper", "flha-ghn/cifar10"),
+    *("local/cifar10_flha", "local/htfl_cifar10", "pfedhn/cifar10_flha"),
+}
+"""Presets whose round takes long, with smaller ones of the same method in other tests."""
 
 
 def parts(config: Config) -> set[tuple[str, str]]:

@@ -22,8 +22,8 @@ TABLE = Path(__file__).with_name("networks.csv")
 QUICK = ("convnext", "gpt", "padded transformer", "series", "swin", "vit", "edge gcn")
 """Networks of the quick suite, with the families that take the least time for them."""
 LONG = {
-    *("efficientnet", "googlenet", "mnasnet", "mobilenet_v3", "regnet"),
-    *("timm/ghostnet", "timm/mobilevit", "timm/nf_regnet", "timm/res2net", "timm/skresnet"),
+    *("efficientnet", "googlenet", "maxvit", "mnasnet", "mobilenet_v3", "regnet", "shufflenet"),
+    *("timm/edgenext", "timm/ghostnet", "timm/mobilevit", "timm/nf_regnet", "timm/res2net", "timm/skresnet"),
 }
 """Networks that take most time, each with a like one in the slow tests."""
 FOREIGN = re.compile(r"RuntimeError|shape '|size of tensor|expected input|NestedTensor|invalid for input|\n")

@@ -585,7 +585,7 @@ def killed_and_resumed(draw: Draw, program: Program, folder: Path) -> None:
     equal(first, replace(outcomes.read(out)))
 
 
-@relation()
+@relation(slow=True)
 def beside_another_run(draw: Draw, program: Program, folder: Path) -> None:
     """A run beside another run, in a thread, gives the same bytes or is refused."""
     first = complete(program, folder)
@@ -742,7 +742,7 @@ def client_settings_that_are_the_runs(draw: Draw, program: Program, folder: Path
 # ---- what is made of runs
 
 
-@relation(form=("tensors", "arrays", "frame"))
+@relation(slow=True, form=("tensors", "arrays", "frame"))
 def compare_is_run(draw: Draw, program: Program, folder: Path) -> None:
     """A comparison's run is the run."""
     first, out = complete(program, folder), new(folder)

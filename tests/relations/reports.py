@@ -82,7 +82,7 @@ def networks_of_a_round_have_its_scores(draw: Draw, program: Program, folder: Pa
         assert abs(accuracy - rows[number]["scores"][scored][path.stem][0][0]) < 1e-6, (path, accuracy)
 
 
-@relation(settings={}, method=trained, task="classification", network=NETWORKS_ALONE)
+@relation(slow=True, settings={}, method=trained, task="classification", network=NETWORKS_ALONE)
 def each_network_is_evaluated_at_each_client(draw: Draw, program: Program, folder: Path) -> None:
     """A cell of the table of `fedhet.evaluate` is the accuracy of a loaded network on a client's test examples.
 
