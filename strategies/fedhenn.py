@@ -96,7 +96,6 @@ def traits(keys: Keys) -> Traits:
         # Posteriors and representations of length 1 have a given norm.
         other_arrays="whole" if keys.sent == "features" and keys.target != "contrast" else "",
         sends=sends,
-        inside="representation",
     )
 
 

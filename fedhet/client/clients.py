@@ -163,7 +163,8 @@ class Clients:
             )
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
-            if data.train.groups == () and (client.estimator or not side.trains_network):
+            fits = bool(client.estimator) or not side.trains_network
+            if fits and data.train.groups == ():
                 raise Refused(
                     f"no class of the client has {policy.least} training examples (min-examples in its node config), "
                     "and so there is nothing to fit: add examples, or leave the client out"
@@ -177,7 +178,7 @@ class Clients:
             redraw = partial(self._redraw, info, client)
             job = Job(info, side, payload, policy, build, redraw, account=secret if policy.noise else None)
             unsaved = ""
-            if (config.keep_best or config.save_every) and (client.estimator or not job.side.trains_network):
+            if fits and (config.keep_best or config.save_every):
                 unsaved = "keep-best and save-every save no file of an estimator: fit it again to the client's examples"
             for note in (checked.note, data.note, began, unsaved) if request.question == HANDSHAKE else ():
                 job.say(note)

@@ -104,8 +104,8 @@ def as_client_data(client: str, value: Any) -> ClientData:
 def aligned(parts: dict[str, Any], named: Mapping[str, Names]) -> tuple[Names, str]:
     """Align the parts of a client with the first one in place, by their names (`named`); return names and a note.
 
-    Classes that only a later part has get the next numbers. The note says what was aligned, and which
-    parts lack names that others have.
+    Classes that only a later part has get the next numbers. The note says what was aligned, and
+    which parts lack names that others have.
     """
     names: dict[str, tuple[str, ...]] = {}
     notes = []

@@ -161,8 +161,8 @@ def share_of(pool: Pooled, client: ClientInfo) -> ClientData:
     train, test = dataset.train.subset(part.train), dataset.test.subset(part.test)
     # Test examples of others, which may be unusable, are read only if they count.
     common = dataset.test if client.config.test_on != "local" else None
-    known: dict[str, Any] = {"classes": dataset.classes, "names": pool.names, "note": pool.note}
-    return ClientData(train, test, public, common, split.validation, **known)
+    parts = (train, test, public, common, split.validation)
+    return ClientData(*parts, classes=dataset.classes, names=pool.names, note=pool.note)
 
 
 def pooled_dataset(pool: Pooled, config: Config) -> DataSet:

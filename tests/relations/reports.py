@@ -20,7 +20,7 @@ from tests.relations.outcomes import new
 from tests.relations.programs import CLASSES, IN_ORDER, NAMED_CLASSES, Program, at
 from tests.relations.relations import NETWORKS_ALONE, Draw, complete, relation, trained
 
-NAMED = ("frame", "lazy", "named", "files")
+NAMED = (*NAMED_CLASSES, "files")
 """Forms whose classes have names."""
 
 
