@@ -319,16 +319,16 @@ class Answers:
         work.restore(job)
         client.store.make_room()
         check_unchanged(job, None if self._backend else self._owners)
-        public = public_dataset_in(job.payload)
-        if public is None:
-            public = _own_public_dataset(job)
-        else:
-            client.check_size("public inputs", public.inputs, lambda: client.data.train.inputs[:BATCH], least=1.0)
-            client.store.keep(public)  # in a file of the node; `client.public` reads it in every round
+        shared = public_dataset_in(job.payload)
+        if shared is not None:
+            client.check_size("public inputs", shared.inputs, lambda: client.data.train.inputs[:BATCH], least=1.0)
+        public = _own_public_dataset(job) if shared is None else shared
         if public is not None:
-            client.request = replace(client.request, public=public.digest)  # from now on
             if side.traits.public != "none":
-                check_public_dataset(job, labelled=side.traits.public == "labelled")
+                check_public_dataset(job, client.prepared(public), labelled=side.traits.public == "labelled")
+            client.request = replace(client.request, public=public.digest)  # from now on
+        if shared is not None:
+            client.store.keep(shared)  # in a file of the node; `client.public` reads it in every round
         job.reply.payload = side.handshake(job.payload)
 
     def _reply(self, job: Job) -> Reply:

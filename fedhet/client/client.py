@@ -123,6 +123,10 @@ class Client:
         public = next((dataset for dataset in brought if dataset.digest == self.request.public), None)
         if public is None:
             public = self.store.public_dataset(self.request.public)
+        return self.prepared(public)
+
+    def prepared(self, public: PublicDataset) -> PublicDataset:
+        """Return a public dataset on the client's device, with labels as the client's task needs them."""
         return relabelled(resident(public, self.device), self.task.outputs.labels)
 
     def work_on(self, model: nn.Module) -> None:

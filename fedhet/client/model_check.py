@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedhet.client.job import Job
-from fedhet.data import ClientData, Examples
+from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.data.names import CLASSES, shown
 from fedhet.data.reading import LazyInputs, single
 from fedhet.data.scales import LARGEST_RATIO, check_scales, scales_of
@@ -358,10 +358,9 @@ def _is_head_of(head: Captured, outputs: Tensor) -> bool:
     return pooled or scores.numel() == outputs.numel()  # pooled over pixels, or one of several tokens
 
 
-def check_public_dataset(job: Job, *, labelled: bool) -> None:
-    """Raise an error if the inputs or, with `labelled`, the labels of the public dataset do not fit a job's client."""
+def check_public_dataset(job: Job, public: PublicDataset, *, labelled: bool) -> None:
+    """Raise an error if the inputs or, with `labelled`, the labels of a public dataset do not fit a job's client."""
     client = job.client
-    public = client.public
     example = client.data.train.inputs[:1]
     expected = example.shape
     shape = public.inputs.shape

@@ -97,3 +97,12 @@ def test_one_client_with_another_public_dataset_is_refused(method, odd, other, w
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == odd
     assert why in failure["reason"]
+
+
+def test_a_refused_public_dataset_is_not_stored(tiny, watch, home):
+    public = PublicDataset(torch.zeros(10, 5), PUBLIC.labels)
+    with pytest.raises(FedhetError, match="the server's public dataset has inputs of shape"):
+        start("labelled", tiny.app(), watch, public)
+    assert not [*home.rglob("public/*")]
+    start("labelled", tiny.app(), watch, PUBLIC)
+    assert [*home.rglob("public/*")]
