@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fedhet.algorithms.contrast import follow, negative_cosine
+from fedhet.algorithms.contrast import negative_cosine
 from fedhet.client import Loss, Payload, Step, Term
 from fedhet.models.representation import Representation
-from fedhet.strategies.fedcon import Keys
+from fedhet.strategies.fedcon import Keys, follow
 
 from .families.contrast import TwoViews
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedhet.algorithms.contrast import follow
 from fedhet.messages import to_arrays
 from fedhet.server import Arrays, Payload, Reply, State, Traits, method, option
 from fedhet.training import Optimisation, Phase, Step
@@ -106,3 +105,10 @@ def decay(round: int, step: int) -> float:
     """Return tau, the decay of the server's second network in a step (from 0) after `round` rounds."""
     done = min((round * STEPS_A_ROUND + step) / STEPS, 1.0)
     return 1 - LEAST * (math.cos(math.pi * done) + 1) / 2
+
+
+def follow(targets: Mapping[str, Tensor], arrays: Mapping[str, Tensor], decay: float) -> None:
+    """Move the `targets` towards the `arrays` of the same names, in place: decay * target + (1 - decay) * array."""
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.lerp_(arrays[name].detach(), 1 - decay)

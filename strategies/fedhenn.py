@@ -9,7 +9,7 @@ In round t of algorithm 2 (heterogeneous clients), X(t) are the alignment exampl
 In algorithm 1 (homogeneous clients), the server averages weights as in FedAvg, and K(t) = K(Phi_W(X(t))) for the global
 model W(t - 1). With `target = spectral`, an extension, clients send class probabilities, and F clusters the examples.
 With `contrast`, the pairwise form of FedMuscle's loss (Setayesh et al., ICLR 2026), clients send Phi / |Phi|, and the
-distance is the InfoNCE loss against the vectors of each other client (`fedhet.algorithms.contrast.info_nce`).
+distance is the InfoNCE loss against the vectors of each other client (`fedhet.algorithms.alignment.cka.info_nce`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Contrastive losses of representations, by the cosine of two vectors."""
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -34,27 +32,9 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float, others: Tensor | 
     return F.cross_entropy(similarities, partners)
 
 
-def info_nce(features: Tensor, peers: Tensor, temperature: float = 0.2) -> Tensor:
-    """Return the mean InfoNCE loss of `features` (n, d) against m peers' vectors `peers` (n, m d), a scalar.
-
-    The positive of an example is the same example at the peer, and its negatives are the peer's other examples.
-    """
-    z = F.normalize(features.to(peers.dtype))
-    peers = F.normalize(peers.unflatten(1, (-1, z.shape[1])), dim=2)
-    similarities = torch.einsum("kd,lmd->kml", z, peers) / temperature
-    return -similarities.log_softmax(2).diagonal(dim1=0, dim2=2).mean()
-
-
 def negative_cosine(predictions: Tensor, targets: Tensor) -> Tensor:
     """Return minus the mean cosine of `predictions` (n, d) and `targets` (n, d), which get no gradients, a scalar.
 
     This is D of SimSiam (Chen and He, CVPR 2021, equation 1) with its stop-gradient.
     """
     return -F.cosine_similarity(predictions, targets.detach(), dim=1).mean()
-
-
-def follow(targets: Mapping[str, Tensor], arrays: Mapping[str, Tensor], decay: float) -> None:
-    """Move the `targets` towards the `arrays` of the same names, in place: decay * target + (1 - decay) * array."""
-    with torch.no_grad():
-        for name, target in targets.items():
-            target.lerp_(arrays[name].detach(), 1 - decay)

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedhet.algorithms.contrast import follow
-from fedhet.strategies.fedcon import decay, labelled_loss, ramp
+from fedhet.strategies.fedcon import decay, follow, labelled_loss, ramp
 from tests.strategies.test_views import N, assert_same, side_and_step
 
 DECAY = 0.9

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedhet import make_client_app
+from fedhet.algorithms.alignment.cka import info_nce
 from fedhet.algorithms.alignment.targets import unpack
-from fedhet.algorithms.contrast import info_nce
 from fedhet.client_apps.families.scores import public_examples
 from fedhet.config.configuration import resolve
 from fedhet.engines.running import run_locally

@@ -1,16 +1,15 @@
-"""Similarity of two representations of the same examples: CKA, the Procrustes distance, and FedHeNN's distance.
+"""Similarity of two representations of the same examples: CKA, Procrustes, InfoNCE, and FedHeNN's distance.
 
-Representations are features `(L, d1)` and `(L, d2)` of L examples. All measures centre the features and divide them by
-their norm, which prevents an overflow. They are differentiable: autograd treats the norm as a constant, but gradients
-are exact, because the measures do not depend on scale.
+Representations are features `(L, d1)` and `(L, d2)` of L examples. CKA and Procrustes centre the features and divide
+them by their norm, which prevents an overflow. They are differentiable: autograd treats the norm as a constant, but
+gradients are exact, because the measures do not depend on scale.
 """
 
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-
-from fedhet.algorithms.contrast import info_nce
 
 _LEAST_DEBIASED = 1e-3
 # Lower bound of a debiased self-similarity, as a fraction of the biased one. Smaller values are rounding or chance and
@@ -103,6 +102,17 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
     # The nuclear norm is the largest <product, rotation>; its derivative through the maximiser is 0.
     nuclear: Tensor = (product * rotation).sum()
     return 2 - 2 * nuclear
+
+
+def info_nce(features: Tensor, peers: Tensor, temperature: float = 0.2) -> Tensor:
+    """Return the mean InfoNCE loss of `features` (n, d) against m peers' vectors `peers` (n, m d), a scalar.
+
+    The positive of an example is the same example at the peer, and its negatives are the peer's other examples.
+    """
+    z = F.normalize(features.to(peers.dtype))
+    peers = F.normalize(peers.unflatten(1, (-1, z.shape[1])), dim=2)
+    similarities = torch.einsum("kd,lmd->kml", z, peers) / temperature
+    return -similarities.log_softmax(2).diagonal(dim1=0, dim2=2).mean()
 
 
 def centred(x: Tensor) -> Tensor:
