@@ -72,11 +72,10 @@ ROUNDS = [
     *((method, [bert, distilbert, gpt2, llama]) for method in FOUR),
     *((method, [bert, llama]) for method in ("fd", "fedtgp", "flha-distillation", "pfedhn", "ensemble", *CLASSICAL)),
 ]
+TWO = [method for method in registry.own_methods() if method not in dict(ROUNDS)]
+ROUNDS += [(method, [bert] * 2) for method in TWO if ("bert", method) not in REFUSED]
 ROUNDS += [
-    (method, [model] * 2)
-    for method in registry.own_methods()
-    for model in (bert, llama)
-    if method not in dict(ROUNDS) and (model.__name__, method) not in REFUSED
+    pytest.param(method, [llama] * 2, marks=pytest.mark.long) for method in TWO if ("llama", method) not in REFUSED
 ]
 
 
@@ -127,7 +126,7 @@ def test_the_representation_of_a_decoder_is_that_of_the_last_token():
             assert torch.allclose(network.score(Representation(network)(inputs)), network(inputs), atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_runs_on_its_sentences(tmp_path):
     example = runpy.run_path(str(configuration.run_configs() / "text" / "example.py"))
     compared, adapted = example["main"](out=tmp_path / "runs", seeds=[0], rounds=1)

@@ -236,7 +236,7 @@ def test_wrapped_apps_are_at_chance_and_equal_when_resumed(split: str, tmp_path:
     assert numbers(tmp_path / "resumed") == numbers(tmp_path / "one")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_wrapped_apps_are_equal_however_they_are_run(on_ray: Path, tmp_path: Path) -> None:
     config = configuration.resolve({**AVERAGING, "dataset": "own", "seed": len(PROGRAMS)})
     for workers in (1, 3):
@@ -270,12 +270,8 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in ("flower", "image folder") else pytest.mark.long) for name in PROGRAMS],
-    indirect=True,
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", PROGRAMS, indirect=True)
 def test_equal_however_they_are_run(name: str, program: dict[str, Any], on_ray: Path, tmp_path: Path) -> None:
     settings = {**AVERAGING, "seed": [*PROGRAMS].index(name)}
     one = numbers(fedhet.run({**settings, "workers": 1}, **program, out=tmp_path / "1").folder)

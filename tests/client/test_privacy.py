@@ -431,9 +431,10 @@ def test_messages_that_are_answered_at_the_same_time_are_both_charged(tmp_path) 
 
 @pytest.mark.parametrize("method", ["fedproto", "fd", "fedmd", "fml", "fedkd"])
 def test_methods_with_other_terms_and_kinds_are_served(method, tmp_path) -> None:
-    settings = {"method": method, "architectures": "mlp", "clients": 2, "rounds": 2, "workers": 1, "seed": 1}
+    settings = {"method": method, "architectures": "mlp-20", "clients": 2, "rounds": 2, "workers": 1, "seed": 1}
+    settings |= {"samples-per-client": 30}
     if method == "fedmd":
-        settings |= {"public-samples": 100, "fedmd.private-epochs": 0, "fedmd.public-epochs": 1}
+        settings |= {"public-samples": 20, "fedmd.private-epochs": 0, "fedmd.public-epochs": 1}
     else:
         settings |= {"local-epochs": 1}
     run_locally(configuration.resolve(settings, strict=False), tmp_path / "run", app=Private())
@@ -602,6 +603,7 @@ def test_incomplete_settings_are_refused(node) -> None:
         Policy.of(node, deployed=True)
 
 
+@pytest.mark.long
 def test_rounds_reveal_no_image_beyond_the_mean(tmp_path) -> None:
     """The attack by differences between rounds, which reads every image of an ordinary node."""
     read, images, _ = unmixed(0, tmp_path, "weights", 60, **NODE)

@@ -51,7 +51,7 @@ def test_a_run_on_ray_is_followed_and_equals_the_local_one(watch: Any, tmp_path:
     assert evaluated[0].summary["data"] == evaluated[1].summary["data"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_data_of_all_clients_are_split_alike_on_ray(tmp_path: Path) -> None:
     data = load_digits(return_X_y=True)
     settings = {"preset": "own", "method": "local", "clients": 3, "rounds": 1, "partition": "dirichlet"}

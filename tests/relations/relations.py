@@ -508,7 +508,7 @@ def test_examples_train_nothing(draw: Draw, program: Program, folder: Path) -> N
 # ---- ways of running
 
 
-@relation(form=tuple(form for form in FORMS if form != "files"))
+@relation(slow=True, form=tuple(form for form in FORMS if form != "files"))
 def two_workers(draw: Draw, program: Program, folder: Path) -> None:
     """Worker processes change nothing; with such a timeout they start at once."""
     equal(run(program, folder), run(program.having(workers=2, timeout=600.0), folder))
