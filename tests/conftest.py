@@ -33,8 +33,8 @@ from tests import made_up
 
 LONGEST = [
     *("tests/test_contract.py", "tests/engines/test_ray.py", "tests/engines/test_flower.py", "tests/test_pages.py"),
-    *("tests/test_users_programs.py", "tests/strategies/test_own_settings.py", "tests/networks/test_table.py"),
-    *("tests/comparing/test_recommending.py", "tests/test_presets.py", "tests/test_starting.py"),
+    *("tests/strategies/test_own_settings.py", "tests/networks/test_table.py", "tests/comparing/test_recommending.py"),
+    *("tests/test_presets.py", "tests/test_starting.py"),
 ]
 """Modules that begin first, in this order, so that others are done beside them."""
 
