@@ -85,6 +85,7 @@ from fedhet.comparing import compare as compare
 from fedhet.comparing.recommending import recommend as recommend
 from fedhet.data import PublicDataset
 from fedhet.data.pooled import by_column as by_column
+from fedhet.engines.evaluating import evaluate as evaluate
 from fedhet.engines.running import RunResult as RunResult
 from fedhet.engines.running import run as run
 from fedhet.methods.options import Config

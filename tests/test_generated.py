@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import fedhet
 from fedhet.methods.registry import module_of
 
 generate = module_of(str(Path(__file__).resolve().parents[1] / ".ci" / "generate.py"))
@@ -19,6 +20,11 @@ def test_the_stub_has_all_strategies_and_keys():
     assert "class FedHeNN(FederatedStrategy[Any, Any]):" in stub
     assert 'schedule: Literal["auto", "sqrt", "linear", "constant"]' in stub
     assert stub.count("**settings: Unpack[") == len(generate.registry.own_methods())
+
+
+def test_the_stub_has_the_public_names():
+    stub = generate.stub()
+    assert [name for name in fedhet.__all__ if f" as {name}\n" not in stub] == []
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from torch import nn
 
 import fedhet
 from fedhet.client.policy import Policy
-from fedhet.comparing.tuning import Search, Trial
+from fedhet.comparing.tuning import Search, Trial, Tuning
 from fedhet.errors import ConfigError, Refused
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.tasks import OUTPUTS, Task, direction
@@ -158,7 +158,7 @@ def test_every_task_has_its_metric_first_and_unknown_ones_are_refused():
 def test_lower_errors_are_better():
     assert [direction(name) for name in ("auc", "rmse", "mae", "perplexity")] == [1, -1, -1, -1]
     tried = [Trial({"learning-rate": rate}, {0: error}) for rate, error in ((0.1, 2.0), (0.2, 1.0))]
-    assert Search("local", 2, tried, {}, direction=-1).best is tried[1]
+    assert Search("local", 2, tried, {}, metric="rmse").best is tried[1]
 
 
 def test_a_policy_covers_metrics_by_class():
@@ -236,11 +236,31 @@ def test_a_client_with_one_class_has_no_auc_and_is_named(tmp_path):
         pooled.append((labels, outputs > 0))
         if place < 2:
             values.append(sklearn.roc_auc_score(labels, outputs))
-    assert run.summary["personal_accuracy"]["weighted"] == pytest.approx(np.mean(values))
+    assert run.summary["personal_auc"]["weighted"] == pytest.approx(np.mean(values))
     f1 = sklearn.f1_score(*(torch.cat(part) for part in zip(*pooled, strict=True)))
     assert last["received"]["further/f1"]["weighted"] == pytest.approx(f1)
     assert run.summary["further"]["f1"]["weighted"] == pytest.approx(f1)
     assert json.loads((tmp_path / "run/summary.json").read_text())["further"].keys() == {"f1", "accuracy"}
+
+
+def test_files_have_the_name_of_the_metric(tmp_path):
+    settings = {"clients": 2, "rounds": 2, "metric": "auc", "metrics": "accuracy", "validation": 0.3, "keep-best": True}
+    tuning = Tuning({"learning-rate": [0.1, 0.2]})
+    functions = {"model": model, "data": lambda client: one_class_at_the_last(ClientInfo("0", 0, 3, None, {}))}
+    fedhet.compare(["fedavg"], settings, seeds=[1], tuning=tuning, out=tmp_path / "both", jobs=1, **functions)
+    folder = tmp_path / "both" / "fedavg-seed1"
+    texts = {path.name: path.read_text() for path in (*folder.glob("*.*"), *(tmp_path / "both").glob("*.csv"))}
+    first = {name: text.splitlines()[0].split(",") for name, text in texts.items() if name.endswith(".csv")}
+    assert "auc" in first["clients.csv"]
+    assert {"personal_auc", "best_auc"} < {*first["comparison.csv"]}
+    assert "validation_auc" in first["tuning.csv"]
+    summary = json.loads(texts["summary.json"])
+    assert summary["personal_auc"]["weighted"] == summary["received_auc"]["weighted"]
+    assert summary["best"]["validation_auc"] == summary["best"]["validation_accuracy"]
+    # For programs that read runs of every task.
+    assert summary["personal_accuracy"] == summary["personal_auc"]
+    last = json.loads(texts["history.jsonl"].splitlines()[-1])["received"]
+    assert [*last] == ["auc", "loss", "clients", "further/accuracy"]
 
 
 def test_further_metrics_may_name_the_one_that_counts(tmp_path):

@@ -88,7 +88,7 @@ def run(tmp_path):
 
 
 def personal(summary):
-    return summary["personal_accuracy"]["weighted"]
+    return summary[f"personal_{summary['metric']}"]["weighted"]
 
 
 def refusal(run, *args, **further):

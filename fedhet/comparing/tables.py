@@ -84,7 +84,9 @@ def in_latex(text: str) -> str:
 
 def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> Iterator[Sequence[object]]:
     """Yield the rows of `comparison.csv`: headings, runs, means, standard deviations, differences and p-values."""
-    yield ["method", "seed", "models", "equal_architectures", "clients", *measures.MEASURES]
+    metric = "/".join(metrics_of(results))
+    names = [measure.replace("accuracy", metric) for measure in measures.MEASURES]
+    yield ["method", "seed", "models", "equal_architectures", "clients", *names]
     for result in results:
         for outcome in result.outcomes:
             values = [outcome.values[measure] for measure in measures.MEASURES]
@@ -102,6 +104,11 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
     for variant, difference in measures.differences(results, baseline).items():
         if difference.p is not None:
             yield [variant, "p", "", "", difference.over, difference.p, *[None] * (len(measures.MEASURES) - 1)]
+
+
+def metrics_of(results: Sequence[VariantResult]) -> list[str]:
+    """Return the names of the metrics of the runs, in alphabetical order; usually one."""
+    return sorted({outcome.files.metric for result in results for outcome in result.outcomes}) or ["accuracy"]
 
 
 def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[list[str]]]:
@@ -154,7 +161,7 @@ def notes_below(
     `settings` has remarks on settings, and `tuned` a description of each tuned method's chosen settings.
     """
     outcomes = [outcome for result in results for outcome in result.outcomes]
-    metrics = sorted({outcome.files.metric for outcome in outcomes}) or ["accuracy"]
+    metrics = metrics_of(results)
     common = {outcome.files.settings.get("test-on") for outcome in outcomes} == {"global"}
     where = "the common test set" if common else "the clients' own data"
     notes = [

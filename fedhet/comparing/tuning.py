@@ -15,7 +15,7 @@ from fedhet.comparing.settings import SAME_FOR_ALL, Choice, PlannedRun, SharedSe
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.methods.options import Value
 from fedhet.results.history import RunFiles, read_run, showing
-from fedhet.tasks import LARGEST
+from fedhet.tasks import LARGEST, direction
 from fedhet.utils.files import csv_lines, write_text
 from fedhet.utils.randomness import numpy_generator
 from fedhet.utils.statistics import Metric
@@ -72,14 +72,14 @@ class Trial:
 class Search:
     """A variant's trials; `grid` is the size of its grid, and `idle` has the reason for each key without effect.
 
-    `direction` is 1 if higher validation metrics are better, and -1 if lower ones are.
+    `metric` is the name of the metric that chooses.
     """
 
     variant: str
     grid: int
     tried: list[Trial]
     idle: Mapping[str, str]
-    direction: int = 1
+    metric: str = "accuracy"
 
     @property
     def runs(self) -> list[PlannedRun]:
@@ -90,7 +90,7 @@ class Search:
     def best(self) -> Trial | None:
         """The first trial with the best mean accuracy, or None if no configuration completed with all seeds."""
         completed = [trial for trial in self.tried if trial.accuracy is not None]
-        return max(completed, key=lambda trial: self.direction * (trial.accuracy or 0.0), default=None)
+        return max(completed, key=lambda trial: direction(self.metric) * (trial.accuracy or 0.0), default=None)
 
     @property
     def text(self) -> str:
@@ -113,7 +113,8 @@ def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
     """Yield the rows of `tuning.csv`: headings, and a row for each configuration of each method."""
     keys = distinct(key for each in searches for tried in each.tried for key in tried.choice)
     seeds = sorted({seed for each in searches for tried in each.tried for seed in tried.by_seed})
-    yield ["method", *keys, *(f"seed {seed}" for seed in seeds), "validation_accuracy", "result"]
+    metric = "/".join(sorted({search.metric for search in searches}))
+    yield ["method", *keys, *(f"seed {seed}" for seed in seeds), f"validation_{metric}", "result"]
     for search in searches:
         for tried in search.tried:
             values = [tried.choice.get(key) for key in keys]
@@ -136,10 +137,10 @@ def tune(searches: Sequence[Search], out: Path, execute: Execution) -> None:
             with showing(out / "tuning"):
                 files = {run.name: read_run(run.folder) for run in of_one_seed if run.name not in failed}
                 accuracies = validation_accuracies(files)
-            search.direction = next((run.direction for run in files.values()), search.direction)
+            search.metric = next((run.metric for run in files.values()), search.metric)
             for trial, run in zip(search.tried, of_one_seed, strict=True):
                 if (accuracy := accuracies.get(run.name)) is None:
-                    trial.failed[run.seed] = failed.get(run.name, "there is no validation accuracy")
+                    trial.failed[run.seed] = failed.get(run.name, f"there is no validation {search.metric}")
                 else:
                     trial.by_seed[run.seed] = accuracy
     write_text(out / "tuning.csv", csv_lines(rows(searches)))

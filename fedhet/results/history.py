@@ -1,6 +1,6 @@
 """The content of a run directory, and of `summary.json`, which is computed from the run's history.
 
-Values are means over examples; `accuracy` is the task's metric. Bytes are payload bytes, times are in seconds.
+Values are means over examples. Bytes are payload bytes, times are in seconds.
 """
 
 import csv
@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from fedhet.utils.statistics import (
     Work,
     client_order,
     grouped,
+    metric_in,
     never_took_part,
     summarise,
 )
@@ -83,12 +84,13 @@ def parse_object(text: str) -> dict[str, Any]:
 def read_clients(folder: Path | str) -> list[ClientRow]:
     """Read the rows of `clients.csv`, one per client and round; raises a `FedhetError` if a row is damaged."""
     path = Path(folder) / "clients.csv"
-    reader = csv.DictReader(_lines(path))
+    # The first line has the name of the task's metric in place of `accuracy`.
+    reader = csv.DictReader(_lines(path)[1:], [column.name for column in fields(ClientRow)])
     try:
         return [_client_row(record) for record in reader]
-    except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
+    except (TypeError, ValueError, AttributeError, csv.Error) as error:
         raise FedhetError(
-            f"{path}, line {reader.line_num}: damaged ({damage(error)}); restore it from a copy"
+            f"{path}, line {1 + reader.line_num}: damaged ({damage(error)}); restore it from a copy"
         ) from None
 
 
@@ -111,20 +113,20 @@ def learning_curve(
     which: Which = "trained",
     statistic: str = "weighted",
     test: TestSet = "own",
-    measure: str = "accuracy",
+    measure: Literal["metric", "loss"] = "metric",
     clients: Collection[str] | None = None,
 ) -> list[tuple[int, float]]:
-    """Return pairs (round, value) with the accuracy or loss (`measure`) after each round, from rows of `history.jsonl`.
+    """Return pairs (round, value) with the metric or loss (`measure`) after each round, from rows of `history.jsonl`.
 
     `which` selects the networks as clients `received` them from the server, or as they `trained` them. `test` selects
     the clients' `own` test sets, the `common` one, or `validation` examples. `statistic` is `weighted` (the mean over
     clients, by examples), `mean`, `std`, `min` or `max`; it is ignored for one global model on the common test set.
-    With `clients`, the values are weighted mean accuracies of these clients, where accuracies by client are known.
+    With `clients`, the values are weighted means of these clients' metrics, where metrics by client are known.
     """
     curve: dict[int, float] = {}
     for row in rows:
         evaluated = (row if test == "own" else row.get(test) or {}).get(which)
-        values = (evaluated or {}).get(measure)
+        values = metric_in(evaluated) if measure == "metric" else (evaluated or {}).get("loss")
         value = values.get(statistic) if isinstance(values, Mapping) else values
         if value is not None and clients is not None and (scores := _scores(row, which, test)):
             value = Metric.total(scores[client] for client in scores.keys() & {*clients}).value
@@ -251,11 +253,18 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         summary["common"] = next((row["common"] for row in reversed(rows) if row.get("common")), None)
     unseen: Row = next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {})
     if starts := unseen.get(on):
-        summary["unseen_clients"] = {
-            f"{start}_accuracy": [((scores or {}).get("accuracy") or {}).get("weighted") for scores in by_epoch]
+        curves = {
+            f"{start}_accuracy": [(metric_in(scores) or {}).get("weighted") for scores in by_epoch]
             for start, by_epoch in starts.items()
         }
-    return summary
+        summary["unseen_clients"] = _also_named(curves, run.metric)
+    return _also_named(summary, run.metric)
+
+
+def _also_named(table: dict[str, Any], metric: str) -> dict[str, Any]:
+    """Return a table with the entries about `accuracy`, which programs read for every task, also by the metric's name."""
+    named = {name.replace("accuracy", metric): value for name, value in table.items() if name.endswith("accuracy")}
+    return table | named
 
 
 def best_models(rows: Sequence[Row], run: RunInfo, config: Config, test: TestSet) -> dict[str, Any]:
@@ -279,11 +288,10 @@ def best_models(rows: Sequence[Row], run: RunInfo, config: Config, test: TestSet
                 metrics[client] = metric
                 result["clients"][client] = {"round": after[best], "validation": validation, "test": metric.value}
     if metrics:
-        total = summarise({client: (metric, 0.0, 1.0) for client, metric in metrics.items()})
-        result["accuracy"] = total and total["accuracy"]
+        result["accuracy"] = metric_in(summarise({client: (metric, 0.0, 1.0) for client, metric in metrics.items()}))
     elif values := dict(learning_curve(rows, scored, test=test)):
         result["accuracy"] = {"weighted": values.get(after[round])}  # the server evaluated the global model
-    return result
+    return _also_named(result, run.metric)
 
 
 def _last(
@@ -326,12 +334,12 @@ class RunFiles:
 
     @property
     def scores(self) -> list[str]:
-        """The accuracies that the run has: `personal`, `global` or both; the first one is the run's main result."""
+        """The metrics that the run has: `personal`, `global` or both; the first one is the run's main result."""
         personal = self.personal != "received" or not self.has_global  # else the global model scores the method
         return ["personal"] * personal + ["global"] * self.has_global
 
     def accuracy(self, which: str, statistic: str = "weighted") -> float | None:
-        """Return an accuracy at the end of the run, or None if it was not measured.
+        """Return the task's metric at the end of the run, or None if it was not measured.
 
         `which` is `personal` (personal models), `global` (the global model), `validation` (personal models, validation
         examples), `received` or `trained` (networks as clients received them from the server, or trained them), `best`
@@ -343,7 +351,7 @@ class RunFiles:
             values = self.summary.get("best", {}).get("accuracy")
         elif which == "common":
             common = self.summary.get("common") or {}
-            values = (common.get("received") or common.get("trained") or {}).get("accuracy")
+            values = metric_in(common.get("received") or common.get("trained"))
         return values.get(statistic) if isinstance(values, Mapping) else values
 
     @property

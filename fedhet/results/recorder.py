@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from importlib.metadata import version
@@ -36,7 +36,6 @@ from fedhet.utils.text import __version__, log
 
 S = TypeVar("S", bound=State)
 
-COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
 EARLIER = "earlier"  # in `checkpoint/`: folder of the checkpoint before the last round, to resume from for more rounds
 NAME = r"[\w-]*(?:token|passw|secret|credential|api.?key|private.?key)[\w-]*"
 SECRET = re.compile(rf"({NAME}[= ]).*|(?<=://)[^/\s]+(?=@)", re.IGNORECASE | re.DOTALL)
@@ -72,7 +71,7 @@ class RunDirectory(Observer):
         self._resume = resume
         self._unchanged = True
         self._replacing = replacing
-        self._texts = {"history.jsonl": b"", "clients.csv": files.csv_lines([COLUMNS]).encode()}
+        self._texts = {"history.jsonl": b"", "clients.csv": b""}
         self._digests = dict[str, "hashlib.blake2b"]()
         with showing(folder):
             self._last = self._checkpoint() if resume else None
@@ -145,9 +144,13 @@ class RunDirectory(Observer):
         path = self.folder / "checkpoint" / f"{number}.safetensors"
         before_last = path.with_name(f"{(run.state.stopped or self.config.rounds) - 1}{path.suffix}")
         earlier = [] if final else [old for old in self._checkpoints() if old != path]
+        lines: list[Iterable[object]] = [vars(row).values() for row in report.clients]
+        if not (self.folder / "clients.csv").stat().st_size:
+            columns = [column.name for column in dataclasses.fields(ClientRow)]
+            lines.insert(0, [run.metric if name == "accuracy" else name for name in columns])
         sizes = {name: (self.folder / name).stat().st_size for name in self._texts}
         try:
-            self._append("clients.csv", files.csv_lines(vars(row).values() for row in report.clients))
+            self._append("clients.csv", files.csv_lines(lines))
             self._append("history.jsonl", json.dumps(report.row) + "\n")
             if every and number and number % every == 0 and not final:
                 self._collect_models(run, number)

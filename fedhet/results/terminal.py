@@ -19,7 +19,7 @@ from rich.text import Text
 
 from fedhet.results.history import RunFiles, absences, final_clients, last_round, read_history, read_run, scored_curve
 from fedhet.results.observers import Observer, RoundReport, RunInfo
-from fedhet.utils.statistics import STATISTICS
+from fedhet.utils.statistics import STATISTICS, metric_in
 from fedhet.utils.text import counted, printable
 
 UNDISCLOSED = "undisclosed"
@@ -118,7 +118,7 @@ def headline(run: RunFiles) -> str:
         beside = f" ({words})" if (words := stage(run, which)) else ""
         parts.append(f"{which} {run.metric} {weighted} weighted, {mean} mean{beside}")
     if not run.has_global:
-        served = ((summary.get("common") or {}).get("received") or {}).get("accuracy")
+        served = metric_in((summary.get("common") or {}).get("received"))
         on_test = isinstance(served, float)  # a number if the server measured it, and not clients
         parts.append(f"the server's model {served:.3f} on the common test set" if on_test else "no global model")
     if "best" in summary:

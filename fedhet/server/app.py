@@ -176,9 +176,9 @@ def scored(
 
 
 def _numbers(score: Score) -> dict[str, Any]:
-    """Return the metric that counts as `accuracy`, the loss, and others as `further/NAME`; undefined ones are NaN."""
+    """Return the metric that counts by its name, the loss, and others as `further/NAME`; undefined ones are NaN."""
     further = {f"further/{name}": metric.value for name, metric in score.metrics.items() if name != score.task.metric}
-    return {"accuracy": score.value, "loss": score.loss, **further}
+    return {score.task.metric: score.value, "loss": score.loss, **further}
 
 
 app = make_server_app()  # the ServerApp that `flwr run` starts

@@ -212,7 +212,10 @@ class FlowerLoop:
             steps.reporter.record(*(self._trained or ({}, {})))
             if self._contexts and round.number == steps.run.last_round:
                 self._complete()
-        return metric_record({**statistics(valid, None), "metrics": own_metrics(valid, "evaluated")}) if valid else None
+        if not valid:
+            return None
+        evaluated = statistics(valid, None, steps.run.metric)
+        return metric_record({**evaluated, "metrics": own_metrics(valid, "evaluated")})
 
 
 class FlowerInterface(Strategy):

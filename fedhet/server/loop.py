@@ -136,7 +136,7 @@ def finish(steps: Steps) -> MetricRecord:
         run.round.fail(client, reason)
     run.round.training = frozenset(payloads)
     joined = federation.ask(JOIN, payloads) if payloads else {}
-    curves = unseen_clients(joined, run.state.clients, run.config.unseen_epochs)
+    curves = unseen_clients(joined, run.state.clients, run.config.unseen_epochs, run.metric)
     metrics = steps.reporter.record(replies, {}, unseen_clients=curves)
     run.state.clients = trained
     return metrics

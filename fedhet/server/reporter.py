@@ -27,6 +27,7 @@ from fedhet.utils.statistics import (
     Work,
     grouped,
     in_order,
+    metric_in,
     never_took_part,
     summarise,
     weighted_mean,
@@ -139,8 +140,8 @@ class Reporter:
                 evaluation, _, metric = name.partition("/")
                 if evaluation == scored:
                     self._name_undefined(clients, metric or self.run.metric, len(replies), whole=whole)
-        evaluated = {scored: over_clients(replies, scored), "metrics": own_metrics(replies, "evaluated")}
-        self.evaluated = metric_record(evaluated) or None
+        statistics = over_clients(replies, scored, self.run.metric)
+        self.evaluated = metric_record({scored: statistics, "metrics": own_metrics(replies, "evaluated")}) or None
         report = RoundReport(row, self._client_rows(replies))
         for observer in self.observers:
             observer.round(self.info(), report)
@@ -174,7 +175,7 @@ class Reporter:
             "failures": round.failures,
             **({"cut": round.cuts} if round.cuts else {}),
             **({"lost_state": in_order(round.lost)} if round.lost else {}),
-            **statistics(replies, self.on_common_test),
+            **statistics(replies, self.on_common_test, self.run.metric),
             "scores": scores(replies),
             **(
                 {"undefined": missing}
@@ -234,14 +235,14 @@ def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluat
     return {name: weighted_mean(pairs) for name, pairs in reported.items() if sum(weight for _, weight in pairs)}
 
 
-def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return statistics over clients of the metrics of `received` and `trained` networks, on their own test examples.
+def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None, metric: str) -> dict[str, Any]:
+    """Return statistics over clients of the `metric` of `received` and `trained` networks, on their own test examples.
 
     The keys `common` and `validation` have these statistics for the common test set and the validation examples. There,
     the server's metrics of the global model (`on_common_test`), if any, replace the clients' metrics of `received`.
     """
     local, common, validation = (
-        {which: over_clients(replies, f"{test}{which}") for which in ("received", "trained")}
+        {which: over_clients(replies, f"{test}{which}", metric) for which in ("received", "trained")}
         for test in ("", "common-", "validation-")
     )
     if on_common_test:
@@ -255,20 +256,20 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
     }
 
 
-def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
+def over_clients(replies: Mapping[str, Reply], which: str, metric: str) -> dict[str, Any] | None:
     """Return statistics over clients (see `summarise`) of the evaluations named `which`; None if there are none.
 
-    Metrics of the key `metrics` have their names with the prefix `further/`.
+    `metric` is the name of the metric that counts. Those of the key `metrics` have the prefix `further/`.
 
     `common-trained`, for example, are the trained networks' evaluations on the common test set, for which clients
     are weighted by numbers of own test examples, or of training examples if some client has no test examples.
     """
-    statistics = summarise(_measured(replies, which))
+    statistics = summarise(_measured(replies, which), metric)
     if statistics is None:
         return None
     names = {name: None for reply in replies.values() for name in reply.measured if name.startswith(f"{which}/")}
-    further = {f"further/{name.partition('/')[2]}": summarise(_measured(replies, name)) for name in names}
-    return statistics | {name: values["accuracy"] for name, values in further.items() if values}
+    further = {name.partition("/")[2]: summarise(_measured(replies, name), name) for name in names}
+    return statistics | {f"further/{name}": metric_in(values) for name, values in further.items() if values}
 
 
 def scores(replies: Mapping[str, Reply]) -> dict[str, dict[str, Any]]:
@@ -320,7 +321,9 @@ def _measured(replies: Mapping[str, Reply], which: str) -> dict[str, tuple[Metri
     return values
 
 
-def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
+def unseen_clients(
+    replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int, metric: str
+) -> dict[str, Any]:
     """Return the results of unseen clients, which join after the last round and train locally for `epochs` epochs.
 
     `clients` has all clients' records. The entries `own` and `common` (test sets) are dicts of two lists: `received`,
@@ -333,7 +336,7 @@ def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRec
     prefixes = {"own": "", "common": "common-"}
     prefixes = {test: prefix for test, prefix in prefixes.items() if f"{prefix}{STARTS[0]}-0" in measured}
     results: dict[str, Any] = {
-        test: {start: [over_clients(replies, f"{prefix}{name}") for name in names[start]] for start in STARTS}
+        test: {start: [over_clients(replies, f"{prefix}{name}", metric) for name in names[start]] for start in STARTS}
         for test, prefix in prefixes.items()
     }
     first = next(iter(prefixes.values()), "")
@@ -406,8 +409,8 @@ def choose(run: Run, replies: Mapping[str, Reply], evaluated: Mapping[str, Any],
     for client, reply in replies.items():
         if measured := reply.measured.get(f"validation-{scored}"):
             improves(state.best, client, number, measured.metric.value, run.metric)
-    accuracy = ((evaluated.get("validation") or {}).get(scored) or {}).get("accuracy")
-    value = accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
+    validation = metric_in((evaluated.get("validation") or {}).get(scored))
+    value = validation.get("weighted") if isinstance(validation, Mapping) else validation
     if value is None:
         return
     better = improves(state.best, ALL, number, value, run.metric)

@@ -46,8 +46,9 @@ class Metric:
 class ClientRow:
     """A row of `clients.csv`: the results of a client in a round.
 
-    `examples` counts the training examples, and bytes are sent (up) and received (down) by the client. Accuracy and
-    loss are None without an evaluation, epsilon without differentially private training.
+    `examples` counts the training examples, and bytes are sent (up) and received (down) by the client. `accuracy` is
+    the task's metric, whose name heads the column of the file. It and the loss are None without an evaluation, epsilon
+    without differentially private training.
     """
 
     round: int
@@ -84,21 +85,26 @@ def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return {str(failure.get("client")): str(failure.get("reason")) for failure in failures}
 
 
-def summarise(values: Mapping[str, tuple[Metric, float, float]]) -> dict[str, Any] | None:
+def summarise(values: Mapping[str, tuple[Metric, float, float]], metric: str = "accuracy") -> dict[str, Any] | None:
     """Return statistics (see `STATISTICS`) over clients, given each client's metric, loss and weight of the loss.
 
-    The result is `{"accuracy": {statistic: value}, "loss": ..., "clients": n}`, or None if no client has examples, for
+    The result is `{metric: {statistic: value}, "loss": ..., "clients": n}`, or None if no client has examples, for
     which the weight is 0. Metrics are weighted by their own weights. Undefined metrics (NaN, such as the AUC of a
     single class) are left out. If a loss is not finite, the statistics of the loss are None.
     """
     evaluated = [value for value in values.values() if value[2] > 0]
     if not evaluated:
         return None
-    metrics = [metric for metric, _, _ in evaluated if not math.isnan(metric.value)]
+    metrics = [value for value, _, _ in evaluated if not math.isnan(value.value)]
     losses = [(loss, weight) for _, loss, weight in evaluated]
-    accuracy = _statistics([metric.value for metric in metrics], Metric.total(metrics).value)
+    scores = _statistics([value.value for value in metrics], Metric.total(metrics).value)
     loss = _statistics([loss for loss, _ in losses], weighted_mean(losses))
-    return {"accuracy": accuracy, "loss": loss, "clients": len(evaluated)}
+    return {metric: scores, "loss": loss, "clients": len(evaluated)}
+
+
+def metric_in(evaluated: Mapping[str, Any] | None) -> Any:
+    """Return the first entry of an evaluation in a row, which has the task's metric by its name; None without one."""
+    return next(iter(evaluated.values()), None) if evaluated else None
 
 
 def weighted_mean(pairs: Sequence[tuple[float, float]]) -> float:

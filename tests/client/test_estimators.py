@@ -240,7 +240,7 @@ def test_auc_is_that_of_scikit_learn(tmp_path, estimator, classes):
     expected = np.mean([roc_auc_score(test[1] == column, scores[:, column]) for column in columns])
     # An SVC votes by pairs of classes, which in a few rows disagrees with its scores; then the vote counts.
     tolerance = 0.01 if isinstance(estimator, SVC) and classes > 2 else 1e-9
-    assert done.summary["personal_accuracy"]["weighted"] == pytest.approx(expected, abs=tolerance)
+    assert done.summary["personal_auc"]["weighted"] == pytest.approx(expected, abs=tolerance)
     further = Run(done.folder).rows[-1]["scores"]["received/accuracy"]["0"]
     assert further[0] == [pytest.approx(fitted.score(*test))]
 
@@ -263,7 +263,7 @@ def test_whole_numbers_and_one_column(tmp_path):
         settings, model=Ridge(), data=lambda client: (train, test), task="regression", out=tmp_path / "run"
     )
     expected = Ridge().fit(train[0][:, None], train[1]).score(test[0][:, None], test[1])
-    assert done.summary["personal_accuracy"]["weighted"] == pytest.approx(expected)
+    assert done.summary["personal_r2"]["weighted"] == pytest.approx(expected)
 
 
 def test_one_class_and_a_logit(tmp_path):
@@ -288,7 +288,7 @@ def test_large_numbers_keep_their_digits(tmp_path):
     settings = {"method": "local", "clients": 1, "rounds": 1, "report": False}
     estimator = make_pipeline(StandardScaler(), LinearRegression())
     done = fedhet.run(settings, model=estimator, data=data, out=tmp_path / "run")
-    assert done.summary["personal_accuracy"]["weighted"] == pytest.approx(1, abs=1e-6)
+    assert done.summary["personal_r2"]["weighted"] == pytest.approx(1, abs=1e-6)
 
 
 def test_outputs_before_a_fit():

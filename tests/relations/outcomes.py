@@ -87,8 +87,10 @@ def run(program: Program, folder: Path, **arguments: Any) -> Outcome:
 def read(out: Path, log: str = "") -> Outcome:
     """Read a run directory."""
     with (out / "clients.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["accuracy"]]
-    clients = {row["client"]: (float(row["accuracy"]), float(row["loss"] or "nan")) for row in rows}
+        reader = csv.DictReader(file)
+        metric = [*(reader.fieldnames or ())][4]
+        rows = [row for row in reader if row[metric]]
+    clients = {row["client"]: (float(row[metric]), float(row["loss"] or "nan")) for row in rows}
     models = {
         path.relative_to(out).as_posix(): load_file(path) for path in sorted((out / "models").rglob("*.safetensors"))
     }

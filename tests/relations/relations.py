@@ -904,7 +904,7 @@ def metrics_are_scikit_learns(draw: Draw, program: Program, folder: Path) -> Non
             np.testing.assert_allclose(outcome.clients[str(number)][0], expected, rtol=1e-5, atol=1e-6)
     if metric in ("accuracy", "balanced-accuracy", "f1", "macro-f1", "mae"):  # of all examples together
         expected = scikit_learns(metric, program.task, np.concatenate(outputs), np.concatenate(labels))
-        np.testing.assert_allclose(summary["personal_accuracy"]["weighted"], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(summary[f"personal_{metric}"]["weighted"], expected, rtol=1e-5, atol=1e-6)
 
 
 def predictions(network: nn.Module, inputs: np.ndarray[Any, Any], program: Program) -> np.ndarray[Any, Any]:

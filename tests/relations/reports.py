@@ -31,7 +31,9 @@ def a_summary_is_made_of_the_clients(draw: Draw, program: Program, folder: Path)
     summary = json.loads((outcome.folder / "summary.json").read_text())
     scores = np.array([accuracy for accuracy, _ in outcome.clients.values()])
     tests = np.array([len(program.rows(int(client), "test").labels) for client in outcome.clients])
-    said = summary["personal_accuracy"] or summary["global_accuracy"]
+    metric = summary["metric"]
+    assert metric in (outcome.folder / "clients.csv").read_text().splitlines()[0].split(",")
+    said = summary[f"personal_{metric}"] or summary[f"global_{metric}"]
     expected = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
     np.testing.assert_allclose([said[name] for name in expected], [*expected.values()], rtol=1e-9, atol=1e-9)
     if program.task in ("classification", "binary"):  # whose metric is a mean over examples
@@ -153,6 +155,8 @@ def a_table_is_made_of_its_runs(draw: Draw, program: Program, folder: Path) -> N
     out, seeds = new(folder), range(3)
     with outcomes.kept_log():
         fedhet.compare(["local", program.method], settings, seeds=seeds, **program.arguments(), out=out, jobs=1)
+    metric = json.loads((out / "local-seed0" / "summary.json").read_text())["metric"]
+    personal = f"personal_{metric}"
     with (out / "comparison.csv").open(newline="") as file:
         table = {(row["method"], row["seed"]): row for row in csv.DictReader(file)}
     mine, alone = ([scores(out / f"{method}-seed{seed}") for seed in seeds] for method in (program.method, "local"))
@@ -164,12 +168,12 @@ def a_table_is_made_of_its_runs(draw: Draw, program: Program, folder: Path) -> N
         weights = np.array([weight for _, weight in one.values()])
         mean = np.array([value for value, _ in one.values()]) @ weights / weights.sum()
         differences.append(mean - np.array([value for value, _ in other.values()]) @ weights / weights.sum())
-        found = [float(row[name]) for name in ("personal_accuracy", "worse_off", "worst_tenth")]
+        found = [float(row[name]) for name in (personal, "worse_off", "worst_tenth")]
         np.testing.assert_allclose(found, [mean, np.mean(np.array(gains) < -1e-12), gains[0]], atol=1e-9)
     test = stats.ttest_1samp(differences, 0)
     interval = test.confidence_interval()
     rows = [table[program.method, name] for name in ("difference", "difference_low", "difference_high", "p")]
-    found = [float(row["personal_accuracy"] or "nan") for row in rows]
+    found = [float(row[personal] or "nan") for row in rows]
     assume(np.std(differences) > 1e-12)
     np.testing.assert_allclose(found, [np.mean(differences), *interval, test.pvalue], rtol=1e-6, atol=1e-9)
 
