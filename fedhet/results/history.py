@@ -262,7 +262,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
 
 
 def _also_named(table: dict[str, Any], metric: str) -> dict[str, Any]:
-    """Return a table with the entries about `accuracy`, which programs read for every task, also by the metric's name."""
+    """Return a table whose entries about `accuracy`, which programs read for every task, are also named by `metric`."""
     named = {name.replace("accuracy", metric): value for name, value in table.items() if name.endswith("accuracy")}
     return table | named
 
