@@ -125,7 +125,7 @@ def classes_figure(run: RunFiles) -> Figure | None:
 
 
 def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
-    """Draw the accuracy of each run (by name) by round; return None without data.
+    """Draw the metric of each run (by name) by round; return None without data.
 
     It is that of personal (else global) models, see `RunFiles.scored`.
     """
@@ -134,7 +134,8 @@ def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
     first = first_round(dict(curve) for curve in curves.values())
     for place, (name, curve) in enumerate(curves.items()):
         draw_line(axes, [point for point in curve if point[0] >= first], **look(place), label=name)
-    return figure if label_axes(axes, "round", next(iter(runs.values())).metric) else None
+    metrics = dict.fromkeys(run.metric for run in runs.values())
+    return figure if label_axes(axes, "round", " or ".join(metrics)) else None
 
 
 def matrix_figure(

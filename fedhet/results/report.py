@@ -169,13 +169,13 @@ def _render(template: str, **values: Any) -> str:
 
 
 _CAPTIONS = {
-    "accuracy": "Accuracy by round, weighted by the clients' examples.",
-    "clients": "The clients' accuracies at their last evaluation, by architecture.",
+    "accuracy": "The metric by round, weighted by the clients' examples.",
+    "clients": "The clients' metrics at their last evaluation, by architecture.",
     "losses": "Loss by round: in training, with what the method adds to it, and on test data.",
     "classes": "Numbers of training examples by client and class.",
-    "comparison": "Personal accuracy by round.",
+    "comparison": "The metric of personal models by round.",
     "evaluation": "Models (rows) by clients (columns), on test examples.",
-    "overlay": "Accuracy by round: of each run the one by which its method is scored.",
+    "overlay": "The metric by round: of each run the one by which its method is scored.",
 }
 
 
@@ -347,7 +347,7 @@ def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
     runs = {printable(Path(folder).resolve().name): read_run(folder) for folder in folders}
     if len(runs) < len(folders):
         raise FedhetError(f"some of {', '.join(map(str, folders))} have the same name: rename or omit all but one")
-    headings = ["run", "method", "personal", "global", "bytes", "time", "seed"]
+    headings = ["run", "method", "metric", "personal", "global", "bytes", "time", "seed"]
     with showing(" ".join(map(str, folders))):
         overlay = runs_figure(runs)
         drawn = {} if overlay is None else {"overlay": overlay}
@@ -398,6 +398,7 @@ def _line(name: str, run: RunFiles) -> list[str]:
     return [
         name,
         str(run.settings.get("method", "?")),
+        run.metric,
         format_value(run.accuracy("personal")),
         format_value(run.accuracy("global")),
         format_bytes(summary.get("bytes_up", 0) + summary.get("bytes_down", 0)),

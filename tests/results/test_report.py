@@ -254,3 +254,12 @@ def test_the_card_of_the_models(tmp_path):
     assert f"\n| global | {done.summary['global_accuracy']['weighted']:.3f} |" in card
     assert "- method: fedavg\n" in card
     assert 'fedhet.load_model("run", "NAME")' in card
+
+
+def test_runs_with_other_metrics_are_shown_with_their_names(make_run, tmp_path):
+    one, other = make_run("one"), make_run("other")
+    summary = other / "summary.json"
+    summary.write_text(summary.read_text().replace('"metric": "accuracy"', '"metric": "auc"'))
+    page = Page(compare_folders([one, other], tmp_path / "both.html").read_text(encoding="utf-8"))
+    assert [row[2] for row in page.rows if row[:1] in (["one"], ["other"])] == ["accuracy", "auc"]
+    assert "accuracy or auc" in page.text
