@@ -36,12 +36,23 @@ def names_of(value: Any) -> Names:
         tables = {COLUMNS: next(iter(inputs.values())) if isinstance(inputs, Mapping) and inputs else inputs}
     if len(getattr(labels, "columns", ())) > 1:
         tables[LABEL_COLUMNS] = labels
-    columns = {k: _printable(getattr(t, "columns", ())) for k, t in tables.items() if hasattr(t, "to_numpy")}
+    columns = {k: _printable(_columns(t)) for k, t in tables.items()}
     features = getattr(given, "feature_names", None)  # of scikit-learn's data sets
     if features is not None and np.shape(inputs)[1:] == (len(features),):
         columns.setdefault(COLUMNS, _printable(features))
     names = columns | {CLASSES: _categories(labels) or _classes(given)}
     return {kind: listed for kind, listed in names.items() if listed}
+
+
+def _columns(table: Any) -> Iterable[Any]:
+    """Return the names of the columns of a data frame, a table of pyarrow, or an array of xarray with coordinates."""
+    if hasattr(table, "to_numpy") and hasattr(table, "columns"):
+        return table.columns
+    if hasattr(table, "column_names") and hasattr(table, "__array__"):
+        return table.column_names
+    if hasattr(table, "coords") and np.ndim(table) == 2 and table.dims[1] in table.coords:
+        return table.coords[table.dims[1]].values
+    return ()
 
 
 def _printable(names: Iterable[Any]) -> tuple[str, ...]:

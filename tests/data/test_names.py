@@ -484,3 +484,28 @@ def test_a_client_without_a_class_lists_it_nevertheless(tmp_path):
     assert reason.endswith("give all clients the same classes, also those of which a client has no example")
     _, done = run(tmp_path / "whole", "fedavg", lambda client: data(client, whole), **settings)
     assert [row["failures"] for row in done.history] == [[]] * len(done.history)
+
+
+class ArrowTable:
+    """What fedhet uses of a table of pyarrow, whose `columns` are values."""
+
+    column_names = ["b", "a"]
+    columns = [[1.0, 2.0], [3.0, 4.0]]
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.columns, dtype=dtype).T
+
+
+class XArray(np.ndarray):
+    """What fedhet uses of an array of xarray whose last axis has coordinates."""
+
+    dims = ("row", "column")
+    coords = {"column": pd.Series(["b", "a"])}
+
+
+@pytest.mark.parametrize("table", [ArrowTable(), np.array([[1.0, 3], [2, 4]]).view(XArray)])
+def test_columns_of_other_libraries_have_names(table):
+    assert names_of((table, [0, 1]))[COLUMNS] == ("b", "a")
+    parts = ((pd.DataFrame({"a": [3.0, 4], "b": [1.0, 2]}), [0, 1]), (table, [0, 1]))
+    data = as_client_data("0", parts)
+    assert torch.equal(data.test.inputs, data.train.inputs)
