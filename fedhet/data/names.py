@@ -4,13 +4,14 @@
 several tensors); `labels`, the columns of a table of labels.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from fedhet.data.reading import LABELS, pair_of
 from fedhet.errors import DataError
@@ -18,6 +19,7 @@ from fedhet.errors import DataError
 Names = Mapping[str, tuple[str, ...]]
 
 CLASSES, COLUMNS, LABEL_COLUMNS = "classes", "columns", "labels"
+COMPARED = 256  # number of rows, at most, whose labels are compared to find out whether a dataset changes them
 
 
 def names_of(value: Any) -> Names:
@@ -36,12 +38,12 @@ def names_of(value: Any) -> Names:
         tables = {COLUMNS: next(iter(inputs.values())) if isinstance(inputs, Mapping) and inputs else inputs}
     if len(getattr(labels, "columns", ())) > 1:
         tables[LABEL_COLUMNS] = labels
-    columns = {k: _printable(_columns(t)) for k, t in tables.items()}
+    columns = {kind: names for kind, table in tables.items() if (names := _printable(_columns(table)))}
     features = getattr(given, "feature_names", None)  # of scikit-learn's data sets
     if features is not None and np.shape(inputs)[1:] == (len(features),):
         columns.setdefault(COLUMNS, _printable(features))
-    names = columns | {CLASSES: _categories(labels) or _classes(given)}
-    return {kind: listed for kind, listed in names.items() if listed}
+    classes = _categories(labels) or _classes(given)
+    return columns | ({CLASSES: classes} if classes else {})
 
 
 def _columns(table: Any) -> Iterable[Any]:
@@ -121,8 +123,33 @@ def _classes(dataset: Any) -> tuple[str, ...]:
         classes = [by_number[number] for number in range(len(by_number))]
     if hasattr(classes, "tolist"):  # an array, such as scikit-learn's `LabelEncoder.classes_`, or a pandas Index
         classes = classes.tolist()
-    named = isinstance(classes, list | tuple) and all(isinstance(name, str | tuple) for name in classes)
-    return _printable(classes) if named else ()
+    if not isinstance(classes, list | tuple) or not all(isinstance(name, str | tuple) for name in classes):
+        return ()
+    return _printable(classes) or _wrapped_classes(dataset)
+
+
+def _wrapped_classes(dataset: Any) -> tuple[str, ...]:
+    """Return the classes of the one dataset that a user's own dataset reads, if it has all of its labels or a part."""
+    values = [*vars(dataset).values()] if isinstance(dataset, Dataset) and hasattr(dataset, "__len__") else []
+    within = [(value, names) for value in values if hasattr(value, "__getitem__") and (names := _classes(value))]
+    if len(within) != 1:
+        return ()
+    ((whole, names),) = within
+    orders = [value for value in values if isinstance(value, list | range | np.ndarray | Tensor)]
+    for order in [range(len(whole)), *orders]:
+        some = range(0, len(dataset), 1 + len(dataset) // COMPARED)
+        if len(order) == len(dataset) and all(_same_label(dataset, row, whole, order[row]) for row in some):
+            return names
+    return ()
+
+
+def _same_label(one: Any, row: int, other: Any, place: Any) -> bool:
+    """Return whether row `row` of a dataset has the label of row `place`, if it is an integer, of the `other` one."""
+    try:
+        mine, theirs = (pair_of(dataset[number])[1] for dataset, number in ((one, row), (other, operator.index(place))))
+        return np.array_equal(np.asarray(mine), np.asarray(theirs))
+    except (DataError, IndexError, TypeError):
+        return False
 
 
 # ---- comparison

@@ -1,5 +1,7 @@
 """Names of classes and columns, by which the parts of a client and several clients are aligned."""
 
+from typing import ClassVar
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,7 +9,7 @@ import torch
 from PIL import Image
 from sklearn.utils import Bunch
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -489,8 +491,8 @@ def test_a_client_without_a_class_lists_it_nevertheless(tmp_path):
 class ArrowTable:
     """What fedhet uses of a table of pyarrow, whose `columns` are values."""
 
-    column_names = ["b", "a"]
-    columns = [[1.0, 2.0], [3.0, 4.0]]
+    column_names = ("b", "a")
+    columns = ([1.0, 2.0], [3.0, 4.0])
 
     def __array__(self, dtype=None, copy=None):
         return np.asarray(self.columns, dtype=dtype).T
@@ -500,7 +502,7 @@ class XArray(np.ndarray):
     """What fedhet uses of an array of xarray whose last axis has coordinates."""
 
     dims = ("row", "column")
-    coords = {"column": pd.Series(["b", "a"])}
+    coords: ClassVar = {"column": pd.Series(["b", "a"])}
 
 
 @pytest.mark.parametrize("table", [ArrowTable(), np.array([[1.0, 3], [2, 4]]).view(XArray)])
@@ -509,3 +511,43 @@ def test_columns_of_other_libraries_have_names(table):
     parts = ((pd.DataFrame({"a": [3.0, 4], "b": [1.0, 2]}), [0, 1]), (table, [0, 1]))
     data = as_client_data("0", parts)
     assert torch.equal(data.test.inputs, data.train.inputs)
+
+
+class Six(TensorDataset):
+    """Six examples whose classes have names."""
+
+    def __init__(self, classes):
+        super().__init__(torch.arange(6.0)[:, None], torch.arange(6) % 2)
+        self.classes = classes
+
+
+class Reading(Dataset):
+    """A user's own dataset that reads rows of another, perhaps some only, or with other labels."""
+
+    def __init__(self, whole, rows=None, label=lambda label: label):
+        self.whole, self.rows, self.label = whole, rows, label
+
+    def __len__(self):
+        return len(self.whole if self.rows is None else self.rows)
+
+    def __getitem__(self, row):
+        inputs, label = self.whole[row if self.rows is None else int(self.rows[row])]
+        return inputs, self.label(label)
+
+
+@pytest.mark.parametrize("rows", [None, [3, 0, 1], range(1, 5), np.array([5, 2]), torch.tensor([4, 4, 4])])
+def test_classes_of_the_dataset_that_a_users_own_reads(rows):
+    assert names_of(Reading(Six(["ant", "bee"]), rows)) == {CLASSES: ("ant", "bee")}
+    assert names_of(DataLoader(Reading(Reading(Six(["ant", "bee"]), rows)))) == {CLASSES: ("ant", "bee")}
+    parts = Reading(Six(["ant", "bee"])), Reading(Six(["bee", "ant"]), rows)
+    data = as_client_data("0", parts)
+    order = torch.arange(6) if rows is None else torch.as_tensor([*map(int, rows)])
+    assert data.test.labels.tolist() == (1 - order % 2).tolist()
+
+
+def test_a_dataset_with_other_labels_than_the_one_that_it_reads_has_no_names():
+    assert names_of(Reading(Six(["ant", "bee"]), label=lambda label: 1 - label)) == {}
+    assert names_of(Reading(Six(["ant", "bee"]), [1, 0, 2], label=lambda label: 1 - label)) == {}
+    both = Reading(Six(["ant", "bee"]))
+    both.other = Six(["ant", "bee"])
+    assert names_of(both) == {}, "it is unknown which one it reads"
