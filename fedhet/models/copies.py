@@ -270,7 +270,7 @@ def described(model: nn.Module) -> str:
     Networks with arrays of equal names and shapes, but with other activations, have different texts.
     """
     functions = {type(module).forward for module in model.modules()}
-    own = [function for function in functions if not getattr(function, "__module__", "").startswith("torch.")]
+    own = [function for function in functions if not str(getattr(function, "__module__", "")).startswith("torch.")]
     codes = [function.__code__ for function in own if hasattr(function, "__code__")]
     layers = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # addresses of functions differ between processes
     return f"{layers} {sorted((code.co_qualname, code.co_names) for code in codes)}"
