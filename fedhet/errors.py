@@ -97,11 +97,17 @@ LISTED = {"int": "whole numbers", "str": "texts", "object": "values"}
 def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
     """Check that each value in `name=(value, classes)` is None or of one of the classes; else raise a ConfigError."""
     for name, (value, kinds) in arguments.items():
-        if value is not None and not isinstance(value, kinds):
-            words = " or ".join(KINDS.get(kind.__name__, f"a {kind.__name__}") for kind in kinds)
-            raise ConfigError(f"{name} = {shown(value)}: must be {words}")
+        if value is not None:
+            check_kind(name, value, kinds)
         if isinstance(value, str | Path) and "\0" in str(value):
             raise ConfigError(f"{name} = {shown(value)}: must not contain the character NUL: remove it")
+
+
+def check_kind(name: str, value: object, kinds: tuple[type, ...]) -> None:
+    """Check that the argument `name` is of one of the classes; else raise a ConfigError."""
+    if not isinstance(value, kinds):
+        words = " or ".join(KINDS.get(kind.__name__, f"a {kind.__name__}") for kind in kinds)
+        raise ConfigError(f"{name} = {shown(value)}: must be {words}")
 
 
 def check_list(name: str, value: object, kind: type, example: str) -> None:

@@ -8,6 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import scipy.sparse
 import torch
@@ -219,6 +220,12 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "observers of another kind": (lambda: fedhet.run("fedavg", observers=[3]), "observers = [3]: must be a list"),  # type: ignore[list-item]
     "a task of another kind": (lambda: fedhet.run("fedavg", task=3), "task = 3: must be a text"),  # type: ignore[arg-type]
     "a list as the grid": (lambda: Tuning([{"learning-rate": 0.1}]), "grid = [{'learning-rate': 0.1}]: must be a dict"),  # type: ignore[arg-type]
+    "no grid": (lambda: Tuning(None), "grid = None: must be a dict"),  # type: ignore[arg-type]
+    "no run to evaluate": (lambda: fedhet.evaluate(None), "run = None: must be a text or a path"),
+    "a number as the label": (
+        lambda: fedhet.by_column(pandas.DataFrame({"ward": [1, 1], "bmi": [0.1, 0.2]}), "ward", label=5),  # type: ignore[arg-type]
+        "label = 5: must be a list of values, such as ['systolic', 'diastolic']",
+    ),
     "a grid of one number": (
         lambda: Tuning({"learning-rate": 0.1}),
         "grid: learning-rate = 0.1: must be a list of values",

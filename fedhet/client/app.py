@@ -399,7 +399,7 @@ class Answers:
             report.classes = names_text({name: [str(count)] for name, count in counts.items()})
         if client.own_data and evaluates and job.policy.allowed is None and not self._backend:
             train = client.data.train
-            scales = scales_of(train.inputs, client.data.names, train.labels, least=job.policy.least)
+            scales = scales_of(train.inputs, client.data.names, task.targets(train.labels), least=job.policy.least)
             report.scales = names_text({name: (kind, f"{size:.1g}") for name, (kind, size) in scales.items()})
         # Only the local engine makes batches.
         report.alike = "" if job.policy.deployed or self._backend or in_ray() else _alike(client)

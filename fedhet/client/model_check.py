@@ -66,7 +66,7 @@ def check_model(
     origin = user_functions.origin(function)
     owner = f"the client's {model._get_name()}"
     parts = {name: part for name in PARTS if (part := getattr(data, name))}
-    scales = {name: scales_of(part.inputs, data.names, part.labels) for name, part in parts.items()}
+    scales = {name: scales_of(part.inputs, data.names, task.targets(part.labels)) for name, part in parts.items()}
     unlike = check_scales({f"the {name}": values for name, values in scales.items()})
     first = {name: part.at(slice(8)) for name, part in parts.items()}
     labels = {name: _in_shape_of(first[name][1], part.labels) for name, part in parts.items()}
@@ -365,13 +365,14 @@ def check_public_dataset(job: Job, public: PublicDataset, *, labelled: bool) -> 
     expected = example.shape
     shape = public.inputs.shape
     alike = parts_of(example).keys() == parts_of(public.inputs).keys() and len(shape) == len(expected)
-    free = len(expected) == 3 or isinstance(example, Inputs)  # sequences, and texts padded to the longest one
+    own = client.data.train.inputs
+    padded = isinstance(own, LazyInputs) and own.collate is not None
+    free = len(expected) == 3 or isinstance(example, Inputs) or padded  # sequences, and texts padded to the longest one
     if not alike or (shape[1] != expected[1] and not free):
         raise WireError(
             f"the server's public dataset has {_shapes(public.inputs)}, but this client's examples have "
             f"{_shapes(example)}: choose one with the same inputs, or set dataset = own if the clients have it"
         )
-    own = client.data.train.inputs
     if client.privacy is None:  # a refusal would depend on examples without noise
         names = client.data.names
         scales = {"the train": scales_of(own, names), "the public": scales_of(public.inputs, names)}

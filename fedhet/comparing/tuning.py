@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedhet.comparing.runs import Execution, check
 from fedhet.comparing.settings import SAME_FOR_ALL, Choice, PlannedRun, SharedSettings, distinct
-from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
+from fedhet.errors import ConfigError, FedhetError, check_kind, check_kinds, check_list
 from fedhet.methods.options import Value
 from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.tasks import LARGEST, direction
@@ -44,7 +44,8 @@ class Tuning:
     runs: int | None = None
 
     def __post_init__(self) -> None:
-        check_kinds(grid=(self.grid, (Mapping,)), runs=(self.runs, (int,)))
+        check_kind("grid", self.grid, (Mapping,))
+        check_kinds(runs=(self.runs, (int,)))
         check_list("seeds", self.seeds, int, "[1000, 1001]")
         for key, values in self.grid.items():
             check_list(f"grid: {key}", values, object, "[0.1, 0.2]")

@@ -5,6 +5,7 @@ several tensors); `labels`, the columns of a table of labels.
 """
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ def names_of(value: Any) -> Names:
     if len(getattr(labels, "columns", ())) > 1:
         tables[LABEL_COLUMNS] = labels
     columns = {kind: names for kind, table in tables.items() if (names := _printable(_columns(table)))}
+    for listed in columns.values():
+        check_distinct("column", listed)
     features = getattr(given, "feature_names", None)  # of scikit-learn's data sets
     if features is not None and np.shape(inputs)[1:] == (len(features),):
         columns.setdefault(COLUMNS, _printable(features))
@@ -84,6 +87,13 @@ def check_index(inputs: Any, labels: Any) -> None:
                 "the rows of inputs and labels have one index in different orders: give both in the same order, such "
                 "as labels.loc[inputs.index], or labels.to_numpy() if they have the order of the inputs' rows"
             )
+
+
+def check_distinct(kind: str, names: Sequence[Any]) -> None:
+    """Raise a DataError if several columns or classes (`kind`) have one name, by which they cannot be aligned."""
+    repeated = [name for name, number in Counter(names).items() if number > 1]
+    if repeated:
+        raise DataError(f"more than one {kind} has the name {shown([*map(str, repeated)])}: rename or remove them")
 
 
 def numbered(labels: Any) -> Any:
@@ -178,6 +188,7 @@ def plain(names: Sequence[str]) -> bool:
 
 def renumbering(ours: Sequence[str], theirs: Sequence[str]) -> Callable[[Tensor], Tensor]:
     """Return a function that renumbers labels with the classes `ours` as `theirs`, which has all names of `ours`."""
+    check_distinct("class", theirs)
     numbers = {name: number for number, name in enumerate(theirs)}
     places = torch.tensor([numbers[name] for name in ours])
 

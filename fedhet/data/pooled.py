@@ -1,6 +1,5 @@
 """A user's examples of all clients together, which the configuration splits among clients like those of a data set."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,11 +10,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from fedhet.data.examples import DataSet, Examples, Indices, Owners
-from fedhet.data.names import CLASSES, COLUMNS, Names, names_of, numbered
+from fedhet.data.names import CLASSES, COLUMNS, Names, check_distinct, names_of, numbered
 from fedhet.data.own import aligned, examples_of
 from fedhet.data.partitions import proportional_sample, size_of_part, with_drawn_test_set
 from fedhet.data.reading import IDENTIFIERS, LABELS, LazyInputs, check_finite
-from fedhet.errors import DataError
+from fedhet.errors import DataError, check_list
 from fedhet.tasks import Task
 from fedhet.utils.files import plain_name
 from fedhet.utils.randomness import numpy_generator
@@ -134,9 +133,10 @@ def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Po
     columns = [*getattr(frame, "columns", ())]
     if not hasattr(frame, "to_numpy"):
         raise DataError(f"by_column needs a data frame, as of pandas, not a {type(frame).__name__}")
-    if repeated := [name for name, number in Counter(columns).items() if number > 1]:
-        raise DataError(f"by_column: several columns have the name {_shown(repeated)}: rename or remove them")
+    check_distinct("column", columns)
     likely = [name for name in columns if name in LABELS]
+    if not isinstance(label, str):
+        check_list("label", label, object, "['systolic', 'diastolic']")
     labels = ([label] if isinstance(label, str) else [*label]) if label else likely
     if not label and len(likely) != 1:
         raise DataError(f"by_column: it is unclear which column of {_shown(columns)} is the label: pass label=...")

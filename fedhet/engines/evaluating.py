@@ -19,7 +19,7 @@ from fedhet.data.examples import relabelled
 from fedhet.data.names import CLASSES, Names, alike, plain, renumbering, shown
 from fedhet.data.pooled import Pooled, as_pooled
 from fedhet.data.scales import Scales, check_scales, scales_of
-from fedhet.errors import ConfigError, DataError, FedhetError
+from fedhet.errors import ConfigError, DataError, FedhetError, check_kind, check_kinds
 from fedhet.methods import registry
 from fedhet.methods.options import Config, keys_about
 from fedhet.models.representation import precision
@@ -125,7 +125,10 @@ def evaluate(
     Raises:
         ConfigError: the folder has no models, or an argument is missing or cannot be changed.
     """
-    place = expanded(getattr(run, "folder", run))
+    place = getattr(run, "folder", run)
+    check_kind("run", place, (str, Path))
+    check_kinds(config=(config, (Mapping,)), out=(out, (str, Path)))
+    place = expanded(place)
     folder, complete = _configured(place, config or {})
     noted = load(folder / "config.toml").get("own", {})
     known = read_run(folder).summary.get("task")
@@ -238,7 +241,7 @@ def _fill(
                 if len(test):
                     inputs = transform_of(data.dataset, precision(network))(test.inputs[:2])
                     outputs_of(network.eval(), inputs, "test inputs", functions.model_of)
-                ours = scales_of(test.inputs, names, test.labels)
+                ours = scales_of(test.inputs, names, task.targets(test.labels))
                 both = {f"client {client}'s": ours, "the run's": scales.get(owner, whole)}
                 lacking = [kind for kind in names if plain(data.names.get(kind, ())) and not plain(names[kind])]
                 ask = f"client {client}: give names to the {{}}, or check that their order is {{}}"

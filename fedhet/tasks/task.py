@@ -205,6 +205,10 @@ class Task:
         """Whether the user has given neither a loss nor class weights."""
         return self.own_loss is None and not self.class_weights
 
+    def targets(self, labels: Tensor) -> Tensor | None:
+        """Return labels if they may be numbers with a unit; None for times of a survival task, whose order counts."""
+        return None if self.name and self.outputs.joint else labels
+
     def of(self, outputs: Tensor, labels: Tensor) -> "Task":
         """Return the task; if it has no name, infer it from outputs of a few examples and all labels."""
         if self.name:

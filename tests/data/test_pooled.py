@@ -195,7 +195,7 @@ def test_what_cannot_be_split(tmp_path, given, settings, message):
         (
             pd.concat([FRAME, FRAME[["age", "label"]]], axis=1),
             {"column": "hospital"},
-            "several columns have the name age, label: rename or remove them",
+            "more than one column has the name age, label: rename or remove them",
         ),
         (INPUTS, {"column": "hospital"}, "needs a data frame, as of pandas, not a ndarray"),
     ],
