@@ -20,13 +20,21 @@ class TwoExtractors(nn.Module):
 
     def __init__(self, network: nn.Module, name: str, head: nn.Linear) -> None:
         super().__init__()
+        self.replaced = name
+        self.config = getattr(network, "config", None)  # of texts, names the token that pads
         network.set_submodule(name, nn.Identity())
         self.shared = network
         self.personal = copied(network)
         self.head = nn.Linear(2 * head.in_features, head.out_features, dtype=head.weight.dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.head(torch.cat([self.shared(inputs), self.personal(inputs)], -1))
+        try:
+            outputs: Tensor = self.head(torch.cat([self.shared(inputs), self.personal(inputs)], -1))
+        except RuntimeError as error:
+            raise ModelError(
+                f"perfcl replaces the head, here {self.replaced!r}, which must be the last layer, but without it the "
+                f"network fails with {error}: name the last layer by the key head, or choose another method"
+            ) from error
         return outputs
 
 

@@ -182,11 +182,12 @@ class Representation:
     def pool(self, values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """Return texts' `values` (n, tokens, d) as (n, d): the last token's, or the mean over tokens.
 
-        Values of other shapes are unchanged. So are all values if no pooling is set, or if each token has a prediction.
+        Values of other shapes are unchanged. So are all values if no pooling is set and no token has a prediction.
         `inputs` has the network's inputs by name. Tokens with an `attention_mask` of 0 or, without a mask, equal to the
         config's `pad_token_id` are left out.
         """
-        if values.ndim != 3 or self.places != "one" or not self._pooled:
+        how = "mean" if self.places == "tokens" else self._pooled
+        if values.ndim != 3 or self.places == "pixels" or not how:
             return values
         mask = inputs.get("attention_mask")
         first = next(iter(inputs.values()), None)
@@ -195,7 +196,7 @@ class Representation:
             mask = first != padding
         if mask is None or mask.shape != values.shape[:2]:
             mask = values.new_ones(values.shape[:2])
-        if self._pooled == "mean":
+        if how == "mean":
             weights = mask.to(values.dtype)[:, :, None]
             return (values * weights).sum(1) / weights.sum(1).clamp_min(1)
         last = (mask.long() * torch.arange(values.shape[1], device=values.device)).argmax(1)
@@ -212,7 +213,7 @@ class Representation:
         if isinstance(value, Tensor):
             if value.ndim > 2 and (self.places == "pixels" or isinstance(self._module, _CONVOLUTIONS)):
                 value = value.flatten(2).mean(2)
-            value = value.mean(1) if value.ndim == 3 and self.places == "tokens" else self.pool(value, inputs)
+            value = self.pool(value, inputs)
             if value.is_floating_point() and value.ndim == 2 and (rows is None or rows == value.shape[0]):
                 return value
             key = "representation = last or mean for tokens, or head" if value.ndim == 3 and key == "head" else key

@@ -273,8 +273,8 @@ def only_trained(model: nn.Module, trains: Callable[[str], bool] | None) -> Iter
     live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
     if not live:
         raise ModelError(
-            f"a training phase has no parameters to train: it selects none of the {len(trainable)} trainable "
-            f"parameters of {model._get_name()}; set requires_grad, or select others in `trains`"
+            f"a training phase has no parameters to train: the layers of {model._get_name()} that it is for are frozen "
+            f"or missing ({len(trainable)} others are trainable): set requires_grad, or choose another method"
         )
     forget_gradients(live)
     if trains is None:

@@ -3,7 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from fedhet.errors import FedhetError
 from fedhet.methods import registry
 from fedhet.setup import client_setup
 from tests.strategies.by_hand import AT_ONCE, UNLIKE, WHO, assert_equal, examples_of, live, mean_of, rounds_of, stepped
@@ -56,6 +58,18 @@ def test_three_rounds_by_hand(federate, who):
         received = live(mean_of(trained, counts))
     for client, state in own.items():
         assert_equal(done.saved(client), state | received)
+
+
+@pytest.mark.parametrize("head", ["0", "2"])
+def test_layers_behind_the_head_are_refused_with_its_name(federate, head):
+    def model(client):
+        return nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 10))
+
+    def data(client):
+        return ((torch.zeros(8, 64), torch.zeros(8).long()),) * 2
+
+    with pytest.raises(FedhetError, match=f"perfcl replaces the head, here '{head}', which must be the last layer"):
+        federate("perfcl", model=model, data=data, head=head)
 
 
 def first_head(done, client):
