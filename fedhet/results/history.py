@@ -164,13 +164,14 @@ def absences(rows: Sequence[Row], scored: Which, *, shared: bool) -> Iterator[st
 
     With `shared`, received networks are one global model, whose score does not depend on the client's own training.
     """
-    absent = never_took_part(rows)
+    final = _last_evaluation(rows, scored)[1]
+    absent = {client: reason for client, reason in never_took_part(rows).items() if client not in final}
     late = {client: reason for client, reason in unscored(rows, scored).items() if client not in absent}
     evaluated = (client for row in rows for by_client in row.get("scores", {}).values() for client in by_client)
     trained = {client for row in rows for client in row["participants"]}
     there = trained | {*evaluated, *absent, *late}
     own = bool(trained) and not (shared and scored == "received")
-    untrained = _last_evaluation(rows, scored)[1] - trained - absent.keys() if own else ()
+    untrained = final - trained if own else ()
     for words, group in (
         (ABSENT, absent),
         ("clients failed in the last evaluation", late),

@@ -202,7 +202,7 @@ class Run:
         if last and self.traits.whole and not has_global_model:
             raise FedhetError(
                 f"method {self.method.name} has no global model after round {last}, since rounds had too few valid "
-                "replies: resume the run with more rounds"
+                "replies: correct what their warnings say, and resume the run with more rounds"
             )
 
     def warn_once(self, line: str, clients: Sequence[str] = ()) -> None:
