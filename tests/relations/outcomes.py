@@ -119,14 +119,21 @@ def equal(one: Outcome, other: Outcome) -> None:
     assert other.history == one.history
 
 
-def close(one: Outcome, other: Outcome, names: Mapping[str, str] | None = None, *, models: bool = True) -> None:
+def close(
+    one: Outcome,
+    other: Outcome,
+    names: Mapping[str, str] | None = None,
+    *,
+    models: bool = True,
+    tolerance: float = 1e-6,
+) -> None:
     """Check that two outcomes are equal up to rounding in float64; `names` maps client names of `one` to `other`'s."""
     alike(one, other)
     names = names or {client: client for client in one.clients}
     assert set(other.clients) == {names[client] for client in one.clients}
     for client, numbers in one.clients.items():
         np.testing.assert_allclose(
-            other.clients[names[client]], numbers, rtol=1e-5, atol=1e-6, err_msg=f"client {client}"
+            other.clients[names[client]], numbers, rtol=10 * tolerance, atol=tolerance, err_msg=f"client {client}"
         )
     for name, arrays in one.models.items() if models else ():
         stem = Path(name).stem

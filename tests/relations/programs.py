@@ -27,6 +27,8 @@ from fedhet.methods import registry
 COLUMNS = ("age", "bmi", "pressure", "pulse", "sugar", "weight")
 CLASSES = ("ant", "bee", "cat")
 PUBLIC = 24
+MASK = (2, 3)
+"""Height and width of the pictures of a segmentation, whose pixels are the columns."""
 Array = np.ndarray[Any, Any]
 
 
@@ -48,9 +50,9 @@ class Rows:
         return replace(self, inputs=self.inputs[:, order], columns=tuple(self.columns[place] for place in order))
 
     def renumbered(self, order: Any) -> "Rows":
-        """Return the same rows with the classes numbered in another order."""
-        place = np.argsort(order)
-        return replace(self, labels=place[self.labels], classes=tuple(self.classes[number] for number in order))
+        """Return the same rows with the classes numbered, or the columns of labels, in another order."""
+        labels = self.labels[:, order] if self.labels.ndim == 2 else np.argsort(order)[self.labels]
+        return replace(self, labels=labels, classes=tuple(self.classes[number] for number in order))
 
 
 Edit = Callable[[int, str, Rows], Rows]
@@ -102,7 +104,7 @@ class Program:
     @property
     def outputs(self) -> int:
         """The number of outputs of the networks."""
-        return {"classification": 3, "binary": 1, "regression": 1, "multi-label": 3}[self.task]
+        return 1 if self.task in ("binary", "regression", "survival") else len(CLASSES)
 
     @property
     def all_settings(self) -> dict[str, Any]:
@@ -136,7 +138,15 @@ class Program:
         elif self.task == "multi-label":
             labels = (score > 0).astype(np.int64)
             labels[:2] = [[0, 1, 0], [1, 0, 1]]
-            rows = Rows(inputs, labels)
+            rows = Rows(inputs, labels, classes=CLASSES if self.form == "frame" else ())
+        elif self.task == "survival":
+            events = rng.random(size) < 0.7
+            rows = Rows(inputs, np.stack([np.exp(-score[:, 0]), events], 1).astype(np.float64))
+        elif self.task == "segmentation":
+            labels = (np.digitize(inputs + 0.3 * rng.normal(size=inputs.shape), [-0.4, 0.4])).reshape(-1, *MASK)
+            labels[0] = np.arange(6).reshape(MASK) % 3
+            lacks = self.sizes == "lacking" and client == 1 and not public
+            rows = Rows(inputs, labels % 2 if lacks else labels, classes=CLASSES)
         else:
             rows = Rows(inputs, score[:, :1].astype(np.float64))
         for edit in self.edits:
@@ -155,7 +165,8 @@ class Program:
 
     def model(self, client: Any) -> Any:
         """Return a client's network, or its scikit-learn estimator."""
-        network = NETWORKS[self.network](client.partition_id, self)
+        name = "pixels" if self.task == "segmentation" else self.network
+        network = (NETWORKS | {"pixels": of_pixels})[name](client.partition_id, self)
         if not isinstance(network, nn.Module):
             return network
         network = Shifted(network, self.offset) if self.offset else network
@@ -186,9 +197,15 @@ def frame(rows: Rows, program: Program) -> Any:
     import pandas
 
     table = pandas.DataFrame(rows.inputs, columns=list(rows.columns))
+    if rows.labels.ndim == 2 and rows.classes:
+        return table, pandas.DataFrame(rows.labels, columns=list(rows.classes))
     if rows.classes:
         return table, pandas.Series(pandas.Categorical.from_codes(rows.labels, categories=list(rows.classes)))
     return table, pandas.Series(rows.labels) if rows.labels.ndim == 1 else pandas.DataFrame(rows.labels)
+
+
+def columns(rows: Rows, program: Program) -> Any:
+    return {"x": torch.tensor(rows.inputs), "label": torch.tensor(rows.labels)}
 
 
 def dataset(rows: Rows, program: Program) -> Any:
@@ -243,9 +260,27 @@ class Named(Dataset[Any]):
         label = self.rows.labels[index]
         return {"x": self.rows.inputs[index], "label": label.item() if label.ndim == 0 else label}
 
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [self[index] for index in indices]
+
 
 def named(rows: Rows, program: Program) -> Any:
     return Named(rows)
+
+
+def dicts(rows: Rows, program: Program) -> Any:
+    return [Named(rows)[index] for index in range(len(rows.inputs))]
+
+
+def collated(rows: Rows, program: Program) -> Any:
+    """Return a loader whose `collate_fn` makes a dict of a batch."""
+    size = program.all_settings.get("batch-size", 7)
+    return DataLoader(Named(rows), batch_size=size, shuffle=True, collate_fn=joined)
+
+
+def joined(batch: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Return the rows of a batch in one dict."""
+    return {name: torch.tensor(np.array([row[name] for row in batch])) for name in batch[0]}
 
 
 FOLDERS: list[Path] = []
@@ -269,11 +304,12 @@ def files(rows: Rows, program: Program) -> Any:
 FORMS: dict[str, Callable[[Rows, Program], Any]] = {
     **{"tensors": tensors, "arrays": arrays, "lists": lists, "frame": frame, "dataset": dataset, "subset": subset},
     **{"loader": loader, "lazy": lazy, "named": named, "files": files},
+    **{"columns": columns, "dicts": dicts, "collated": collated},
 }
-NAMED_CLASSES = ("frame", "lazy", "named")
+NAMED_CLASSES = ("frame", "lazy", "named", "collated")
 """Forms whose classes have names in any order; the folders of `files` have theirs in alphabetical order."""
 
-IN_ORDER = ("tensors", "arrays", "lists", "frame", "dataset", "subset", "lazy", "named")
+IN_ORDER = tuple(form for form in FORMS if form != "files")
 """Forms that keep the order of rows."""
 
 
@@ -316,6 +352,37 @@ class Tied(nn.Module):
         return self.head(self.two(self.one(self.first(inputs).relu()).relu()).relu())
 
 
+class HeadTied(nn.Module):
+    """A network whose head has the weight of its first layer."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.first, self.back, self.head = nn.Linear(6, outputs), nn.Linear(outputs, 6), nn.Linear(6, outputs)
+        self.head.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head((inputs + self.back(self.first(inputs).tanh())).relu())
+
+
+class HeadInside(nn.Module):
+    """A network whose head is its first module, before a learned scale, with buffers that training changes or not."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, outputs)
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        self.scale = nn.Parameter(torch.ones(outputs))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("shift", torch.full((6,), 0.1), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+            self.mean = 0.9 * self.mean + 0.1 * inputs.detach().mean(0)
+        return self.head(self.body(inputs - self.mean + self.shift)) * self.scale
+
+
 class Repeated(nn.Module):
     """A network of two equal blocks, as `inclusivefl` needs them."""
 
@@ -339,6 +406,16 @@ def of_widths(client: int, program: Program) -> nn.Module:
     return perceptron(client, program, width=6 + 2 * (client % 2))
 
 
+def calibrated(client: int, program: Program) -> nn.Module:
+    return nn.Sequential(*perceptron(client, program), nn.Linear(program.outputs, program.outputs))
+
+
+def with_frozen_head(client: int, program: Program) -> nn.Module:
+    network = perceptron(client, program)
+    network[-1].requires_grad_(False)
+    return network
+
+
 def convolutional(client: int, program: Program) -> nn.Module:
     first = [nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, padding=1), nn.ReLU()]
     return nn.Sequential(*first, nn.Flatten(1), nn.Linear(24, program.outputs))
@@ -346,7 +423,16 @@ def convolutional(client: int, program: Program) -> nn.Module:
 
 def starting_at(client: int, program: Program) -> nn.Module:
     """Return a network with the same initial weights in every process."""
-    network = perceptron(client, program)
+    return with_given_weights(perceptron(client, program))
+
+
+def of_pixels(client: int, program: Program) -> nn.Module:
+    """Return a network of class scores for each pixel, with the same initial weights in every process."""
+    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, program.outputs, 1)]
+    return with_given_weights(nn.Sequential(nn.Unflatten(1, (1, *MASK)), *layers))
+
+
+def with_given_weights(network: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(3)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.3, generator=generator)
@@ -373,7 +459,13 @@ NETWORKS: dict[str, Callable[[int, Program], Any]] = {
     "start": starting_at,
     "repeated": lambda client, program: Repeated(program.outputs),
     "beside trees": beside_trees,
+    "head tied": lambda client, program: HeadTied(program.outputs),
+    "head inside": lambda client, program: HeadInside(program.outputs),
+    "calibrated": calibrated,
+    "frozen head": with_frozen_head,
 }
+HEADS = {"head inside": "head", "calibrated": "4"}
+"""The heads of networks whose last `nn.Linear` is another layer."""
 NETWORK_OF = {"inclusivefl": "repeated"}
 """The network that a method needs, if most are refused."""
 
@@ -413,13 +505,13 @@ def programs(draw: st.DrawFn, **fixed: Any) -> Program:
     """Draw a program; `fixed` are values of its attributes, or tuples to draw from."""
     names = {
         "method": tuple(name for name in registry.own_methods()),
-        "task": ("classification", "classification", "binary", "regression", "multi-label"),
+        "task": (*["classification"] * 2, "binary", "regression", "multi-label", "survival", "segmentation"),
         "form": tuple(FORMS),
         "network": tuple(NETWORKS),
         "double": (True, False),
         "clients": (2, 3, 4),
         "sizes": ("equal", "unequal", "lacking"),
-        "settings": ({}, {}, {}, {"validation": 0.3, "keep-best": True}),
+        "settings": ({}, {}, {}, {"validation": 0.3, "keep-best": True}, {"fraction-train": 0.5}),
     }
     values: dict[str, Any] = {}
     for name, choices in names.items():
@@ -430,6 +522,10 @@ def programs(draw: st.DrawFn, **fixed: Any) -> Program:
         values["network"] = "mlp"
     if values["method"] in CONTROLS:
         values["settings"] = {}
+    elif values["network"] in HEADS and draw(st.booleans()):
+        values["settings"] = {**values["settings"], "head": HEADS[values["network"]]}
+    if values["form"] == "frame" and values["task"] == "segmentation":
+        values["task"] = "classification"
     if values["form"] == "files" and values["task"] != "classification":
         values["form"] = "lazy"
     return Program(**values)

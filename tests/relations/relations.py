@@ -8,38 +8,55 @@ import json
 import os
 import random
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
     balanced_accuracy_score,
     f1_score,
+    jaccard_score,
     mean_absolute_error,
     r2_score,
     roc_auc_score,
     root_mean_squared_error,
 )
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.semi_supervised import LabelSpreading
+from sklearn.svm import SVC, SVR
 from torch import nn
 from torch.utils.data import DataLoader
+from typer.testing import CliRunner
 
 import fedhet
+from fedhet.cli import app
 from fedhet.config import configuration
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
+from fedhet.results.history import MEASURED, read_history
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.setup.user_functions import UserFunctions
 from tests.relations import outcomes
 from tests.relations.outcomes import Outcome, close, equal, new, run
 from tests.relations.programs import (
+    CLASSES,
     COLUMNS,
     CONTROLS,
     FORMS,
@@ -100,6 +117,9 @@ PARTS = (("train",), ("test",), ("train", "test"))
 WHOLE: dict[str, Any] = {}
 """Settings without `validation`, whose examples depend on the client's number and the order of rows."""
 
+EACH_ROUND = (WHOLE, {"validation": 0.3, "keep-best": True})
+"""Settings with which each client trains in each round."""
+
 full = {"batch_size": 500}
 """A batch size that is larger than any client's number of examples."""
 NETWORKS_ALONE = tuple(network for network in NETWORKS if network != "beside trees")
@@ -146,6 +166,25 @@ def names_that_a_part_lacks_are_asked_for(draw: Draw, program: Program, folder: 
     assert f"give names to the {kind} of {part}, or check that their order is a" in changed.log
 
 
+@relation(form="frame", network=("mlp", "dropout", "start"), sizes="equal")
+def two_columns_of_one_name_are_refused(draw: Draw, program: Program, folder: Path) -> None:
+    """Two columns of a client's table, or of all clients', have one name: no order can be told by names."""
+    client = draw(st.integers(0, program.clients - 1))
+    places = draw(st.sampled_from([*permutations(range(len(COLUMNS)), 2)]))
+    parts = draw(st.sampled_from((*PARTS, ("public",))))
+
+    def repeated(rows: Rows) -> Rows:
+        names = [*rows.columns]
+        names[places[0]] = names[places[1]]
+        return replace(rows, columns=tuple(names))
+
+    complete(program, folder)
+    alone = draw(st.booleans()) and parts != ("public",)
+    changed = run(program.edited(at(client, parts, repeated) if alone else everywhere(parts, repeated)), folder)
+    words = changed.refused + " ".join(reason for name, reason in changed.failures if name == str(client))
+    assert f"name {COLUMNS[places[1]]}" in words
+
+
 @relation(form="frame", clients=(3, 4))
 def other_units_are_named(draw: Draw, program: Program, folder: Path) -> None:
     """A column or target of a client has other units than in its other part or, where layers are shared, at others."""
@@ -163,9 +202,10 @@ def other_units_are_named(draw: Draw, program: Program, folder: Path) -> None:
     assert name in reasons or "loss" in reasons
 
 
-@relation(form=NAMED_CLASSES, task="classification")
+@relation(form=NAMED_CLASSES, task=("classification", "classification", "multi-label", "segmentation"))
 def classes_in_another_order_are_aligned(draw: Draw, program: Program, folder: Path) -> None:
-    """One client numbers its classes in another way in some of its parts."""
+    """One client numbers its classes, or orders its columns of labels, in another way in some of its parts."""
+    assume(program.rows(0, "train").classes)
     client = draw(st.integers(0, program.clients - 1))
     parts = ("test",) if program.clients == 2 else draw(st.sampled_from(PARTS))
     chosen = order(draw, 3)
@@ -178,23 +218,40 @@ def classes_in_another_order_are_aligned(draw: Draw, program: Program, folder: P
     equal(first, changed)
 
 
-@relation(form="files", task="classification", sizes="equal")
-def a_class_without_a_folder(draw: Draw, program: Program, folder: Path) -> None:
-    """A client without a folder for the first class is refused, or scores with the right classes."""
+@relation(form=(*NAMED_CLASSES, "files"), task="classification", sizes="equal")
+def a_class_that_a_part_lacks(draw: Draw, program: Program, folder: Path) -> None:
+    """A client whose part does not list a class is refused, or scores with the right classes."""
     complete(program, folder)
+    lacking = draw(st.integers(0, 2))
 
     def without(rows: Rows) -> Rows:
-        kept = rows.take(rows.labels > 0)
-        return replace(kept, labels=kept.labels - 1, classes=kept.classes[1:])
+        kept = rows.take(rows.labels != lacking)
+        classes = tuple(name for number, name in enumerate(kept.classes) if number != lacking)
+        return replace(kept, labels=kept.labels - (kept.labels > lacking), classes=classes)
 
-    part = draw(st.sampled_from((("test",), ("train", "test"))))
-    changed = run(program.edited(at(0, part, without)), folder)
-    same = run(program.edited(at(0, part, lambda rows: rows.take(rows.labels > 0))), folder)
+    client = draw(st.integers(0, program.clients - 1))
+    part = draw(st.sampled_from(PARTS))
+    changed = run(program.edited(at(client, part, without)), folder)
+    same = run(program.edited(at(client, part, lambda rows: rows.take(rows.labels != lacking))), folder)
     words = changed.refused + changed.log + " ".join(reason for _, reason in changed.failures)
     if part == ("test",) and not changed.refused:
         close(replace(same, models={}), replace(changed, models={}))
     else:
-        assert program.method not in BY_CLASS or "ant" in words or changed.clients == same.clients
+        assert program.method not in BY_CLASS or CLASSES[lacking] in words or changed.clients == same.clients
+
+
+@relation(form=("named", "collated"), task="classification", sizes="equal")
+def classes_of_one_name_are_not_scored_by_number(draw: Draw, program: Program, folder: Path) -> None:
+    """Two classes have one name, and a part has another order: its client is refused, or named."""
+    complete(program, folder)
+    client = draw(st.integers(0, program.clients - 1))
+    names = draw(st.sampled_from((("ant", "ant", "bee"), ("ant", "bee", "ant"), ("bee", "ant", "ant"))))
+    others = draw(st.sampled_from(((0, 1, 2), (1, 2, 0), (2, 0, 1))))
+    alike = everywhere(("train", "test", "public"), lambda rows: replace(rows, classes=names))
+    other = at(client, ("test",), lambda rows: rows.renumbered(list(others)))
+    changed = run(program.edited(alike).edited(other), folder)
+    words = changed.refused + " ".join(reason for name, reason in changed.failures if name == str(client))
+    assert names == tuple(names[number] for number in others) or "ant" in words
 
 
 @relation(settings=WHOLE, method=SYMMETRIC, network="start", double=True, form=IN_ORDER, clients=(3, 4))
@@ -329,6 +386,7 @@ def public_rows_in_another_order(draw: Draw, program: Program, folder: Path) -> 
 @relation(settings=WHOLE, method=SYMMETRIC, network=("start", "mlp"), double=True, form=IN_ORDER)
 def all_rows_repeated(draw: Draw, program: Program, folder: Path) -> None:
     """Each client has each of its training or test rows twice; a batch has all of them."""
+    assume(program.task != "survival")  # whose loss has a correction for equal times
     program = program.having(**full)
     part = draw(st.sampled_from(("train", "test")))
     twice = everywhere((part,), lambda rows: rows.take(np.arange(2 * len(rows.labels)) // 2))
@@ -368,6 +426,18 @@ def a_constant_added_to_targets(draw: Draw, program: Program, folder: Path) -> N
         np.testing.assert_allclose(changed.clients[client], numbers, rtol=1e-4, atol=1e-4)
 
 
+@relation(task="survival", method=("local", "fedavg", "fedrep", "fedhenn", "heterofl"), form=IN_ORDER)
+def another_unit_of_time(draw: Draw, program: Program, folder: Path) -> None:
+    """Times of a client in another unit change nothing, and are not warned of: only their order counts."""
+    client = draw(st.integers(0, program.clients - 1))
+    factor = draw(st.sampled_from((2.0**-10, 365.25)))
+    parts = draw(st.sampled_from(PARTS))
+    other = at(client, parts, lambda rows: replace(rows, labels=rows.labels * [factor, 1]))
+    changed = run(program.edited(other), folder)
+    equal(run(program, folder), changed)
+    assert "times as large" not in changed.log
+
+
 @relation(task="classification", form=tuple(form for form in IN_ORDER if form != "lists"), sizes="equal")
 def bytes_are_scaled(draw: Draw, program: Program, folder: Path) -> None:
     """Bytes are the same inputs as their 255ths; methods that make views of rows need floats."""
@@ -390,7 +460,7 @@ def bytes_are_scaled(draw: Draw, program: Program, folder: Path) -> None:
 # ---- clients
 
 
-@relation(method=SYMMETRIC, sizes="equal", clients=(3, 4))
+@relation(method=SYMMETRIC, sizes="equal", clients=(3, 4), settings=EACH_ROUND)
 def a_client_that_is_refused_changes_nothing(draw: Draw, program: Program, folder: Path) -> None:
     """A client whose data are lost, or whose network does not fit, is named, and changes nothing for the others."""
     first = complete(program, folder)
@@ -408,7 +478,7 @@ def a_client_that_is_refused_changes_nothing(draw: Draw, program: Program, folde
     close(first, changed)
 
 
-@relation(method=trained, network=("start", "repeated"), clients=(3, 4))
+@relation(method=trained, network=("start", "repeated"), clients=(3, 4), settings=EACH_ROUND)
 def a_client_that_cannot_train_has_no_score(draw: Draw, program: Program, folder: Path) -> None:
     """A client whose training always fails is named and not scored; where clients are alike, no other changes."""
     last = Failing(**vars(replace(program, clients=program.clients + 1)), failing=program.clients)
@@ -433,6 +503,22 @@ class Failing(Program):
         if client.partition_id == self.failing:
             network.register_forward_hook(lambda module, _, outputs: outputs * (np.nan if module.training else 1.0))
         return network
+
+
+@relation(settings=WHOLE, method="fedavg", network="start", double=True, form=IN_ORDER, clients=(3, 4))
+def an_average_is_of_the_clients_that_trained(draw: Draw, program: Program, folder: Path) -> None:
+    """The global model is the mean of the networks that participants train alone, weighted by their examples."""
+    program = program.having(rounds=1, **full)
+    alone = complete(replace(program, method="local"), folder)
+    failing = draw(st.integers(0, program.clients))
+    failing_program = Failing(**vars(program.having(fraction_train=draw(st.sampled_from((0.5, 1.0))))), failing=failing)
+    outcome = complete(failing_program, folder)
+    clients = [client for row in outcome.history for client in row["participants"]]
+    assert str(failing) not in clients
+    weights = np.array([len(program.rows(int(client), "train").labels) for client in clients], float)
+    for name, array in outcome.models["models/global.safetensors"].items():
+        arrays = [alone.models[f"models/{client}.safetensors"][name] for client in clients]
+        np.testing.assert_allclose(array, np.average(arrays, 0, weights), rtol=1e-7, atol=1e-9, err_msg=name)
 
 
 @relation(task="classification", method=trained, sizes="equal", clients=(3, 4))
@@ -489,6 +575,55 @@ def one_client_alone_is_a_plain_loop(draw: Draw, program: Program, folder: Path)
     np.testing.assert_allclose(outcome.clients["0"], (right, loss), rtol=1e-6)
 
 
+ESTIMATORS = (
+    *(LogisticRegression, GaussianNB, SVC, partial(KNeighborsClassifier, 3)),
+    *(partial(RandomForestClassifier, 3, random_state=1), partial(make_pipeline, StandardScaler(), SVC())),
+)
+REGRESSORS = (LinearRegression, Ridge, SVR, partial(KNeighborsRegressor, 3))
+"""Estimators of scikit-learn whose fit depends on nothing but the examples."""
+
+CLASSIFIERS: dict[str, Callable[[int], Any]] = {
+    "nearest-neighbour": lambda examples: KNeighborsClassifier(1),
+    "logistic-regression": lambda examples: LogisticRegression(max_iter=1000),
+    "gradient-boosting": lambda examples: HistGradientBoostingClassifier(
+        min_samples_leaf=min(20, examples // 10), random_state=0
+    ),
+    "label-spreading": lambda examples: LabelSpreading(kernel="knn", n_neighbors=7, max_iter=200),
+}
+"""What clients of a method fit to so many examples."""
+
+
+@relation(
+    settings=WHOLE, method=(*CONTROLS, "local", "local"), task=("classification", "binary", "regression"), network="mlp"
+)
+def estimators_are_scikit_learns(draw: Draw, program: Program, folder: Path) -> None:
+    """Clients with estimators, and those of the methods with a classifier, score as scikit-learn does on their rows."""
+    estimator = draw(st.sampled_from(REGRESSORS if program.task == "regression" else ESTIMATORS))
+    fitted = Fitted(**vars(program), estimator=estimator if program.method == "local" else None)
+    dtype = np.float64 if program.double and not fitted.estimator else np.float32
+    for client, (score, _) in complete(fitted, folder).clients.items():
+        rows, test, public = (program.rows(int(client), part) for part in ("train", "test", "public"))
+        inputs, labels = rows.inputs.astype(dtype), rows.labels if program.task != "regression" else rows.labels[:, 0]
+        model = fitted.estimator() if fitted.estimator else CLASSIFIERS[program.method](len(labels))
+        if program.method == "label-spreading":
+            inputs = np.concatenate([inputs, public.inputs.astype(dtype)])
+            labels = np.concatenate([labels, np.full(len(public.labels), -1)])
+        with warnings.catch_warnings(action="ignore"):
+            expected = model.fit(inputs, labels).score(test.inputs.astype(dtype), test.labels)
+        np.testing.assert_allclose(score, expected, rtol=1e-5, atol=1e-6, err_msg=f"{model}, client {client}")
+
+
+@dataclass(frozen=True)
+class Fitted(Program):
+    """A program whose clients have an estimator of scikit-learn, if one is given."""
+
+    estimator: Callable[[], Any] | None = None
+
+    def model(self, client: Any) -> Any:
+        """Return a new estimator, or the network."""
+        return super().model(client) if self.estimator is None else self.estimator()
+
+
 @dataclass(frozen=True)
 class Client:
     """What a model function needs to know of a client."""
@@ -541,14 +676,21 @@ class Included(Program):
 ARCHITECTURES = ("mlp", "cnn-1-1", "cnn-1-1,mlp", "flha-small-0", "flha-small-1")
 
 
+def of_digits(draw: Draw, program: Program, settings: Mapping[str, Any]) -> Included:
+    """Return a program of the same method and number of clients, with drawn architectures on digits."""
+    settings = {"samples-per-client": 30, "public-samples": 40, **settings}
+    if program.method not in CONTROLS:
+        settings |= {"batch-size": draw(st.sampled_from((7, 13, 30)))}
+    settings |= {"dataset": "digits", "architectures": draw(st.sampled_from(ARCHITECTURES))}
+    return Included(program.method, clients=program.clients, settings=settings)
+
+
 @relation(method=trained, clients=(3, 4))
 def batches_of_clients(draw: Draw, program: Program, folder: Path) -> None:
     """Clients whose networks are trained in one batch get what they get one by one, up to rounding."""
-    settings = {"dataset": "digits", "architectures": draw(st.sampled_from(ARCHITECTURES)), "samples-per-client": 30}
-    settings |= {"public-samples": 40, "batch-size": draw(st.sampled_from((7, 13, 30))), "local-epochs": 3}
-    settings |= {"rounds": 1} if "rounds" in program.all_settings else {}
+    settings = {"local-epochs": 3} | ({"rounds": 1} if "rounds" in program.all_settings else {})
     settings |= {"optimizer": program.all_settings.get("optimizer", "sgd")}  # Adam divides rounding by rounding
-    included = Included(program.method, clients=program.clients, settings=settings)
+    included = of_digits(draw, program, settings)
     first = complete(included.having(client_batching="off"), folder)
     changed = run(included.having(client_batching=str(draw(st.sampled_from((2, 10))))), folder)
     assert not changed.refused
@@ -576,13 +718,48 @@ class Killed(Observer):
 
 @relation()
 def killed_and_resumed(draw: Draw, program: Program, folder: Path) -> None:
-    """A run that is interrupted and resumed gives the same bytes."""
+    """A run that is interrupted and resumed gives the same bytes, and stays as it is if it is resumed once more."""
     first, out = complete(program, folder), new(folder)
     try:
         run(program, folder, out=out, observers=[Killed()])
     except KeyboardInterrupt:
         fedhet.run({}, **program.arguments(), resume=out, progress=False)
-    equal(first, replace(outcomes.read(out)))
+    equal(first, outcomes.read(out))
+    before = files_of(out)
+    with outcomes.kept_log():
+        fedhet.run({}, **program.arguments(), resume=out, progress=False)
+    assert files_of(out) == before
+
+
+@relation()
+def again_is_the_same_run(draw: Draw, program: Program, folder: Path) -> None:
+    """`fedhet run --again` of a run of included data and architectures, and `--resume` of it, give the same files."""
+    further = draw(
+        st.sampled_from(({}, {"validation": 0.3, "keep-best": True}, {"fraction-train": 0.4}, {"save-every": 1}))
+    )
+    included = of_digits(draw, program, {"rounds": 2, **further} if "rounds" in program.all_settings else {})
+    outcome = complete(included, folder)
+    before = files_of(outcome.folder)
+    for options in (["--resume", str(outcome.folder)], ["--again", str(outcome.folder), "--out", str(new(folder))]):
+        with outcomes.kept_log():
+            result = CliRunner().invoke(app, ["run", *options])
+        assert result.exit_code == 0, result.output
+        assert files_of(outcome.folder) == before
+    equal(outcome, outcomes.read(Path(options[-1])))
+    assert files_of(Path(options[-1])) == before
+
+
+def files_of(folder: Path) -> dict[str, Any]:
+    """Return the content of a run's files, without times and what says where it ran."""
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = read_history(folder)
+    return {
+        "clients.csv": (folder / "clients.csv").read_text(),
+        "summary": {name: value for name, value in summary.items() if name not in MEASURED},
+        "history": [{name: value for name, value in row.items() if name != "timing"} for row in rows],
+        **{path.name: path.read_bytes() for path in (folder / "models").rglob("*.safetensors")},
+        **{path.name: load_file(path).keys() for path in (folder / "checkpoint").rglob("*.safetensors")},
+    }
 
 
 @relation(slow=True)
@@ -699,44 +876,27 @@ def a_key_changes_the_models_or_is_said_to_have_no_effect(draw: Draw, program: P
     assert key in words
 
 
+IDLE: dict[str, dict[str, Any]] = {
+    **{"evaluate-every": {"evaluate-every": 2}, "save-every": {"save-every": 1}, "clip-norm": {"clip-norm": 1e9}},
+    **{key: {} for key in ("learning-rate", "batch-size", "local-epochs")},
+}
+"""Settings by the key that they set; the last ones are those of single clients, which are the run's."""
+
+
 @relation(method=trained)
-def evaluations_and_saved_models_change_nothing(draw: Draw, program: Program, folder: Path) -> None:
-    """Fewer evaluations and models that are saved in between do not change the trained models."""
+def settings_that_change_nothing(draw: Draw, program: Program, folder: Path) -> None:
+    """Fewer evaluations, models that are saved in between, a norm that no update reaches, and clients' own settings."""
     first = complete(program, folder)
-    key = draw(st.sampled_from(("evaluate-every", "save-every")))
-    changed = run(program.having(**{key.replace("-", "_"): 2 if key == "evaluate-every" else 1}), folder)
+    key = draw(st.sampled_from(sorted(IDLE)))
+    own = {"client_settings": lambda client: {key: program.all_settings[key]}} if not IDLE[key] else {}
+    changed = run(replace(program, settings={**program.settings, **IDLE[key]}), folder, **own)
     if changed.refused:
         assert key in changed.refused, changed.refused
-        return
-    models = {name: arrays for name, arrays in changed.models.items() if "round-" not in name}
-    assert changed.clients == first.clients
-    equal(replace(first, history=()), replace(changed, history=(), models=models))
-
-
-@relation(method=trained)
-def a_clip_norm_that_clips_nothing(draw: Draw, program: Program, folder: Path) -> None:
-    """A norm that no update reaches is as no norm."""
-    first = complete(program, folder)
-    changed = run(program.having(clip_norm=1e9), folder)
-    if changed.refused:
-        assert "clip-norm" in changed.refused, changed.refused
-        return
-    assert set(changed.clients) == set(first.clients)
-    for client, numbers in first.clients.items():
-        np.testing.assert_allclose(changed.clients[client], numbers, rtol=1e-4, atol=1e-4, err_msg=f"client {client}")
-
-
-@relation(method=trained)
-def client_settings_that_are_the_runs(draw: Draw, program: Program, folder: Path) -> None:
-    """Settings of single clients that equal the run's change nothing."""
-    first = complete(program, folder)
-    keys = draw(st.sampled_from((("learning-rate",), ("batch-size",), ("local-epochs",))))
-    settings = {key: program.all_settings[key] for key in keys}
-    changed = run(program, folder, client_settings=lambda client: settings)
-    if changed.refused:
-        assert keys[0] in changed.refused, changed.refused
-        return
-    equal(first, changed)
+    elif key == "clip-norm":
+        close(first, changed, models=False, tolerance=1e-4)
+    else:
+        models = {name: arrays for name, arrays in changed.models.items() if "round-" not in name}
+        equal(replace(first, history=()), replace(changed, history=(), models=models))
 
 
 # ---- what is made of runs
@@ -825,42 +985,87 @@ def texts_score_alike_alone_and_in_a_batch(draw: Draw, program: Program, folder:
         assert abs(np.mean(right) - outcome.clients[str(number)][0]) < 1e-6 or "depend on the padding" in outcome.log
 
 
+OF_ONE_NETWORK = tuple(name for name in trained if name not in ("fedkd", "fedmrl", "flha-distillation", "fml"))
+"""Methods without a second network, of fedhet, which knows no padding."""
+
+
+@relation(method=OF_ONE_NETWORK, task="classification", double=True, settings=EACH_ROUND)
+def padding_in_a_batch_is_padding_beforehand(draw: Draw, program: Program, folder: Path) -> None:
+    """Texts or tokens that a `collate_fn` pads batch by batch, as pairs or dicts, give what padded tensors give."""
+    texts = Texts(**vars(program), reads=draw(st.sampled_from(("mean", "tokens"))), given="padded")
+    other = replace(texts, given=draw(st.sampled_from(("pairs", "dicts", "padded dicts", "padded columns"))))
+    close(run(texts, folder), run(other, folder))
+
+
 @dataclass(frozen=True)
 class Texts(Program):
-    """A program whose examples are texts of unlike lengths, which a `collate_fn` pads with zeros."""
+    """A program whose examples are texts of unlike lengths, which are padded with zeros.
+
+    Attributes:
+        reads: what the head reads, see `Reader`; with `tokens`, each token has a label, and padding -100.
+        given: `pairs` or `dicts` for loaders with a `collate_fn` that pads each batch, or in which form texts are
+            `padded` to one length.
+    """
 
     reads: str = "last"
+    given: str = "pairs"
 
-    def texts(self, client: int, part: str) -> list[tuple[torch.Tensor, int]]:
+    def texts(self, client: int, part: str) -> list[tuple[torch.Tensor, Any]]:
         """Return pairs of tokens and label."""
         rows = super().rows(client, part)
         tokens = torch.tensor(np.abs(rows.inputs * 9).astype(np.int64) % 8 + 1)
-        return [(ids[: 2 + k % 5], int(label)) for k, (ids, label) in enumerate(zip(tokens, rows.labels, strict=True))]
+        texts = [(ids[: 2 + k % 5], int(label)) for k, (ids, label) in enumerate(zip(tokens, rows.labels, strict=True))]
+        return [(ids, (ids + label) % 3) for ids, label in texts] if self.reads == "tokens" else texts
 
     def data(self, client: Any) -> dict[str, Any]:
-        """Return loaders of texts."""
-        parts = {part: self.texts(client.partition_id, part) for part in ("train", "test")}
-        size = self.all_settings["batch-size"]
-        return {part: DataLoader(texts, batch_size=size, collate_fn=padded) for part, texts in parts.items()}
+        """Return texts in the chosen form; those of the public dataset are tensors."""
+        parts = {part: self.part(self.texts(client.partition_id, part)) for part in ("train", "test")}
+        return {**parts, "public": padded(self.texts(0, "public"))}
+
+    def part(self, texts: list[tuple[torch.Tensor, Any]]) -> Any:
+        """Return texts in the chosen form."""
+        inputs, labels = padded(texts)
+        dicts = [{"input_ids": ids.tolist(), "labels": label} for ids, label in texts]
+        loader = partial(DataLoader, batch_size=self.all_settings["batch-size"])
+        return {
+            "pairs": loader(texts, collate_fn=padded),
+            "dicts": loader(dicts, collate_fn=padded_dicts),
+            "padded": (inputs, labels),
+            "padded columns": {"input_ids": inputs, "labels": labels},
+            "padded dicts": [{"input_ids": ids, "labels": label} for ids, label in zip(inputs, labels, strict=True)],
+        }[self.given]
 
     def model(self, client: Any) -> nn.Module:
         """Return a recurrent network."""
         return Reader(self.reads).double()
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the functions, and the task of the labels."""
+        return {**super().arguments(), "task": "token-classification" if self.reads == "tokens" else self.task}
 
-def padded(rows: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+
+def padded(rows: list[tuple[torch.Tensor, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a batch of texts."""
     texts, labels = zip(*rows, strict=True)
-    return nn.utils.rnn.pad_sequence(texts, batch_first=True), torch.tensor(labels)
+    by_token = isinstance(labels[0], torch.Tensor)
+    pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
+    return pad(texts), pad(labels, padding_value=-100) if by_token else torch.tensor(labels)
+
+
+def padded_dicts(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return a batch of texts, as collators of transformers do."""
+    inputs, labels = padded([(torch.tensor(row["input_ids"]), row["labels"]) for row in rows])
+    return {"input_ids": inputs, "labels": labels}
 
 
 class Reader(nn.Module):
-    """A recurrent network in two directions, whose head `reads` some of its states; only `mean` masks padding."""
+    """A recurrent network whose head `reads` some of its states; only `mean` and `tokens` do not depend on padding."""
 
     def __init__(self, reads: str) -> None:
         super().__init__()
-        self.reads, self.embedding = reads, nn.Embedding(9, 4)
-        self.layer, self.head = nn.GRU(4, 4, batch_first=True, bidirectional=reads != "mean"), nn.LazyLinear(3)
+        self.reads, self.embedding, self.config = reads, nn.Embedding(9, 4), SimpleNamespace(pad_token_id=0)
+        both = reads not in ("mean", "tokens")
+        self.layer, self.head = nn.GRU(4, 4, batch_first=True, bidirectional=both), nn.LazyLinear(3)
         self(torch.ones(1, 1, dtype=torch.int64))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -868,7 +1073,7 @@ class Reader(nn.Module):
         kept = (ids > 0)[..., None]
         read = {
             **{"last": states[:, -1], "both ends": torch.cat([states[:, 0], states[:, -1]], 1)},
-            **{"mean": (states * kept).sum(1) / kept.sum(1), "all": states.mean(1)},
+            **{"mean": (states * kept).sum(1) / kept.sum(1), "all": states.mean(1), "tokens": states},
         }
         return self.head(read[self.reads])
 
@@ -878,6 +1083,8 @@ METRICS = {
     "binary": ("accuracy", "balanced-accuracy", "f1", "auc", "average-precision"),
     "multi-label": ("auc", "average-precision", "macro-f1"),
     "regression": ("r2", "rmse", "mae"),
+    "segmentation": ("iou", "dice", "accuracy"),
+    "survival": ("concordance",),
 }
 """The metrics of a task."""
 
@@ -902,7 +1109,7 @@ def metrics_are_scikit_learns(draw: Draw, program: Program, folder: Path) -> Non
             assert str(number) not in outcome.clients
         else:
             np.testing.assert_allclose(outcome.clients[str(number)][0], expected, rtol=1e-5, atol=1e-6)
-    if metric in ("accuracy", "balanced-accuracy", "f1", "macro-f1", "mae"):  # of all examples together
+    if metric in ("accuracy", "balanced-accuracy", "f1", "macro-f1", "iou", "dice", "mae"):  # of all examples together
         expected = scikit_learns(metric, program.task, np.concatenate(outputs), np.concatenate(labels))
         np.testing.assert_allclose(summary[f"personal_{metric}"]["weighted"], expected, rtol=1e-5, atol=1e-6)
 
@@ -911,7 +1118,7 @@ def predictions(network: nn.Module, inputs: np.ndarray[Any, Any], program: Progr
     """Return a network's outputs as scores of classes or labels, or as targets."""
     with torch.no_grad():
         outputs = network(torch.tensor(inputs).to(next(network.parameters()).dtype)).double()
-    return (outputs.softmax(1) if program.task == "classification" else outputs).numpy()
+    return (outputs.softmax(1) if program.task in ("classification", "segmentation") else outputs).numpy()
 
 
 def scikit_learns(metric: str, task: str, scores: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> float:
@@ -919,6 +1126,15 @@ def scikit_learns(metric: str, task: str, scores: np.ndarray[Any, Any], labels: 
     if task == "regression":
         errors = {"r2": r2_score, "rmse": root_mean_squared_error, "mae": mean_absolute_error}
         return errors[metric](labels, scores.reshape(labels.shape))
+    if task == "survival":
+        pairs = [(one, other) for one in range(len(labels)) for other in range(len(labels)) if labels[one, 1]]
+        pairs = [(one, other) for one, other in pairs if labels[one, 0] < labels[other, 0]]
+        won = [np.sign(scores[one] - scores[other]).item() / 2 + 0.5 for one, other in pairs]
+        return float(np.mean(won)) if won else float("nan")
+    if task == "segmentation":
+        chosen, labels = scores.argmax(1).ravel(), labels.ravel()
+        measures = {"iou": partial(jaccard_score, average="macro"), "dice": partial(f1_score, average="macro")}
+        return measures.get(metric, accuracy_score)(labels, chosen)
     if metric in ("auc", "average-precision"):
         value = {"auc": roc_auc_score, "average-precision": average_precision_score}[metric]
         if task == "classification":

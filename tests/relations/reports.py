@@ -3,18 +3,25 @@
 import csv
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
 from scipy import stats
 
 import fedhet
-from fedhet.results.history import read_history
+from fedhet.comparing import Comparison
+from fedhet.methods.method import ABSENT
+from fedhet.results.figures import run_figures, save_figure
+from fedhet.results.history import read_history, read_run
+from fedhet.results.terminal import by_architecture
 from tests.relations import outcomes
 from tests.relations.outcomes import new
 from tests.relations.programs import CLASSES, IN_ORDER, NAMED_CLASSES, Program, at
@@ -48,7 +55,7 @@ def classes(program: Program, client: int) -> dict[str, int]:
     if program.task == "multi-label":
         counts = rows.labels.sum(0)
     else:
-        counts = np.bincount(rows.labels, minlength=max(program.outputs, 2))
+        counts = np.bincount(rows.labels.ravel(), minlength=max(program.outputs, 2))
     names = rows.classes if program.form in NAMED and rows.classes else range(len(counts))
     return {str(name): int(count) for name, count in zip(names, counts, strict=True)}
 
@@ -130,7 +137,7 @@ def described_data_are_the_rows(draw: Draw, program: Program, folder: Path) -> N
         every.append(rows.inputs)
         check_description(about, rows.inputs)
         assert about["test"] == len(program.rows(int(client), "test").labels)
-        if program.task != "regression":
+        if program.task in ("classification", "binary", "multi-label"):
             assert about["classes"] == [*classes(program, int(client)).values()]
     assert len(every) == program.clients
     check_description(said["all"], np.concatenate(every))
@@ -145,31 +152,154 @@ def check_description(about: Mapping[str, Any], inputs: np.ndarray[Any, Any]) ->
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
 
 
+@dataclass(frozen=True)
+class Flaky(Program):
+    """A program whose functions, or networks in training, raise an exception in some of their calls.
+
+    Attributes:
+        raising: by client, the function (`data`, `model` or `training`) and the numbers of its calls that raise.
+        calls: number of calls by client and function.
+    """
+
+    raising: Mapping[int, tuple[str, range]] = field(default_factory=dict)
+    calls: Counter[tuple[int, str]] = field(default_factory=Counter)
+
+    def call(self, client: int, function: str) -> None:
+        """Count a call; raise an exception if it is one that fails."""
+        self.calls[client, function] += 1
+        chosen, numbers = self.raising[client]
+        if function == chosen and self.calls[client, function] in numbers:
+            raise ValueError(f"a call of {function} fails")
+
+    def data(self, client: Any) -> dict[str, Any]:
+        """Return a client's data, or raise."""
+        self.call(client.partition_id, "data")
+        return super().data(client)
+
+    def model(self, client: Any) -> Any:
+        """Return a client's network, which may raise in training, or raise."""
+        number = client.partition_id
+        self.call(number, "model")
+        network = super().model(client)
+        network.register_forward_pre_hook(lambda module, _: self.call(number, "training") if module.training else None)
+        return network
+
+
+def flaky(draw: Draw, program: Program) -> Flaky:
+    """Return the program with clients that are not drawn in some rounds, fail in some, or come later."""
+    raising = {}
+    for client in range(program.clients):
+        function, most = draw(st.sampled_from((("", 0), ("data", 2), ("model", 3), ("training", 40))))
+        first = draw(st.integers(1, most + 1))
+        raising[client] = function, range(first, first + draw(st.sampled_from((1, 2, 20))))
+    rounds = {"rounds": 4} if "rounds" in program.all_settings else {}
+    having = program.having(**rounds, fraction_train=draw(st.sampled_from((0.4, 0.7, 1.0))))
+    return Flaky(**vars(having), raising=raising)
+
+
+@relation(settings={}, method=trained, network=NETWORKS_ALONE, clients=(3, 4))
+def files_agree_on_who_took_part(draw: Draw, program: Program, folder: Path) -> None:
+    """Means and numbers of clients in a run's files are of those that took part, of whom some fail or come later."""
+    outcome = complete(flaky(draw, program), folder)
+    run = read_run(outcome.folder)
+    said = run.summary
+    for row in run.rows:
+        lines = {line.client: line.accuracy for line in run.clients if line.round == row["round"]}
+        scored = {client: total([pair]) for client, pair in row["scores"].get(said["personal"], {}).items()}
+        assert {client: value for client, value in lines.items() if value is not None} == pytest.approx(scored)
+        failed = {failure["client"] for failure in row["failures"]}
+        assert not failed & ({*row["participants"]} | {*scored})
+        for which in ("received", "trained"):
+            pairs = [*row["scores"].get(which, {}).values()]
+            count = len(pairs) + len(row.get("undefined", {}).get(which, ()))
+            assert (row[which] or {"clients": 0})["clients"] == count
+            if pairs:
+                check_statistics(row[which][said["metric"]], pairs)
+    last = [row for row in run.rows if row[said["personal"]]][-1]["scores"][said["personal"]]
+    check_statistics(said[f"personal_{said['metric']}"], [*last.values()])
+    trained = {client for row in run.rows for client in row["participants"]}
+    failures = [failure["client"] for row in run.rows for failure in row["failures"]]
+    absent = {*failures} - trained
+    assert ({*said.get("never_took_part", {})}, said["failures"]) == (absent, len(failures))
+    assert said["clients"] == len({line.client for line in run.clients})
+    for way in ("bytes_up", "bytes_down"):
+        assert said[way] == sum(getattr(line, way) for line in run.clients)
+    assert all(line.examples == len(program.rows(int(line.client), "train").labels) for line in run.clients)
+    assert by_architecture(run)[-1][1] == str(len(outcome.clients))
+    absences = " ".join(run.absences)
+    assert not absent - {*last} or re.search(rf"{len(absent - {*last})} of \d+ {ABSENT}", absences)
+    if not run.has_global or said["personal"] == "trained":
+        assert not {*last} - trained or "clients never trained, but are scored" in absences
+
+
+def total(pairs: Sequence[Any]) -> float:
+    """Return the metric of several clients, whose pairs have its values and weights: the mean of the weighted means."""
+    values, weights = (np.array([pair[place] for pair in pairs]) for place in (0, 1))
+    known = weights.sum(0) > 0
+    return float(np.average(values[:, known], 0, weights[:, known]).mean())
+
+
+def check_statistics(said: Mapping[str, float], pairs: Sequence[Any]) -> None:
+    """Compare statistics over clients with the values and weights of their metric."""
+    each = np.array([total([pair]) for pair in pairs])
+    expected = {"weighted": total(pairs), "mean": each.mean(), "std": each.std(), "min": each.min(), "max": each.max()}
+    np.testing.assert_allclose([said[name] for name in expected], [*expected.values()], rtol=1e-9, atol=1e-9)
+
+
+@relation(settings=({}, {"fraction-train": 0.5}), method=trained)
+def figures_show_the_numbers_of_the_files(draw: Draw, program: Program, folder: Path) -> None:
+    """Lines, dots and matrices of a run's figures have the values of `history.jsonl` and `clients.csv`."""
+    outcome = complete(program, folder)
+    run = read_run(outcome.folder)
+    drawn = {name: figure.axes[0] for name, figure in run_figures(run).items()}
+    dots = [value for line in drawn["clients"].lines for value in line.get_xdata()]
+    np.testing.assert_array_equal(sorted(dots), sorted(accuracy for accuracy, _ in outcome.clients.values()))
+    names = {"personal models": run.scored, "global model": "received", "as received": "received"}
+    for line in drawn["accuracy"].lines:
+        which = names.get(line.get_label(), "trained")
+        points = {
+            row["round"] - (which == "received" or row.get("final", False)): total([*row["scores"][which].values()])
+            for row in run.rows
+            if row["scores"].get(which)
+        }
+        np.testing.assert_allclose([*zip(line.get_xdata(), line.get_ydata(), strict=True)], sorted(points.items()))
+    losses = [[row["round"], row["train_loss"]] for row in run.rows if row["train_loss"] is not None]
+    lines = {line.get_label(): line.get_xydata().tolist() for line in drawn["losses"].lines}
+    assert lines.get("training", []) == losses
+    if "classes" in drawn:
+        values = [[*classes(program, int(client)).values()] for client in run.summary["classes"]]
+        np.testing.assert_array_equal(drawn["classes"].images[0].get_array(), values)
+
+
 @relation(
     slow=True, settings={}, method=tuple(method for method in trained if method != "local"), network=NETWORKS_ALONE
 )
 def a_table_is_made_of_its_runs(draw: Draw, program: Program, folder: Path) -> None:
-    """A comparison's numbers are recomputed from the clients' scores in the folders of its runs."""
+    """A comparison's numbers, and its figure, are recomputed from the clients' scores in the folders of its runs."""
     complete(program, folder)
+    program = flaky(draw, program) if draw(st.booleans()) else program
     settings = {key: value for key, value in program.all_settings.items() if key not in ("method", "workers")}
     out, seeds = new(folder), range(3)
     with outcomes.kept_log():
-        fedhet.compare(["local", program.method], settings, seeds=seeds, **program.arguments(), out=out, jobs=1)
-    metric = json.loads((out / "local-seed0" / "summary.json").read_text())["metric"]
-    personal = f"personal_{metric}"
+        arguments = {"seeds": seeds, **program.arguments(), "out": out, "jobs": 1}
+        done = fedhet.compare(["local", program.method], settings, **arguments)
+    assume(not done.failed)
+    personal = "personal_" + json.loads((out / "local-seed0" / "summary.json").read_text())["metric"]
     with (out / "comparison.csv").open(newline="") as file:
         table = {(row["method"], row["seed"]): row for row in csv.DictReader(file)}
     mine, alone = ([scores(out / f"{method}-seed{seed}") for seed in seeds] for method in (program.method, "local"))
-    assume(all({*one} == {*other} for one, other in zip(mine, alone, strict=True)))
+    assume(all({*one} & {*other} for one, other in zip(mine, alone, strict=True)))
     differences = []
     for seed, one, other in zip(seeds, mine, alone, strict=True):
         row = table[program.method, str(seed)]
-        gains = sorted(one[client][0] - other[client][0] for client in other)
-        weights = np.array([weight for _, weight in one.values()])
-        mean = np.array([value for value, _ in one.values()]) @ weights / weights.sum()
-        differences.append(mean - np.array([value for value, _ in other.values()]) @ weights / weights.sum())
+        both = [client for client in one if client in other]
+        gains = sorted(total([one[client]]) - total([other[client]]) for client in both)
+        differences.append(mean_of(one, both) - mean_of(other, both))
         found = [float(row[name]) for name in (personal, "worse_off", "worst_tenth")]
-        np.testing.assert_allclose(found, [mean, np.mean(np.array(gains) < -1e-12), gains[0]], atol=1e-9)
+        expected = [mean_of(one), np.mean(np.array(gains) < -1e-12), gains[0]]
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+    check_figure(done, [program.method], [mine])
+    check_figure(done, ["local", program.method], [alone, mine])
     test = stats.ttest_1samp(differences, 0)
     interval = test.confidence_interval()
     rows = [table[program.method, name] for name in ("difference", "difference_low", "difference_high", "p")]
@@ -178,8 +308,32 @@ def a_table_is_made_of_its_runs(draw: Draw, program: Program, folder: Path) -> N
     np.testing.assert_allclose(found, [np.mean(differences), *interval, test.pvalue], rtol=1e-6, atol=1e-9)
 
 
-def scores(run: Path) -> dict[str, tuple[float, float]]:
-    """Return a run's last personal scores and their weights by client."""
+def mean_of(scores: Mapping[str, Any], clients: Collection[str] | None = None) -> float:
+    """Return the metric of all clients, or of some, from their `scores`."""
+    return total([scores[client] for client in clients or scores])
+
+
+def check_figure(done: Comparison, names: Sequence[str], runs: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Check that lines end at the mean over seeds, of the clients that all scored, and that the files have them."""
+    shared = set.intersection(*({*scores} for by_seed in runs for scores in by_seed))
+    axes = done.plot(names).axes[0]
+    lines = {line.get_label(): line.get_ydata() for line in axes.lines}
+    bands = [band.get_paths()[0].vertices for band in axes.collections]
+    for name, by_seed, band in zip(names, runs, bands, strict=True):
+        values = [mean_of(scores, shared) for scores in by_seed]
+        spread = np.std(values, ddof=1)
+        last = band[band[:, 0] == band[:, 0].max()][:, 1]
+        found = [lines[name][-1], last.min(), last.max()]
+        np.testing.assert_allclose(
+            found, [np.mean(values), np.mean(values) - spread, np.mean(values) + spread], atol=1e-9
+        )
+    figure = done.plot()
+    for kind in ("png", "pdf", "svg"):
+        save_figure(figure, done.folder / f"again.{kind}")
+        assert (done.folder / f"again.{kind}").read_bytes() == (done.folder / f"comparison.{kind}").read_bytes()
+
+
+def scores(run: Path) -> dict[str, Any]:
+    """Return the values and weights of the metric of the last personal models, by client."""
     last = json.loads((run / "history.jsonl").read_text().splitlines()[-1])["scores"]
-    personal = json.loads((run / "summary.json").read_text())["personal"]
-    return {client: (values[0][0], values[1][0]) for client, values in last[personal].items()}
+    return last[json.loads((run / "summary.json").read_text())["personal"]]
