@@ -37,7 +37,7 @@ class Classifier(ClientSide[Keys], ABC):
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
         outputs = self.client.model(self.client.transform(self.client.data.train.inputs[:1]))
         outputs = self.client.task.outputs.scores(outputs)
-        return lambda batch: log_probabilities(self._classifier, batch, outputs.shape[-1]).to(outputs)
+        return lambda batch: log_probabilities(self._classifier, flat(batch), outputs.shape[-1]).to(outputs)
 
     @cached_property
     def _classifier(self) -> Any:

@@ -20,6 +20,7 @@ from fedhet.client.secret import NodeSecret
 from fedhet.client.state import ClientStore, check_order, other_model, start
 from fedhet.client.unchanged import check_unchanged
 from fedhet.data import ClientData, Examples, resident, with_validation
+from fedhet.data.names import COLUMNS
 from fedhet.data.reading import missing_allowed
 from fedhet.errors import ConfigError, DataError, ModelError, Refused
 from fedhet.messages import Payload, Request
@@ -173,6 +174,7 @@ class Clients:
                 _check_private(side)
             if client.estimator:
                 client.estimator.seed(derive_seed(client.root, "estimator", info.name))
+                client.estimator.columns = data.names.get(COLUMNS, ())
                 check_client(client, placeholders=placeholders)
             build = partial(self._build, info, part=network.part)
             redraw = partial(self._redraw, info, client)

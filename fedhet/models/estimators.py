@@ -19,7 +19,9 @@ LEAST = 1e-6
 
 def is_estimator(model: Any) -> bool:
     """Return whether an object can be fitted to examples and predicts classes or numbers, and is no network."""
-    methods = [name for name in ("fit", "predict_proba", "predict") if callable(getattr(model, name, None))]
+    # Some of scikit-learn's predict only once they are fitted, but their classes have the method.
+    parts = model, type(model)
+    methods = {name for name in ("fit", "predict_proba", "predict") for p in parts if callable(getattr(p, name, None))}
     return "fit" in methods and len(methods) > 1 and not isinstance(model, nn.Module | type)
 
 
@@ -33,6 +35,7 @@ class Estimator(nn.Module):
         estimator: the estimator, without what it has learnt.
         outputs: number of classes or of predicted numbers.
         meaning: what the outputs are: `classes`, `logit` or `numbers`.
+        columns: names of the columns of inputs (n, d), if they have names; the estimator then gets a data frame.
     """
 
     def __init__(self, estimator: Any) -> None:
@@ -40,6 +43,7 @@ class Estimator(nn.Module):
         self.estimator = _unfitted(estimator)
         self.outputs = 0
         self.meaning = "classes"
+        self.columns: tuple[str, ...] = ()
         self._fitted: Any = None
         self._key = ""
 
@@ -102,12 +106,21 @@ class Estimator(nn.Module):
             return
         with threadpool_limits(threads):
             try:
-                self._fitted = fitted(_unfitted(self.estimator), features, targets, weights)
+                self._fitted = fitted(_unfitted(self.estimator), self._table(features), targets, weights)
             except ValueError as error:
                 raise ModelError(f"fitting {self.title} raised {type(error).__name__}: {error}") from error
         if self.meaning != "numbers" and not hasattr(self._fitted, "classes_"):
             raise ModelError(f"{self.title} predicts numbers, but the labels are classes: return a classifier")
         self._key = key
+
+    def _table(self, features: NDArray[Any]) -> Any:
+        if features.shape[1] != len(self.columns):
+            return features
+        try:
+            from pandas import DataFrame
+        except ImportError:  # the names are those of another library's table
+            return features
+        return DataFrame(features, columns=[*self.columns])
 
     @property
     def _weights(self) -> str:
@@ -122,9 +135,9 @@ class Estimator(nn.Module):
         if self._fitted is None:
             return torch.zeros(len(inputs), width, dtype=torch.float32, device=inputs.device)
         if self.meaning == "numbers":
-            predicted = np.asarray(self._fitted.predict(flat(inputs)), dtype=np.float64)
+            predicted = np.asarray(self._fitted.predict(self._table(flat(inputs))), dtype=np.float64)
             return torch.from_numpy(predicted.reshape(len(inputs), width)).to(inputs.device)
-        logs = log_probabilities(self._fitted, inputs, self.outputs)
+        logs = log_probabilities(self._fitted, self._table(flat(inputs)), self.outputs).to(inputs.device)
         return logs if self.meaning == "classes" else logs[:, 1:] - logs[:, :1]
 
 
@@ -135,7 +148,7 @@ def _unfitted(estimator: Any) -> Any:
 
 
 def fitted(
-    estimator: Any, features: NDArray[Any], labels: NDArray[Any], weights: Mapping[str, Any] = MappingProxyType({})
+    estimator: Any, features: Any, labels: NDArray[Any], weights: Mapping[str, Any] = MappingProxyType({})
 ) -> Any:
     """Return `estimator` fitted to features (n, d), or a constant if all labels are of one class.
 
@@ -150,20 +163,20 @@ def fitted(
     return estimator.fit(features, labels, **weights)
 
 
-def log_probabilities(estimator: Any, inputs: Tensor, classes: int) -> Tensor:
-    """Return the logarithms (n, classes), in float64, of a fitted classifier's probabilities.
+def log_probabilities(estimator: Any, features: Any, classes: int) -> Tensor:
+    """Return the logarithms (n, classes), in float64, of a fitted classifier's probabilities for features (n, d).
 
     The mean with equal probabilities, whose weight is `LEAST`, keeps the order of small probabilities and their ties.
     Without `predict_proba`, scores of `decision_function` are taken for logits if their order agrees with `predict`.
     """
-    columns = torch.as_tensor(np.asarray(estimator.classes_).astype(np.int64), device=inputs.device)
-    probabilities = torch.zeros(len(inputs), classes, dtype=torch.float64, device=inputs.device)
-    values = torch.from_numpy(_probabilities(estimator, flat(inputs))).to(probabilities)
+    columns = torch.as_tensor(np.asarray(estimator.classes_).astype(np.int64))
+    probabilities = torch.zeros(len(features), classes, dtype=torch.float64)
+    values = torch.from_numpy(_probabilities(estimator, features)).to(probabilities)
     probabilities[:, columns] = torch.where(values.isfinite(), values, 1 / len(columns))
     return (LEAST / classes + (1 - LEAST) * probabilities).log()
 
 
-def _probabilities(estimator: Any, features: NDArray[Any]) -> NDArray[Any]:
+def _probabilities(estimator: Any, features: Any) -> NDArray[Any]:
     """Return a fitted classifier's probabilities (n, C) of its C classes for features (n, d)."""
     if callable(getattr(estimator, "predict_proba", None)):
         with np.errstate(invalid="ignore", divide="ignore"):  # nan from label spreading

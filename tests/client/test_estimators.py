@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
-from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier, RandomForestRegressor
+from sklearn.ensemble import (
+    GradientBoostingClassifier,
+    RandomForestClassifier,
+    RandomForestRegressor,
+    StackingClassifier,
+)
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier
 from sklearn.metrics import roc_auc_score
 from sklearn.naive_bayes import GaussianNB
@@ -422,3 +429,39 @@ def test_at_nodes_as_in_a_simulation(tmp_path: Path, nodes: dict[str, str]) -> N
         assert boosted in {row.architecture for row in read_clients(out)}
     assert not list(tmp_path.rglob("*.pkl"))
     assert sorted(path.name for path in tmp_path.glob("[01]/*/models/*")) == ["1.safetensors"] * 3
+
+
+NAMED = ["age", "bmi", "bp"]
+
+
+def of_hospital(client: ClientInfo) -> Any:
+    """A table whose columns have another order at hospital 1."""
+    rng = np.random.default_rng(client.partition_id)
+    table = pd.DataFrame(rng.normal(size=(80, 3)) * [1, 20, 300], columns=NAMED)
+    labels = (table["age"] + table["bp"] / 300 > 0).astype(int)
+    table = table[NAMED[::-1]] if client.partition_id == 1 else table
+    return (table[:40], labels[:40]), (table[40:], labels[40:])
+
+
+@pytest.mark.parametrize("method", ["local", "feddf"])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        make_pipeline(ColumnTransformer([("scaled", StandardScaler(), ["bp", "bmi"])]), KNeighborsClassifier(3)),
+        StackingClassifier([("one", KNeighborsClassifier(3)), ("other", GaussianNB())], cv=3),
+    ],
+)
+def test_columns_have_their_names(tmp_path: Path, estimator: Any, method: str) -> None:
+    """A pipeline asks for columns by name; a stack has no `predict` before it is fitted."""
+
+    def data(client: ClientInfo) -> Any:
+        train, test = of_hospital(client)
+        return {"train": train, "test": test, "public": train[0]}
+
+    settings = {"method": method, "clients": 2, "rounds": 1, "report": False, "workers": 1}
+    done = fedhet.run(settings, model=estimator, data=data, out=tmp_path / "run", progress=False)
+    expected = {}
+    for number in range(2):
+        train, test = of_hospital(ClientInfo(str(number), number, 2, configuration.resolve({})))
+        expected[str(number)] = clone(estimator).fit(*train).score(*test)
+    assert accuracies(done.folder) == pytest.approx(expected)
