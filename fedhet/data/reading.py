@@ -211,7 +211,8 @@ def pair_of(row: Any) -> tuple[Any, Any]:
 
 def _is_feature(name: str, column: Any) -> bool:
     """Return whether a column has numbers that may describe examples, other than their numbers and further labels."""
-    if name.split("_")[-1] in (*LABELS, *IDENTIFIERS):
+    # The table `frame` of scikit-learn's data sets has inputs and labels again.
+    if name.split("_")[-1] in (*LABELS, *IDENTIFIERS) or (name == "frame" and hasattr(column, "columns")):
         return False
     with suppress(Exception):  # rows of several lengths have no array
         values = np.asarray(column)

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_iris
 from sklearn.utils import Bunch
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
@@ -167,6 +168,12 @@ def test_categories_are_classes():
         DataError, match=r"the labels cannot be converted to a tensor \(type str_\): number the classes"
     ):
         as_client_data("0", ((FRAME, train.astype(str).to_frame()), (FRAME, test)))
+
+
+def test_a_data_set_of_scikit_learn_as_a_frame():
+    both = load_iris(as_frame=True)
+    assert names_of(both) == {CLASSES: ("setosa", "versicolor", "virginica"), COLUMNS: tuple(both.data.columns)}
+    assert as_client_data("0", (both, both)).train.inputs.shape == (150, 4)
 
 
 def test_names_in_data_sets_of_scikit_learn():
