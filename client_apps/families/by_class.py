@@ -10,11 +10,11 @@ from fedhet.client import Client, ClientSide
 from fedhet.client.client import P
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
-from fedhet.messages import Arrays, Payload, to_arrays, to_tensor
+from fedhet.messages import Arrays, Payload, WireError, to_arrays, to_tensor
 from fedhet.methods.options import Config
 from fedhet.models.registry import place_before
 from fedhet.models.representation import POOLED, head_name
-from fedhet.strategies.families.by_class import WidthKeys
+from fedhet.strategies.families.by_class import MOST_CLASSES, WidthKeys
 from fedhet.training import BATCH
 from fedhet.utils.text import log
 
@@ -46,6 +46,9 @@ class ByClass(ClientSide[P]):
         if sent := payload.arrays.get("prototypes"):
             self.classes = to_tensor(sent["classes"]).to(self.client.device)
             self.prototypes = to_tensor(sent["means"]).to(self.client.device)
+            # Memory is allocated for all classes up to the largest one.
+            if not ((self.classes >= 0) & (self.classes < MOST_CLASSES)).all():
+                raise WireError(f"the server sent prototypes of classes that are not from 0 to {MOST_CLASSES - 1}")
             self.client.check_size(
                 "prototypes", self.prototypes, lambda: self._vectors_of(self.client.data.train.inputs[:BATCH])
             )

@@ -273,9 +273,6 @@ class Answers:
         error = UserCodeError.within(raised)
         if not isinstance(error, FedhetError | OSError) and not policy.deployed:
             raise raised
-        if "request" not in message.content:  # a strategy of Flower's would read a refusal as arrays and metrics
-            log_once(self, str(error))
-            return failure(message, str(error))
         # The server knows the name, and counts equal reasons.
         reason = policy.reason(name, error).removeprefix(f"client {name}: ")
         machine = cluster_machine()
@@ -288,6 +285,9 @@ class Answers:
             if told != reason:  # the refusal is that of a message which did not fail
                 reason, again, flags = told, False, {}
         log.info("client %s: %s: refused: %s%s", name, exchange.asked, reason, origin)
+        if "request" not in message.content:  # a strategy of Flower's would read a refusal as arrays and metrics
+            log_once(self, reason)
+            return failure(message, reason)
         return Message(write_refusal(name, reason, again=again, **flags), reply_to=message)
 
     def question(self, group: Group) -> None:

@@ -113,13 +113,23 @@ class Clients:
                 "batch_size: leave it out"
             )
         policy.check_examples(len(data.train), data.batch_size or config.batch_size)
-        with self._network(info, data, device, blank=policy.noise > 0) as network:
+        with self._network(info, data, device, policy) as network:
             transform = client_setup.transform_of(data.dataset, network.representation.precision)
             with missing_allowed(described):
                 checked = self._checked.get(info.name) or self._check(info, data, network.representation, placeholders)
             task = checked.task.measuring(config.metric, listed(config.metrics))
             policy.check_metrics(task)
             data = data.relabelled(task.outputs.labels)
+            counted = task.counted(data.train.labels)
+            if policy.least > 1 and not policy.noise and len(counted) < len(data.train):
+                # Others would hide from `min-examples` that few examples change the weights.
+                log_once(
+                    self,
+                    f"client {info.name}: {len(data.train) - len(counted)} training examples are left out of training, "
+                    "since the loss ignores all of their labels",
+                )
+                data = replace(data, train=data.train.subset(counted))
+                policy.check_examples(len(data.train), data.batch_size or config.batch_size)
             whole = self._available(data)
             # A run on few of the node's examples must not have a larger delta.
             examples = max(len(data.train), whole // (info.num_partitions or 1))
@@ -290,10 +300,11 @@ class Clients:
         return check_model(network, data, transform, task, self._model, guessed=guessed)
 
     @contextmanager
-    def _network(self, info: ClientInfo, data: ClientData, device: torch.device, *, blank: bool) -> Iterator[_Network]:
+    def _network(self, info: ClientInfo, data: ClientData, device: torch.device, policy: Policy) -> Iterator[_Network]:
         """Context manager that yields a network for a client, from the cache if possible, with arbitrary weights.
 
-        If `blank`, no value of the network depends on the inputs of the client's examples.
+        By the node's `policy`, no value of the network depends on the inputs of fewer than `min-examples` examples and,
+        with `dp-noise`, of any.
         """
         config = info.config
         parts = registry.client_side(info.config.method_name).parts
@@ -301,9 +312,17 @@ class Clients:
         if self._model is None:
             dataset = client_setup.dataset_of(config)
             kind = (client_setup.architecture_of(info), dataset.input_shape, dataset.classes)
-        kind += (blank, device, config.head, config.method_name, config.options, parts and client_setup.width_of(info))
+        kind += (
+            policy.noise > 0,
+            policy.least,
+            device,
+            config.head,
+            config.method_name,
+            config.options,
+            parts and client_setup.width_of(info),
+        )
         place = next((i for i in reversed(range(len(self._free))) if self._free[i].kind == kind), None)
-        network = self._new(info, data, device, kind, blank) if place is None else self._free.pop(place)
+        network = self._new(info, data, device, kind, policy) if place is None else self._free.pop(place)
         try:
             yield network
         finally:
@@ -311,7 +330,7 @@ class Clients:
             del self._free[:-64]  # as many as a process keeps for later clients
 
     def _new(
-        self, info: ClientInfo, data: ClientData, device: torch.device, kind: tuple[object, ...], blank: bool
+        self, info: ClientInfo, data: ClientData, device: torch.device, kind: tuple[object, ...], policy: Policy
     ) -> _Network:
         config = info.config
         side = registry.client_side(info.config.method_name)
@@ -333,8 +352,8 @@ class Clients:
 
         def inputs() -> Tensor:
             source = data if self._model else client_setup.dataset_of(config)
-            rows = source.train.inputs[:16].to(device)
-            return transform(for_each(rows, torch.zeros_like) if blank else rows)
+            rows = source.train.inputs[: max(16, policy.least)].to(device)
+            return transform(for_each(rows, torch.zeros_like) if policy.noise else rows)
 
         # The same for all clients and messages: this network's own weights depend on which client needed it first.
         starts = side.starts_of(lambda: self._build(info, "all").to(device), inputs)

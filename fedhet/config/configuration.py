@@ -9,7 +9,7 @@ import dataclasses
 import tomllib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -132,7 +132,7 @@ def changed(
     return _checked(values, origins, config.preset, strict=strict, trusted=trusted)
 
 
-@cache
+@lru_cache(maxsize=256)
 def parse(text: str) -> Config:
     """Return the configuration that a message contains as JSON (`Config.text`); the result is cached."""
     settings = toml.from_json(text, "the request's settings")

@@ -187,6 +187,7 @@ def name_in(message: Message) -> str:
 
 
 STYPE = "fedhet.raw"
+LONGEST_AXIS = 2**24  # largest length of an axis of an array without values
 _name_of: Callable[[np.dtype[Any]], str] = cache(str)  # NumPy formats a dtype's name anew for every array
 RESERVED = frozenset({"values", "request", "metrics", "report"})  # names of records that groups of arrays cannot have
 
@@ -270,6 +271,8 @@ def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def _check_size(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> None:
-    if len(shape) > 32 or any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != size:
+    # Memory could be allocated for a long axis of an array without values.
+    wrong = len(shape) > 32 or any(not 0 <= length <= max(size, LONGEST_AXIS) for length in shape)
+    if wrong or math.prod(shape) * dtype.itemsize != size:
         needed = math.prod(shape[:32]) * dtype.itemsize
         raise ValueError(f"its data have {size} bytes, but {dtype}{list(shape[:32])} (up to 32 axes) has {needed}")

@@ -250,6 +250,10 @@ class Task:
                 loss = self.loss(outputs, labels) * weight
         return Score(self, loss, weight, count, (columns,))
 
+    def counted(self, labels: Tensor) -> Tensor:
+        """Return the indices (m,) of the examples of which a label counts in loss and metrics, on the CPU."""
+        return torch.nonzero(~self._left_out(labels).reshape(len(labels), -1).all(1))[:, 0].cpu()
+
     def _left_out(self, labels: Tensor) -> Tensor:
         ignored = self.ignored if self.outputs.meaning == "classes" else ()
         return torch.isin(labels.long(), torch.tensor(ignored, dtype=torch.int64, device=labels.device))

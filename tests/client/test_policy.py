@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
@@ -78,6 +78,16 @@ def asked(grid, type, settings, question="", arrays=None, **request):
 
 
 # ---- before anything is loaded
+
+
+def test_a_message_of_another_strategy_is_in_the_audit_file(tmp_path):
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty), 2)
+    grid._contexts[FIRST_NODE + 1].node_config |= {"allow": "weights", "state-dir": str(tmp_path)}
+    message = Message(RecordDict(), FIRST_NODE + 1, "train", group_id="1")
+    (reply,) = grid.send_and_receive([message])
+    (entry,) = audit.entries(tmp_path, datetime(2000, 1, 1).astimezone())
+    assert entry["refused"] == reply.error.reason
+    assert "the message is from another strategy" in reply.error.reason
 
 
 @pytest.mark.parametrize("method", registry.own_methods())
@@ -342,6 +352,14 @@ def test_received_prototypes_are_bounded(size, dtype, node):
     assert refusal(asked(node, "train", {"method": "fedproto"}, arrays=sent, run="b", evaluate=False)) == ""
 
 
+@pytest.mark.parametrize("number", [-1, 2**16, 2**40])
+def test_received_prototypes_are_of_possible_classes(number, node):
+    """A client would allocate memory for all classes up to the largest one."""
+    means = {"classes": np.array([0, number]), "means": np.zeros((2, 6), np.float32)}
+    told = refusal(asked(node, "train", {"method": "fedproto"}, arrays={"prototypes": means}, run="a"))
+    assert told == "the server sent prototypes of classes that are not from 0 to 65535"
+
+
 def test_public_inputs_are_compared_as_networks_get_them():
     """Bytes are scaled to [0, 1], and floats are not."""
 
@@ -501,6 +519,38 @@ def test_many_tokens_of_few_examples(method, tmp_path):
         told = np.array(reply["metrics"]["received-weight"])
     assert told[2] <= 0, "12 tokens"
     assert (told[:2] <= 0).any(), "else the number of all tokens would tell them"
+
+
+@pytest.mark.parametrize("node", [{"allow": "metrics,weights"}, {"min-examples": 10}])
+@pytest.mark.parametrize("kept", [9, 10])
+@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize("task", ["token-classification", fedhet.Task(loss=nn.CrossEntropyLoss(ignore_index=0))])
+def test_examples_whose_labels_are_ignored_are_not_counted(task, part, kept, node, tmp_path):
+    """A step, or a metric, of many examples is of the few that have a label."""
+    classify = isinstance(task, fedhet.Task)
+    inputs = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    labels = torch.ones_like(inputs[:, 0] if classify else inputs).long()
+    begin, end = {"train": (0, 40), "test": (40, 60)}[part]
+    labels[begin + kept : end] = 0 if classify else -100
+
+    def data():
+        return (inputs[:40], labels[:40]), (inputs[40:], labels[40:])
+
+    class Net(nn.Linear):
+        def __init__(self):
+            super().__init__(2 if classify else 1, 2)
+
+        def forward(self, batch):
+            return super().forward(batch if classify else batch[..., None])
+
+    grid = LocalGrid(make_client_app(Net, data, task=task), 2)
+    grid._contexts[FIRST_NODE + 1].node_config |= {"state-dir": str(tmp_path), **node}
+    reply = asked(grid, "train", {}, arrays={"model": to_arrays(Net().state_dict())}, run="a", epochs=1).content
+    if part == "train" and kept < 10:
+        assert "the client has 9 training examples, but its node requires" in str(reply["report"]["refusal"])
+        return
+    assert reply["metrics"]["num-examples"] == (kept if part == "train" else 40)
+    assert ("trained-metric" in reply["metrics"]) == (part == "train" or kept == 10)
 
 
 @pytest.mark.parametrize(("task", "metric"), [("segmentation", "iou"), ("token-classification", "macro-f1")])

@@ -524,6 +524,15 @@ def test_the_scale_of_generated_weights_does_not_depend_on_examples(tmp_path, mo
     assert not inputs[0].any()
 
 
+def test_nor_on_fewer_than_min_examples(tmp_path, monkeypatch) -> None:
+    sizes = []
+    monkeypatch.setattr("fedhet.client_apps.flha_ghn.calibrated", lambda model, batch: sizes.append(len(batch)) or {})
+    settings = {"method": "flha-ghn", "flha-ghn.head": "tiled", "batch-size": 30}
+    victim = Victim(0, tmp_path, settings, network=linear, **{"allow": "hypernetwork", "min-examples": 30})
+    victim.ask("train", Payload(), Request(round=1))
+    assert sizes == [30]
+
+
 def test_a_function_that_augments_gets_each_example_by_itself() -> None:
     """It could mix the examples of a batch, as mixup does, so that a gradient would have several of them."""
     sizes = []

@@ -58,6 +58,7 @@ def test_flowers_own_arrays_are_read_as_well():
     [
         Array("float32", (2, 2), STYPE, b"\0" * 12),
         Array("float32", (2, 2), STYPE, b""),
+        Array("float32", (2**40, 0), STYPE, b""),
         Array("float32", (3,), STYPE, b"\0" * 5),
         Array("no-such-type", (1,), STYPE, b"\0"),
         Array("object", (1,), STYPE, b"\0" * 8),
