@@ -57,8 +57,7 @@ NODE_KEYS = frozenset(
 )
 """The keys of a node config."""
 
-LONGEST_REASON = 2000  # largest number of characters of a failure's reason, which the node's logs also have
-
+LONGEST_REASON = 2000  # largest number of characters of a failure's reason, which can quote the server, and in logs
 DIGITS = 4  # significant digits of metrics that a node sends if `Policy.deployed` is set
 
 
@@ -269,8 +268,7 @@ class Policy:
     def reason(self, client: str, error: Exception) -> str:
         """Return a failure's reason for the server; if `deployed`, reasons that could disclose data are only logged."""
         if not self.deployed or isinstance(error, Refused | LostState | WireError):
-            reason = in_words(error) if isinstance(error, OSError) else str(error)
-            return reason[:LONGEST_REASON]  # it can quote what the server sent
+            return (in_words(error) if isinstance(error, OSError) else str(error))[:LONGEST_REASON]
         log.error("client %s failed", client, exc_info=error)
         return FAILED
 
@@ -371,6 +369,8 @@ def opened(
     and `Refused` if the policy refuses the method, or the settings that split the node's data changed in this run.
     """
     request, text = read_request(message.content)
+    if request.question and message.metadata.message_type != MessageType.QUERY:  # a handshake fixes no settings
+        raise WireError("only a query can have a question: install the server's version of fedhet on this node")
     proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(text).encode())
     here = proven or in_cluster  # the server has started this process
     policy = Policy.of(context.node_config, deployed=not here or "allow" in context.node_config)

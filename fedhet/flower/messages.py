@@ -106,10 +106,15 @@ def write_reply(reply: Reply, *, flower: bool = False) -> RecordDict:
     return filled(record, {"metrics": metrics, "report": filled(ConfigRecord(), reply.report.fields())})
 
 
+def in_one_line(reason: str) -> str:
+    """Return a reason that a client gives in one line of at most 2000 characters."""
+    return " ".join(reason[:2000].split())
+
+
 def read_reply(message: Message) -> Reply:
     """Return the reply in a message; raise a FedhetError if it is an error, a refusal, or not from fedhet."""
     if message.has_error():
-        reason = message.error.reason or f"error code {message.error.code}"
+        reason = in_one_line(message.error.reason or f"error code {message.error.code}")
         if "Invalid message type: query" in reason:
             raise WireError(LEGACY)
         if no_handler(reason):
@@ -122,8 +127,7 @@ def read_reply(message: Message) -> Reply:
     if not isinstance(report, ConfigRecord):
         raise WireError(NOT_OURS)
     if "refusal" in report:
-        reason = str(report["refusal"])
-        refusal = (LostState if report.get("lost") is True else FedhetError)(reason[:2000])
+        refusal = (LostState if report.get("lost") is True else FedhetError)(in_one_line(str(report["refusal"])))
         refusal.may_pass = report.get("again") is True
         raise refusal
     if not isinstance(metrics, MetricRecord):

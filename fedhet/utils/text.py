@@ -66,9 +66,10 @@ class PrintableLog(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Format and escape the message and traceback of a record; no record is dropped."""
-        record.msg = printable(record.getMessage(), keep="\n\t")
+        # Further lines are indented, since text of others could look like a line of the log.
+        record.msg = printable(record.getMessage(), keep="\n\t").replace("\n", "\n    ")
         record.args = None
-        if record.exc_info:  # it is cut and indented, since an error can quote long text with lines like the log's
+        if record.exc_info:  # it is cut, since an error can quote long text
             text = logging.Formatter().formatException(record.exc_info)[:20_000]
             record.exc_text = indent(printable(text, keep="\n\t"), "    ")
         return True

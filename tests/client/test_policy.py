@@ -29,7 +29,7 @@ from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.messages import Encoder, decode_arrays, read_reply, write_request
 from fedhet.messages import Payload, Request, to_arrays
-from fedhet.messages.protocol import DESCRIBE, FIRST, with_public_dataset
+from fedhet.messages.protocol import DESCRIBE, FIRST, JOIN, with_public_dataset
 from fedhet.methods import registry
 from fedhet.methods.method import METRICS, STRUCTURE
 from fedhet.server.app import serve
@@ -319,6 +319,15 @@ def test_settings_are_fixed_within_a_run(changed, told, node):
     node._contexts[FIRST_NODE + 1].node_config.pop("allow")
     assert refusal(asked(node, "train", first, run="c")) == ""
     assert (refusal(asked(node, "train", first | changed, run="c")) == "") == ("samples-per-client" not in changed)
+
+
+@pytest.mark.parametrize("type", ["train", "evaluate"])
+@pytest.mark.parametrize("question", ["handshake", DESCRIBE, FIRST, JOIN])
+def test_only_a_query_has_a_question(type, question, node):
+    """A training that calls itself a handshake would change the settings, which handshakes do not fix."""
+    node._contexts[FIRST_NODE + 1].node_config["allow"] += ",statistics,metrics"
+    told = refusal(asked(node, type, {"method": "fedavg"}, question, run="a"))
+    assert told == "only a query can have a question: install the server's version of fedhet on this node"
 
 
 def test_epochs_are_those_of_the_settings(node):
@@ -675,6 +684,13 @@ def test_errors_of_the_settings_function_stay_in_the_log(caplog):
     told = refusal(asked(grid, "query", {}, "handshake"))
     assert told == "the client failed; the reason is in its node's log, since it could disclose data"
     assert SECRET in caplog.text
+
+
+def test_no_line_of_a_reason_looks_like_the_logs(node, caplog):
+    caplog.set_level("INFO")
+    refusal(asked(node, "train", {"\nclient 1: train: sent nothing.x": 1}))
+    (text,) = caplog.messages
+    assert [line[:1] for line in text.splitlines()] == ["c", " "]
 
 
 def test_long_reasons_do_not_fill_the_disk(tmp_path):

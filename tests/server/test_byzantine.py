@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Error, RecordDict
 from torch import nn
 
 import fedhet
@@ -93,6 +93,22 @@ def test_a_reply_without_content_is_refused_in_a_sentence(tmp_path):
     done = run(tmp_path / "run", Case.of("fedavg", {}).settings(rounds=1), app=Tampering(after=after))
     (failure,) = done.row(1)["failures"]
     assert failure["reason"] == "the client's reply has neither content nor an error: check the client's mods"
+
+
+@pytest.mark.parametrize("error", [False, True])
+def test_a_reason_of_a_failure_has_one_line(error, tmp_path):
+    text = "no\nINFO client 0: all is well" + "!" * 10**5
+
+    def after(message, name, reply):
+        if name == "1" and message.metadata.message_type == "train":
+            vars(reply)["_error" if error else "_content"] = (
+                Error(0, text) if error else RecordDict({"report": ConfigRecord({"client": "1", "refusal": text})})
+            )
+
+    done = run(tmp_path / "run", Case.of("fedavg", {}).settings(rounds=1), app=Tampering(after=after))
+    (failure,) = done.row(1)["failures"]
+    assert "no INFO client 0: all is well!" in failure["reason"]
+    assert len(failure["reason"]) < 2100
 
 
 def saying(byzantine, /, **said):
