@@ -252,7 +252,7 @@ class Task:
 
     def counted(self, labels: Tensor) -> Tensor:
         """Return the indices (m,) of the examples of which a label counts in loss and metrics, on the CPU."""
-        return torch.nonzero(~self._left_out(labels).reshape(len(labels), -1).all(1))[:, 0].cpu()
+        return torch.nonzero(~self._left_out(labels)[:, None].flatten(1).all(1))[:, 0].cpu()
 
     def _left_out(self, labels: Tensor) -> Tensor:
         ignored = self.ignored if self.outputs.meaning == "classes" else ()
