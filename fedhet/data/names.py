@@ -20,6 +20,7 @@ from fedhet.errors import DataError
 Names = Mapping[str, tuple[str, ...]]
 
 CLASSES, COLUMNS, LABEL_COLUMNS = "classes", "columns", "labels"
+FEW = 8  # number of rows that are compared with those of a table
 COMPARED = 256  # number of rows, at most, whose labels are compared to find out whether a dataset changes them
 
 
@@ -43,7 +44,7 @@ def names_of(value: Any) -> Names:
     for listed in columns.values():
         check_distinct("column", listed)
     features = getattr(given, "feature_names", None)  # of scikit-learn's data sets
-    if features is not None and np.shape(inputs)[1:] == (len(features),):
+    if features is not None and not isinstance(given, Dataset) and np.shape(inputs)[1:] == (len(features),):
         columns.setdefault(COLUMNS, _printable(features))
     classes = _categories(labels) or _classes(given)
     return columns | ({CLASSES: classes} if classes else {})
@@ -57,7 +58,54 @@ def _columns(table: Any) -> Iterable[Any]:
         return table.column_names
     if hasattr(table, "coords") and np.ndim(table) == 2 and table.dims[1] in table.coords:
         return table.coords[table.dims[1]].values
-    return ()
+    return _columns_of_rows(table)
+
+
+def _columns_of_rows(dataset: Any) -> Iterable[Any]:
+    """Return the names of the columns of a dataset's or list's inputs, which are the rows of a table; () if unknown.
+
+    A row is a pandas Series, or is read from the one table that is an attribute of a user's own dataset, or the dataset
+    has `feature_names`.
+    """
+    if isinstance(dataset, Subset | DataLoader):
+        return _columns_of_rows(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        members = {_printable(_columns_of_rows(member)) for member in dataset.datasets}
+        if len(members - {()}) > 1:
+            raise DataError("the members of the ConcatDataset have unlike columns: give all of them the same, in order")
+        return members.pop() if len(members) == 1 else ()
+    attributes = vars(dataset) if isinstance(dataset, Dataset) and hasattr(dataset, "__len__") else {}
+    tables = [table for table in attributes.values() if hasattr(table, "to_numpy") and hasattr(table, "columns")]
+    features = attributes.get("feature_names", ())
+    if not (tables or len(features) or isinstance(dataset, list)) or not len(dataset):
+        return ()
+    rows = [_input(dataset[row]) for row in range(min(len(dataset), FEW))]
+    if hasattr(rows[0], "to_numpy") and hasattr(rows[0], "index"):
+        return rows[0].index
+    if len(features):
+        return features if np.shape(rows[0]) == (len(features),) else ()
+    if len(tables) != 1:
+        return ()
+    columns = [name for name in tables[0].columns if name not in LABELS]
+    read = [names for names in (columns, columns[:-1], columns[1:]) if _equal(rows, tables[0], names)]
+    return read[0] if len(read) == 1 else ()
+
+
+def _input(row: Any) -> Any:
+    try:
+        return pair_of(row)[0]
+    except DataError:
+        return None
+
+
+def _equal(rows: Sequence[Any], table: Any, names: Sequence[Any]) -> bool:
+    """Return whether a table's first rows have the values `rows` in the columns `names`."""
+    try:
+        values = np.stack([np.asarray(row, dtype=np.float64) for row in rows])
+        expected = np.asarray(table[[*names]].to_numpy()[: len(rows)], dtype=np.float64)
+        return values.shape == expected.shape and np.allclose(values, expected)
+    except (TypeError, ValueError):  # texts, or no vectors
+        return False
 
 
 def _printable(names: Iterable[Any]) -> tuple[str, ...]:

@@ -558,3 +558,48 @@ def test_a_dataset_with_other_labels_than_the_one_that_it_reads_has_no_names():
     both = Reading(Six(["ant", "bee"]))
     both.other = Six(["ant", "bee"])
     assert names_of(both) == {}, "it is unknown which one it reads"
+
+
+class Rows(Dataset):
+    """A user's own dataset of a table's rows, in any of several ways."""
+
+    def __init__(self, order, read):
+        self.read = read
+        table = pd.DataFrame(np.arange(12.0).reshape(4, 3), columns=["age", "bmi", "bp"])[order]
+        if read == "features":
+            self.feature_names = order
+            self.values = table.to_numpy()
+        else:
+            self.table = table.assign(label=[0, 1, 1, 0])
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, row):
+        if self.read == "features":
+            return torch.tensor(self.values[row]), 1
+        series = self.table.iloc[row]
+        inputs = series.drop("label")
+        return (inputs if self.read == "series" else torch.tensor(inputs.to_numpy())), int(series["label"])
+
+
+@pytest.mark.parametrize("read", ["features", "tensor", "series"])
+def test_columns_of_the_table_that_a_users_own_dataset_reads(read):
+    one, other = Rows(["age", "bmi", "bp"], read), Rows(["bp", "age", "bmi"], read)
+    assert names_of(one)[COLUMNS] == names_of(DataLoader(Subset(one, [2, 0])))[COLUMNS] == ("age", "bmi", "bp")
+    assert names_of([one[row] for row in range(4)]).get(COLUMNS, ()) == (
+        ("age", "bmi", "bp") if read == "series" else ()
+    )
+    data = as_client_data("0", (one, other))
+    assert torch.equal(data.train.inputs[:], data.test.inputs[:])
+    assert names_of(ConcatDataset([one, one]))[COLUMNS] == ("age", "bmi", "bp")
+    with pytest.raises(DataError, match="unlike columns"):
+        names_of(ConcatDataset([one, other]))
+
+
+def test_a_dataset_that_changes_the_values_of_its_table_has_no_columns_by_name():
+    scaled = Rows(["age", "bmi", "bp"], "tensor")
+    scaled.table["age"] += 1
+    assert COLUMNS in names_of(scaled)
+    scaled.other = scaled.table.copy()
+    assert names_of(scaled) == {}, "it is unknown which one it reads"
