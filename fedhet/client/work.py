@@ -73,6 +73,7 @@ def join(group: Group, jobs: Sequence[Job]) -> None:
     is evaluated before the first epoch and after each epoch; `measured` of the reply gets the results.
     """
     jobs = [job for job in jobs if job.policy.tells_metrics and not job.client.privacy]
+    group.run(_check_evaluations, jobs)
     epochs = max((job.client.config.unseen_epochs for job in jobs), default=-1)
     # The received network may have other widths, so it comes last.
     for start in reversed(STARTS):
@@ -169,6 +170,11 @@ def _end(job: Job) -> None:
     job.reply.payload = job.side.end(job.payload)
     if client.privacy:
         job.reply.further["epsilon"] = client.privacy.epsilon
+
+
+def _check_evaluations(job: Job) -> None:
+    if len(STARTS) * (job.client.config.unseen_epochs + 1) > job.policy.hourly:
+        raise Refused("max-per-hour in its node config allows fewer evaluations in an hour: reduce unseen-epochs")
 
 
 def _begin_newcomer(job: Job, start: str) -> None:

@@ -185,6 +185,19 @@ def test_messages_that_are_answered_at_the_same_time_count(fails, tiny, tmp_path
     assert entry["refused"] == report["refusal"]
 
 
+@pytest.mark.parametrize(("epochs", "served"), [(2, True), (3, False)])
+def test_evaluations_of_a_newcomer_are_limited_as_messages_are(epochs, served, tmp_path):
+    """A server that chooses the weights would read a loss of each epoch."""
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty), 2)
+    node = {"allow": "weights,metrics", "max-per-hour": 6, "state-dir": str(tmp_path)}
+    grid._contexts[FIRST_NODE + 1].node_config |= node
+    arrays = {"model": to_arrays(nn.Linear(4, 3).state_dict())}
+    reply = asked(grid, "query", {"unseen-epochs": epochs, "unseen-clients": 1}, JOIN, arrays, run="a")
+    told = "max-per-hour in its node config allows fewer evaluations in an hour: reduce unseen-epochs"
+    assert refusal(reply) == ("" if served else told)
+    assert served == ("received-2-loss" in reply.content.get("metrics", {}))
+
+
 def test_failures_count(tiny, tmp_path):
     """That a message fails can tell one bit of an example."""
 
