@@ -371,7 +371,7 @@ def opened(
     request, text = read_request(message.content)
     if request.question and message.metadata.message_type != MessageType.QUERY:  # a handshake fixes no settings
         raise WireError("only a query can have a question: install the server's version of fedhet on this node")
-    proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(text).encode())
+    proven = hmac.compare_digest(request.here.encode(), proof(f"{message.metadata.run_id} {text}").encode())
     here = proven or in_cluster  # the server has started this process
     policy = Policy.of(context.node_config, deployed=not here or "allow" in context.node_config)
     if not here and not request.run:  # a server elsewhere that relies on a folder of its own choice

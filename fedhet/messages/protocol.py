@@ -80,7 +80,8 @@ class Request:
         run: the run's identifier, which separates runs in the client's state folder.
         public: digest of the public dataset, if the method needs one.
         flower: whether arrays are sent in Flower's format, as Flower's strategy wrappers need.
-        here: proof that the server is on the client's machine (`fedhet.utils.machine.proof` of the settings).
+        here: proof that the server is on the client's machine (`fedhet.utils.machine.proof` of Flower's run id
+            and the settings).
         begun: whether a handshake is for a run that has begun, in which clients must keep task, model and data.
         called: the unique name that the server gave to a client whose own name is taken by another; empty otherwise.
         improvable, best: whether the client has a best model, and its validation metric (`keep-best`).

@@ -132,7 +132,10 @@ class Federation:
     def _message(self, kind: str, node: int, payload: Payload, encoder: Encoder, **asked: Any) -> Message:
         run = self.run
         round = run.round
-        common: dict[str, Any] = {"run": run.state.run, "public": run.state.public, "here": proof(run.config.text)}
+        common: dict[str, Any] = {"run": run.state.run, "public": run.state.public}
+        assert self.grid is not None
+        # Each client of the run receives the proof, which must be of no use in another run.
+        common["here"] = proof(f"{self.grid.run.run_id} {run.config.text}")
         common |= {"closing": round.closing, "final": round.final, "names": run.state.names}
         request = Request(round.number, **common, **asked)
         entries = sent_along(run.train_config, run.evaluate_config, run.flower_options.names)

@@ -18,7 +18,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.messages import Request
 from fedhet.utils.files import read_tensors, state_folder
-from fedhet.utils.machine import cores
+from fedhet.utils.machine import cores, proof
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -70,6 +70,13 @@ def test_paths_of_a_remote_server_are_ignored(federate, tmp_path, home, monkeypa
     (run,) = (path for path in (home / ".fedhet" / "state").iterdir() if path.is_dir())
     assert {path.name for path in run.iterdir()} == {"beginning", "clients", "models"}
     assert {path.stem for path in (run / "models").iterdir()} == {"0", "1", "2"}
+
+
+def test_a_proof_is_of_no_use_in_another_run(federate, tmp_path, home, monkeypatch):
+    """All clients receive it, and one of them may be a server one day."""
+    monkeypatch.setattr("fedhet.server.federation.proof", lambda text: proof(text.replace("1 ", "2 ", 1)))
+    federate("Local", state_dir=str(tmp_path / "elsewhere"))
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_paths_in_a_cluster(federate, tmp_path, monkeypatch):
