@@ -6,7 +6,7 @@ several tensors); `labels`, the columns of a table of labels.
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -76,12 +76,14 @@ def _columns_of_rows(dataset: Any) -> Iterable[Any]:
         return members.pop() if len(members) == 1 else ()
     attributes = vars(dataset) if isinstance(dataset, Dataset) and hasattr(dataset, "__len__") else {}
     tables = [table for table in attributes.values() if hasattr(table, "to_numpy") and hasattr(table, "columns")]
-    features = attributes.get("feature_names", ())
+    features = attributes.get("feature_names")
+    features = () if features is None else features
     if not (tables or len(features) or isinstance(dataset, list)) or not len(dataset):
         return ()
     rows = [_input(dataset[row]) for row in range(min(len(dataset), FEW))]
-    if hasattr(rows[0], "to_numpy") and hasattr(rows[0], "index"):
-        return rows[0].index
+    indices = [row.index for row in rows if hasattr(row, "to_numpy") and hasattr(row, "index") and np.ndim(row) == 1]
+    if len(indices) == len(rows):  # those of time series can be times, which differ
+        return indices[0] if all(index.equals(indices[0]) for index in indices) else ()
     if len(features):
         return features if np.shape(rows[0]) == (len(features),) else ()
     if len(tables) != 1:
@@ -104,7 +106,7 @@ def _equal(rows: Sequence[Any], table: Any, names: Sequence[Any]) -> bool:
         values = np.stack([np.asarray(row, dtype=np.float64) for row in rows])
         expected = np.asarray(table[[*names]].to_numpy()[: len(rows)], dtype=np.float64)
         return values.shape == expected.shape and np.allclose(values, expected)
-    except (TypeError, ValueError):  # texts, or no vectors
+    except (RuntimeError, TypeError, ValueError):  # texts, no vectors, or values with gradients
         return False
 
 
@@ -122,7 +124,8 @@ def _categories(labels: Any) -> tuple[str, ...]:
 
 def _column(labels: Any) -> Any:
     """Return the column of a table that has one, and other labels unchanged."""
-    return labels.iloc[:, 0] if len(getattr(labels, "columns", ())) == 1 else labels
+    columns = [*_columns(labels)] if hasattr(labels, "columns") else []
+    return labels[columns[0]] if len(columns) == 1 else labels
 
 
 def check_index(inputs: Any, labels: Any) -> None:
@@ -150,12 +153,15 @@ def numbered(labels: Any) -> Any:
     return getattr(labels, "cat", labels).codes if _categories(labels) else labels
 
 
-def _classes(dataset: Any) -> tuple[str, ...]:
-    """Return the names of a dataset's classes by number; raise a DataError if its members number them differently."""
+def _classes(dataset: Any, outer: Sequence[Any] = ()) -> tuple[str, ...]:
+    """Return the names of a dataset's classes by number; raise a DataError if its members number them differently.
+
+    `outer` are the datasets that read this one.
+    """
     if isinstance(dataset, Subset | DataLoader):
-        return _classes(dataset.dataset)
+        return _classes(dataset.dataset, outer)
     if isinstance(dataset, ConcatDataset):
-        members = [_classes(member) for member in dataset.datasets]
+        members = [_classes(member, outer) for member in dataset.datasets]
         most = max(members, key=len)
         for names in members:
             if not alike(CLASSES, names, most):
@@ -183,30 +189,35 @@ def _classes(dataset: Any) -> tuple[str, ...]:
         classes = classes.tolist()
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str | tuple) for name in classes):
         return ()
-    return _printable(classes) or _wrapped_classes(dataset)
+    return _printable(classes) or _wrapped_classes(dataset, outer)
 
 
-def _wrapped_classes(dataset: Any) -> tuple[str, ...]:
+def _wrapped_classes(dataset: Any, outer: Sequence[Any]) -> tuple[str, ...]:
     """Return the classes of the one dataset that a user's own dataset reads, if it has all of its labels or a part."""
-    values = [*vars(dataset).values()] if isinstance(dataset, Dataset) and hasattr(dataset, "__len__") else []
-    within = [(value, names) for value in values if hasattr(value, "__getitem__") and (names := _classes(value))]
+    values = [*vars(dataset).values()] if isinstance(dataset, Dataset) and isinstance(dataset, Sized) else []
+    outer = [*outer, dataset]  # a dataset that it reads may refer to it
+    inner = [value for value in values if isinstance(value, Sized) and not any(value is each for each in outer)]
+    within = [(value, names) for value in inner if hasattr(value, "__getitem__") and (names := _classes(value, outer))]
     if len(within) != 1:
         return ()
     ((whole, names),) = within
     orders = [value for value in values if isinstance(value, list | range | np.ndarray | Tensor)]
-    for order in [range(len(whole)), *orders]:
-        some = range(0, len(dataset), 1 + len(dataset) // COMPARED)
-        if len(order) == len(dataset) and all(_same_label(dataset, row, whole, order[row]) for row in some):
-            return names
-    return ()
+    same = any(_same_labels(dataset, whole, order) for order in [range(len(whole)), *orders])
+    return names if same else ()
 
 
-def _same_label(one: Any, row: int, other: Any, place: Any) -> bool:
-    """Return whether row `row` of a dataset has the label of row `place`, if it is an integer, of the `other` one."""
+def _same_labels(one: Any, other: Any, order: Any) -> bool:
+    """Return whether a dataset has the labels of the rows `order` of the `other` one, by up to `COMPARED` rows."""
     try:
-        mine, theirs = (pair_of(dataset[number])[1] for dataset, number in ((one, row), (other, operator.index(place))))
-        return np.array_equal(np.asarray(mine), np.asarray(theirs))
-    except (DataError, IndexError, TypeError):
+        if len(order) != len(one):
+            return False
+        for row in range(0, len(one), 1 + len(one) // COMPARED):
+            mine = pair_of(one[row])[1]
+            theirs = pair_of(other[operator.index(order[row])])[1]
+            if not np.array_equal(np.asarray(mine), np.asarray(theirs)):
+                return False
+        return True
+    except Exception:  # the numbers in `order` need not be rows, for which the user's code may raise anything
         return False
 
 

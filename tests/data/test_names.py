@@ -520,6 +520,23 @@ def test_columns_of_other_libraries_have_names(table):
     assert torch.equal(data.test.inputs, data.train.inputs)
 
 
+class OneColumn:
+    """What fedhet uses of a table of polars with one column."""
+
+    columns = ("label",)
+
+    def __getitem__(self, name):
+        return np.array({"label": [1, 0]}[name])
+
+    def to_numpy(self):
+        return self["label"][:, None]
+
+
+def test_a_table_of_labels_with_one_column():
+    part = pd.DataFrame({"a": [3.0, 4], "b": [1.0, 2]}), OneColumn()
+    assert as_client_data("0", (part, part)).train.labels.tolist() == [1, 0]
+
+
 class Six(TensorDataset):
     """Six examples whose classes have names."""
 
@@ -560,6 +577,17 @@ def test_a_dataset_with_other_labels_than_the_one_that_it_reads_has_no_names():
     assert names_of(both) == {}, "it is unknown which one it reads"
 
 
+def test_attributes_that_are_no_rows_do_not_matter():
+    rows = Reading(Six(["ant", "bee"]), {0: 3, 1: 0})
+    for name, value in {"mean": torch.tensor(0.5), "lines": [7, "a"], "feature_names": None, "itself": rows}.items():
+        setattr(rows, name, value)
+    assert names_of(rows) == {}
+    rows.order = [3, 0]
+    assert names_of(rows) == {CLASSES: ("ant", "bee")}
+    rows.whole.reader = rows
+    assert names_of(rows) == {CLASSES: ("ant", "bee")}
+
+
 class Rows(Dataset):
     """A user's own dataset of a table's rows, in any of several ways."""
 
@@ -595,6 +623,15 @@ def test_columns_of_the_table_that_a_users_own_dataset_reads(read):
     assert names_of(ConcatDataset([one, one]))[COLUMNS] == ("age", "bmi", "bp")
     with pytest.raises(DataError, match="unlike columns"):
         names_of(ConcatDataset([one, other]))
+
+
+@pytest.mark.parametrize("frames", [True, False])
+def test_times_are_no_columns(frames):
+    """Each example is a series with times of its own."""
+    table = pd.DataFrame(np.arange(24.0).reshape(12, 2), index=pd.date_range("2026-11-30", periods=12))
+    series = [table[row : row + 3] if frames else table[0][row : row + 3] for row in range(6)]
+    train, test = [(each, 0) for each in series[:3]], [(each, 1) for each in series[3:]]
+    assert as_client_data("0", (train, test)).names == {}
 
 
 def test_a_dataset_that_changes_the_values_of_its_table_has_no_columns_by_name():
