@@ -246,7 +246,8 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
         for test in ("", "common-", "validation-")
     )
     if on_common_test:
-        common["received"] = {k: v for k, v in on_common_test.items() if not k.startswith(VALIDATION)}
+        received = {k: v for k, v in on_common_test.items() if not k.startswith(VALIDATION)}
+        common["received"] = {metric: received.get(metric)} | received  # readers expect the metric in front
         validated = {k.removeprefix(VALIDATION): v for k, v in on_common_test.items() if k.startswith(VALIDATION)}
         validation["received"] = validated or validation["received"]
     return {

@@ -12,6 +12,7 @@ from synthetic_runs import history_row as row
 from fedhet.errors import FedhetError
 from fedhet.results.history import final_clients, learning_curve, read_clients, read_history, read_run
 from fedhet.results.report import write_report
+from fedhet.server.reporter import statistics
 from fedhet.utils.statistics import STATISTICS, Metric, client_order, summarise
 
 
@@ -93,6 +94,13 @@ def test_curves_by_statistic_and_test_set():
     assert learning_curve(rows, "trained", "max") == []
     assert learning_curve(rows, "received", test="common") == [(1, 0.3)]
     assert learning_curve(rows, "trained", test="common") == []
+
+
+def test_the_metric_of_a_users_evaluate_fn_is_found_by_name():
+    for metrics, expected in (({"loss": 1.7, "accuracy": 0.6}, [(0, 0.6)]), ({"loss": 1.7, "hours": 3.0}, [])):
+        rows = [{"round": 1, **statistics({}, metrics, "accuracy")}]
+        assert learning_curve(rows, "received", test="common") == expected
+        assert learning_curve(rows, "received", test="common", measure="loss") == [(0, 1.7)]
 
 
 def test_a_torn_last_line_is_ignored_with_a_warning(make_run, caplog):
