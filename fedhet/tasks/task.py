@@ -219,7 +219,7 @@ class Task:
         """Return the mean loss of a batch, a differentiable scalar."""
         if self.own_loss is not None:
             _module(self.own_loss).to(outputs.device)
-            if bool(self._left_out(labels).all()):
+            if bool(self.left_out(labels).all()):
                 return 0 * outputs.sum()
             # Copies, because a user's loss can change its arguments in place.
             return self.own_loss(*self.outputs.pair(outputs.clone(), labels.clone()))
@@ -230,7 +230,7 @@ class Task:
         """Return the weight of a batch in the mean loss of several; None if it is their number of predictions."""
         if self.outputs.meaning != "classes" or (self.plain and type(self.outputs).loss is Outputs.loss):
             return None
-        counted = labels[~self._left_out(labels)].long()
+        counted = labels[~self.left_out(labels)].long()
         return len(counted) if self.weights is None else float(self.weights.to(labels.device)[counted].sum())
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> Score:
@@ -239,7 +239,7 @@ class Task:
             outputs = outputs.float()
         counted = labels
         if self.own_loss is not None and self.outputs.meaning == "classes":
-            counted = labels.long().masked_fill(self._left_out(labels), IGNORED)
+            counted = labels.long().masked_fill(self.left_out(labels), IGNORED)
         loss, count = self.outputs.evaluate(outputs, counted)
         if counted is not labels:
             count = int((counted != IGNORED).sum())
@@ -252,16 +252,17 @@ class Task:
 
     def counted(self, labels: Tensor) -> Tensor:
         """Return the indices (m,) of the examples of which a label counts in loss and metrics, on the CPU."""
-        return torch.nonzero(~self._left_out(labels)[:, None].flatten(1).all(1))[:, 0].cpu()
+        return torch.nonzero(~self.left_out(labels)[:, None].flatten(1).all(1))[:, 0].cpu()
 
-    def _left_out(self, labels: Tensor) -> Tensor:
+    def left_out(self, labels: Tensor) -> Tensor:
+        """Return where labels do not count in loss and metrics, as booleans of the labels' shape."""
         ignored = self.ignored if self.outputs.meaning == "classes" else ()
         return torch.isin(labels.long(), torch.tensor(ignored, dtype=torch.int64, device=labels.device))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         """Return a message if outputs (of a few examples) or labels do not fit the task, else an empty string."""
         labelled = labels
-        if self.own_loss is not None and (left_out := self._left_out(labels)).any():
+        if self.own_loss is not None and (left_out := self.left_out(labels)).any():
             if left_out.all():
                 return "its loss ignores all of its labels"
             if labels.ndim > 1:  # an ignored label of a token or pixel need not be a class

@@ -27,7 +27,6 @@ from fedhet.data import Augment, Examples
 from fedhet.models.copies import in_evaluation_mode
 from fedhet.models.representation import Capturing, RandomStream, Representation
 from fedhet.tasks import Task
-from fedhet.tasks.metrics import IGNORED
 from fedhet.training.evaluation import forward
 from fedhet.utils.statistics import Work
 
@@ -223,9 +222,10 @@ class Step:
         scores, wanted = kind.scores(outputs), kind.scores(wanted)
         many_labels = kind.meaning == "labels"
         mean = self.mean if self.weights is not None else None
-        counted = self.labels != IGNORED
-        if kind.places != "one" and mean is None and bool(counted.any()):  # padding does not count
-            scores, wanted = scores[counted], wanted[counted]
+        if kind.places != "one" and mean is None:
+            counted = ~self.task.left_out(self.labels)
+            if bool(counted.any()):  # padding does not count
+                scores, wanted = scores[counted], wanted[counted]
         return soft_divergence(scores, wanted, temperature, many_labels=many_labels, mean=mean)
 
     def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from fedhet.training import Optimisation, eager, soft_divergence
+from fedhet.tasks import Task
+from fedhet.training import Optimisation, Step, eager, soft_divergence
 from fedhet.training.phases import decayed
 
 
@@ -22,6 +23,23 @@ def test_divergence_by_hand(many_labels):
     expected = (summands + (1 - p) * ((1 - p) / (1 - q)).log()).mean() if many_labels else summands.sum(-1).mean()
     found = soft_divergence(outputs, wanted, 2.5, many_labels=many_labels)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("ignored", [-100, 3])
+@pytest.mark.parametrize("task", ["token-classification", "segmentation"])
+def test_labels_that_do_not_count_have_no_divergence(task, ignored):
+    generator = torch.Generator().manual_seed(0)
+    outputs, wanted = (torch.randn(2, 5, 3, generator=generator) for _ in range(2))
+    labels = torch.tensor([[0, 1, 2, 0, ignored], [1, ignored, ignored, ignored, ignored]])
+    counted = labels != ignored
+    expected = soft_divergence(outputs[counted], wanted[counted], 1.0)
+    loss = nn.CrossEntropyLoss(ignore_index=ignored)
+    if task == "segmentation":
+        outputs, wanted = (each[:, None].movedim(-1, 1) for each in (outputs, wanted))
+        labels = labels[:, None]
+    rows = torch.arange(2)
+    step = Step(0, nn.Identity(), {}, outputs, labels, rows, outputs, task=Task(task, loss=loss))
+    torch.testing.assert_close(step.divergence(outputs, wanted), expected)
 
 
 def test_scale_at_high_temperature():
