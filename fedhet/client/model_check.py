@@ -366,8 +366,9 @@ def check_public_dataset(job: Job, public: PublicDataset, *, labelled: bool) -> 
     shape = public.inputs.shape
     alike = parts_of(example).keys() == parts_of(public.inputs).keys() and len(shape) == len(expected)
     own = client.data.train.inputs
-    padded = isinstance(own, LazyInputs) and own.collate is not None
-    free = len(expected) == 3 or isinstance(example, Inputs) or padded  # sequences, and texts padded to the longest one
+    padded = isinstance(own, LazyInputs) and own.collate is not None and len(expected) == 2
+    # Sequences, and texts padded to the longest one.
+    free = len(expected) == 3 or isinstance(example, Inputs) or (padded and not example.is_floating_point())
     if not alike or (shape[1] != expected[1] and not free):
         raise WireError(
             f"the server's public dataset has {_shapes(public.inputs)}, but this client's examples have "

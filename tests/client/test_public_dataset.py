@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from fedhet.client import ClientSide
 from fedhet.config import configuration
@@ -97,6 +98,17 @@ def test_one_client_with_another_public_dataset_is_refused(method, odd, other, w
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == odd
     assert why in failure["reason"]
+
+
+def test_a_collate_fn_that_pads_no_texts_does_not_excuse_other_inputs(tiny, watch):
+    def data(client):
+        return tuple(
+            DataLoader(TensorDataset(*part), batch_size=8, collate_fn=lambda rows: default_collate(rows))
+            for part in tiny.data(client)
+        )
+
+    with pytest.raises(FedhetError, match="the server's public dataset has inputs of shape"):
+        start("inputs", tiny.app(data=data), watch, PublicDataset(torch.zeros(10, 5)))
 
 
 def test_a_refused_public_dataset_is_not_stored(tiny, watch, home):
