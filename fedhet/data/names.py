@@ -101,11 +101,12 @@ def _input(row: Any) -> Any:
 
 
 def _equal(rows: Sequence[Any], table: Any, names: Sequence[Any]) -> bool:
-    """Return whether a table's first rows have the values `rows` in the columns `names`."""
+    """Return whether a table's first rows have the values `rows` in the columns `names`, each column other ones."""
     try:
         values = np.stack([np.asarray(row, dtype=np.float64) for row in rows])
         expected = np.asarray(table[[*names]].to_numpy()[: len(rows)], dtype=np.float64)
-        return values.shape == expected.shape and np.allclose(values, expected)
+        told_apart = len(np.unique(expected, axis=1).T) == len(names)  # else their order is unknown
+        return told_apart and values.shape == expected.shape and np.allclose(values, expected)
     except (RuntimeError, TypeError, ValueError):  # texts, no vectors, or values with gradients
         return False
 
