@@ -120,8 +120,8 @@ class Clients:
             task = checked.task.measuring(config.metric, listed(config.metrics))
             policy.check_metrics(task)
             data = data.relabelled(task.outputs.labels)
-            counted = task.counted(data.train.labels)
-            if policy.least > 1 and not policy.noise and len(counted) < len(data.train):
+            counting = policy.least > 1 and not policy.noise
+            if counting and len(counted := task.counted(data.train.labels)) < len(data.train):
                 # Others would hide from `min-examples` that few examples change the weights.
                 log_once(
                     self,

@@ -465,3 +465,16 @@ def test_columns_have_their_names(tmp_path: Path, estimator: Any, method: str) -
         train, test = of_hospital(ClientInfo(str(number), number, 2, configuration.resolve({})))
         expected[str(number)] = clone(estimator).fit(*train).score(*test)
     assert accuracies(done.folder) == pytest.approx(expected)
+
+
+class Positional(GaussianNB):
+    """Asks for columns by place, which a data frame does not allow."""
+
+    def fit(self, inputs: Any, labels: Any) -> Any:
+        return super().fit(inputs[:, :2], labels)
+
+
+def test_any_error_of_a_fit_is_told(tmp_path: Path) -> None:
+    settings = {"method": "local", "clients": 2, "rounds": 1, "report": False, "workers": 1}
+    with pytest.raises(FedhetError, match="fitting Positional raised InvalidIndexError"):
+        fedhet.run(settings, model=Positional(), data=of_hospital, out=tmp_path / "run", progress=False)
