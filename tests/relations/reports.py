@@ -25,7 +25,7 @@ from fedhet.results.history import read_history, read_run
 from fedhet.results.terminal import by_architecture
 from tests.relations import outcomes
 from tests.relations.outcomes import new
-from tests.relations.programs import CLASSES, IN_ORDER, NAMED_CLASSES, Program, at
+from tests.relations.programs import CLASSES, FORMS, IN_ORDER, NAMED_CLASSES, Program, at
 from tests.relations.relations import NETWORKS_ALONE, Draw, complete, relation, trained
 
 NAMED = (*NAMED_CLASSES, "files")
@@ -273,7 +273,11 @@ def figures_show_the_numbers_of_the_files(draw: Draw, program: Program, folder: 
 
 
 @relation(
-    slow=True, settings={}, method=tuple(method for method in trained if method != "local"), network=NETWORKS_ALONE
+    slow=True,
+    settings={},
+    method=tuple(method for method in trained if method != "local"),
+    network=NETWORKS_ALONE,
+    form=tuple(form for form in FORMS if form != "files"),  # whose folder other processes do not know
 )
 def a_table_is_made_of_its_runs(draw: Draw, program: Program, folder: Path) -> None:
     """A comparison's numbers, and its figure, are recomputed from the clients' scores in the folders of its runs."""
