@@ -397,13 +397,8 @@ def _evaluations(job: Job, when: str, predictor: Predictor) -> dict[str, Evaluat
     return {
         prefix: Evaluation(predictor, examples, client.task, client.transform, client.model, seed, f"{prefix}{when}")
         for prefix, examples in sets.items()
-        if examples is not None and enough(job, _count(job, examples.labels), f"{prefix}{when}")
+        if examples is not None and enough(job, len(client.task.counted(examples.labels)), f"{prefix}{when}")
     }
-
-
-def _count(job: Job, labels: Tensor) -> int:
-    """Return the number of examples with a label that counts or, without `min-examples`, of all of them."""
-    return len(job.client.task.counted(labels) if job.policy.least > 1 else labels)
 
 
 def _record(job: Job, evaluation: Evaluation, score: Scored | None, *, when: str) -> None:
