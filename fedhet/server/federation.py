@@ -25,6 +25,9 @@ from fedhet.utils.text import log
 
 Check = Callable[[Reply], None]  # checks a client's reply, and raises an exception to refuse it
 
+STOPPED = "The actor is dead because its owner has died"
+"""What Ray says of a client that was at work when the simulation was stopped."""
+
 GRACE = 10.0  # minimum time in seconds to wait for a required number of nodes, even if `wait-for-clients` is less
 
 
@@ -221,6 +224,8 @@ class Federation:
                 round.fail(client, f"{error}; its handshake is repeated")
                 continue
             except Exception as error:  # any exception while reading a reply refuses this client
+                if self.simulated and STOPPED in str(error):
+                    raise FedhetError("Ray has ended, so this round does not count: resume the run") from error
                 round.fail(client, reason_of(client, error))
                 continue
             if reply.report.lost_state >= 0:

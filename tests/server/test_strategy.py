@@ -9,6 +9,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.methods import registry
 from fedhet.server import FederatedStrategy, federation
+from fedhet.server.federation import STOPPED
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -141,6 +142,15 @@ def test_round_with_too_few_replies(start, failing, caplog):
     assert all(np.array_equal(array, model[name]) for name, array in before.state.model.items())
     assert [record.trained for record in strategy.state.clients.values()] == [2, 2, 2]
     assert [failure["client"] for failure in watch.rows[3]["failures"]] == ["1", "2"]
+
+
+def test_a_round_in_which_ray_is_stopped_does_not_count(start, around):
+    def before(where, message):
+        if where == (2, "train", "1"):
+            raise RuntimeError(STOPPED)
+
+    with pytest.raises(FedhetError, match="Ray has ended, so this round does not count: resume the run"):
+        start(app=around(before=before), rounds=3)
 
 
 @pytest.mark.parametrize(("rounds", "last"), [(1, 0), (3, 1), (5, 2)])
