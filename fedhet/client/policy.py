@@ -26,7 +26,7 @@ from fedhet.config import configuration
 from fedhet.errors import ConfigError, Refused, in_words, nearest
 from fedhet.flower import Context, Message, MessageType
 from fedhet.flower.insides import hash_of_app
-from fedhet.flower.messages import name_of, read_request
+from fedhet.flower.messages import LONGEST_REASON, name_of, read_request
 from fedhet.messages import LostState, Payload, Reply, Request, WireError
 from fedhet.messages.protocol import DESCRIBE, HANDSHAKE, MOST_PARTITIONS, WHOLE
 from fedhet.methods import registry
@@ -57,7 +57,6 @@ NODE_KEYS = frozenset(
 )
 """The keys of a node config."""
 
-LONGEST_REASON = 2000  # largest number of characters of a failure's reason, which can quote the server, and in logs
 DIGITS = 4  # significant digits of metrics that a node sends if `Policy.deployed` is set
 
 

@@ -90,8 +90,10 @@ def write_refusal(client: str, reason: str, **flags: bool) -> RecordDict:
     return RecordDict({"report": ConfigRecord({"client": client, "refusal": reason, **flags})})
 
 
-def check_written(message: Message) -> None:
-    """Raise a WriteError if a client's reply says that a file cannot be written."""
+def check_simulated(message: Message) -> None:
+    """Raise an error if a simulated client's reply ends the run: a file cannot be written, or Ray has ended."""
+    if message.has_error() and STOPPED in in_one_line(message.error.reason or ""):
+        raise FedhetError("Ray has ended, so this round does not count: resume the run")
     report = message.content.get("report") if message.has_content() else None
     if isinstance(report, ConfigRecord) and report.get("unwritten") is True:
         client, reason = str(report.get("client")), str(report.get("refusal"))
@@ -107,8 +109,8 @@ def write_reply(reply: Reply, *, flower: bool = False) -> RecordDict:
 
 
 def in_one_line(reason: str) -> str:
-    """Return a reason that a client gives in one line of at most 2000 characters."""
-    return " ".join(reason[:2000].split())
+    """Return a reason that a client gives in one line of at most `LONGEST_REASON` characters."""
+    return " ".join(reason[:LONGEST_REASON].split())
 
 
 def read_reply(message: Message) -> Reply:
@@ -191,6 +193,8 @@ def name_in(message: Message) -> str:
 
 
 STYPE = "fedhet.raw"
+LONGEST_REASON = 2000  # largest number of characters of a failure's reason, in messages and logs
+STOPPED = "The actor is dead because its owner has died"  # Ray's words if a simulation is stopped while a client works
 LONGEST_AXIS = 2**24  # largest length of an axis of an array without values
 _name_of: Callable[[np.dtype[Any]], str] = cache(str)  # NumPy formats a dtype's name anew for every array
 RESERVED = frozenset({"values", "request", "metrics", "report"})  # names of records that groups of arrays cannot have

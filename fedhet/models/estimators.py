@@ -107,7 +107,7 @@ class Estimator(nn.Module):
         with threadpool_limits(threads):
             try:
                 self._fitted = fitted(_unfitted(self.estimator), self._table(features), targets, weights)
-            except Exception as error:
+            except Exception as error:  # an estimator of the user's may raise anything
                 raise ModelError(f"fitting {self.title} raised {type(error).__name__}: {error}") from error
         if self.meaning != "numbers" and not hasattr(self._fitted, "classes_"):
             raise ModelError(f"{self.title} predicts numbers, but the labels are classes: return a classifier")

@@ -11,7 +11,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Grid, Message, MessageType
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import simulated
-from fedhet.flower.messages import Encoder, check_written, read_reply, sent_along, write_request
+from fedhet.flower.messages import Encoder, check_simulated, read_reply, sent_along, write_request
 from fedhet.messages import LostState, Payload, Reply, Request, Spec, WireError, check, check_finite
 from fedhet.messages.payload import shortened
 from fedhet.messages.protocol import DESCRIBE, STARTS, WHOLE
@@ -24,9 +24,6 @@ from fedhet.utils.statistics import client_order, grouped, in_order
 from fedhet.utils.text import log
 
 Check = Callable[[Reply], None]  # checks a client's reply, and raises an exception to refuse it
-
-STOPPED = "The actor is dead because its owner has died"
-"""What Ray says of a client that was at work when the simulation was stopped."""
 
 GRACE = 10.0  # minimum time in seconds to wait for a required number of nodes, even if `wait-for-clients` is less
 
@@ -195,8 +192,8 @@ class Federation:
             self.answered(len(answers), len(sent))
         for node in sent:
             if node in answers:
-                if self.simulated:  # the clients' disk is that of the run
-                    check_written(answers[node])
+                if self.simulated:  # the clients' disk and Ray are those of the run
+                    check_simulated(answers[node])
                 yield node, answers[node]
             else:
                 reason = f"no reply within {self.run.config.timeout:g} s{or_else}"
@@ -224,8 +221,6 @@ class Federation:
                 round.fail(client, f"{error}; its handshake is repeated")
                 continue
             except Exception as error:  # any exception while reading a reply refuses this client
-                if self.simulated and STOPPED in str(error):
-                    raise FedhetError("Ray has ended, so this round does not count: resume the run") from error
                 round.fail(client, reason_of(client, error))
                 continue
             if reply.report.lost_state >= 0:

@@ -7,9 +7,9 @@ import torch
 import fedhet
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.flower.messages import STOPPED
 from fedhet.methods import registry
 from fedhet.server import FederatedStrategy, federation
-from fedhet.server.federation import STOPPED
 
 pytestmark = pytest.mark.usefixtures("home")
 
