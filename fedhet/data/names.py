@@ -5,6 +5,7 @@ several tensors); `labels`, the columns of a table of labels.
 """
 
 import operator
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data.dataloader import default_collate
 
 from fedhet.data.reading import LABELS, pair_of
 from fedhet.errors import DataError
@@ -117,10 +119,51 @@ def _printable(names: Iterable[Any]) -> tuple[str, ...]:
 
 
 def _categories(labels: Any) -> tuple[str, ...]:
-    """Return the names among a pandas object's categories; numbers are the classes themselves."""
-    dtype: Any = getattr(_column(labels), "dtype", None)
-    categories = dtype.categories if type(dtype).__name__ == "CategoricalDtype" else ()
-    return _printable(categories) if any(isinstance(category, str) for category in categories) else ()
+    """Return the names of the classes of a column of labels by number; () if its numbers are the classes themselves."""
+    labels = _column(labels)
+    if len(categories := listed_categories(labels)):
+        return _printable(categories) if any(isinstance(category, str) for category in categories) else ()
+    if hasattr(labels, "column_name") and hasattr(labels, "source"):  # of a Hugging Face dataset
+        return _names_of_feature((getattr(labels.source, "features", None) or {}).get(labels.column_name))
+    texts = _texts(labels)
+    return () if texts is None else _printable(np.unique(texts).tolist())
+
+
+def listed_categories(labels: Any) -> Any:
+    """Return the categories of a pandas object, or of an `Enum` of polars, in order; () without such."""
+    categories = getattr(getattr(labels, "dtype", None), "categories", ())
+    return categories if isinstance(categories, Sized) else ()
+
+
+def _texts(labels: Any) -> Any:
+    """Return labels that are texts as an array (n,), or None for others; raise a DataError if some are missing."""
+    listed = isinstance(labels, list | tuple) and len(labels) > 0 and isinstance(labels[0], str | np.str_)
+    column = hasattr(labels, "__array__") and not isinstance(labels, Tensor) and np.ndim(labels) == 1
+    values = np.asarray(labels if listed or column else ())
+    if values.dtype.kind == "S":  # as files of HDF5 have them
+        values = np.char.decode(values)
+    texts = [value for value in values.tolist() if isinstance(value, str)] if values.dtype.kind in "OUT" else []
+    if not texts:
+        return None
+    if len(texts) < len(values):
+        raise DataError("the labels are texts, but some are missing or numbers: remove such rows")
+    if all(map(_is_number, {*texts})):
+        raise DataError(f"the labels are texts of numbers, such as {texts[0]!r}: convert them, such as by int(label)")
+    return np.array(texts)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) == float(text)
+    except ValueError:
+        return False
+
+
+def _names_of_feature(feature: Any) -> tuple[str, ...]:
+    """Return the names of a `ClassLabel` of Hugging Face's datasets, or of a sequence of such, as of tokens."""
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    return _printable(getattr(feature, "names", None) or ())
 
 
 def _column(labels: Any) -> Any:
@@ -130,14 +173,20 @@ def _column(labels: Any) -> Any:
 
 
 def check_index(inputs: Any, labels: Any) -> None:
-    """Raise a DataError if pandas tables of inputs and labels have the same index in different orders."""
+    """Raise a DataError if pandas tables of inputs and labels have an index in different orders, or of other rows."""
     tables = [*(inputs.values() if isinstance(inputs, Mapping) else [inputs]), labels]
     indices = [table.index for table in tables if hasattr(table, "to_numpy") and hasattr(table, "index")]
     for other in indices[1:]:
-        if not other.equals(indices[0]) and {*other} == {*indices[0]}:
+        if other.equals(indices[0]):
+            continue
+        ours, theirs = {*indices[0]}, {*other}
+        # A table that was made anew, such as by a scaler, has the default index.
+        default = any([*index] == [*range(len(index))] for index in (indices[0], other))
+        if ours == theirs or (ours & theirs and not default):
+            what = "one index in different orders" if ours == theirs else "only a part of their indices in common"
             raise DataError(
-                "the rows of inputs and labels have one index in different orders: give both in the same order, such "
-                "as labels.loc[inputs.index], or labels.to_numpy() if they have the order of the inputs' rows"
+                f"the rows of inputs and labels have {what}: give both in the same order, such as "
+                "labels.loc[inputs.index], or labels.to_numpy() if they have the order of the inputs' rows"
             )
 
 
@@ -149,19 +198,28 @@ def check_distinct(kind: str, names: Sequence[Any]) -> None:
 
 
 def numbered(labels: Any) -> Any:
-    """Return the class numbers of a pandas object whose categories are names, and other labels unchanged."""
+    """Return the class numbers of a column of labels whose classes have names, and other labels unchanged."""
     labels = _column(labels)
-    return getattr(labels, "cat", labels).codes if _categories(labels) else labels
+    codes = getattr(labels, "cat", labels)  # a column of pandas has them in its attribute `cat`
+    if hasattr(codes, "codes"):
+        return codes.codes if _categories(labels) else labels
+    texts = _texts(labels)
+    if texts is None:
+        return labels
+    order = np.asarray(listed_categories(labels)) if len(listed_categories(labels)) else np.unique(texts)
+    places = {name: place for place, name in enumerate(order.tolist())}
+    return np.array([places[text] for text in texts.tolist()])
 
 
 def _classes(dataset: Any, outer: Sequence[Any] = ()) -> tuple[str, ...]:
     """Return the names of a dataset's classes by number; raise a DataError if its members number them differently.
 
-    `outer` are the datasets that read this one.
+    Names are unknown, (), if the dataset numbers the classes of what it reads anew. `outer` are the datasets that read
+    this one.
     """
-    if isinstance(dataset, Subset | DataLoader):
+    if _reads_as(dataset, Subset):
         return _classes(dataset.dataset, outer)
-    if isinstance(dataset, ConcatDataset):
+    if _reads_as(dataset, ConcatDataset):
         members = [_classes(member, outer) for member in dataset.datasets]
         most = max(members, key=len)
         for names in members:
@@ -169,12 +227,31 @@ def _classes(dataset: Any, outer: Sequence[Any] = ()) -> tuple[str, ...]:
                 whose = unlike("the classes of a member of the ConcatDataset", names, most)
                 raise DataError(f"{whose}: give its members the same numbers, for example by target_transform")
         return most
+    if isinstance(dataset, DataLoader):
+        names = _classes(dataset.dataset, outer)
+        if names and dataset.collate_fn is not default_collate:
+            pairs = _pairs(lambda row: _batch(dataset, row), dataset.dataset, range(len(dataset.dataset)))
+            return () if _renumbered(pairs) else names
+        return names
+    names = _listed_classes(dataset)
+    return (() if _numbers_anew(dataset, names, outer) else names) if names else _wrapped_classes(dataset, outer)
+
+
+def _batch(loader: Any, row: int) -> Any:
+    """Return the input and label of a row as a loader's `collate_fn` gives them."""
+    return tuple(part[0] for part in pair_of(loader.collate_fn([loader.dataset[row]])))
+
+
+def _reads_as(dataset: Any, kind: type) -> bool:
+    """Return whether a dataset is of a `kind` of torch, and reads its rows as this kind does."""
+    return isinstance(dataset, kind) and type(dataset).__getitem__ is kind.__getitem__  # type: ignore[attr-defined]
+
+
+def _listed_classes(dataset: Any) -> tuple[str, ...]:
+    """Return the names of classes by number in a dataset's attributes."""
     if isinstance(features := getattr(dataset, "features", None), Mapping):  # of a Hugging Face dataset
         labels = [features[name] for name in LABELS if name in features]
-        feature: Any = labels[0] if len(labels) == 1 else None
-        while hasattr(feature, "feature"):  # a sequence, such as one of tokens
-            feature = feature.feature
-        return _printable(getattr(feature, "names", None) or ())
+        return _names_of_feature(labels[0]) if len(labels) == 1 else ()
     if getattr(dataset, "target_transform", None) is not None:  # which can change the numbers
         return ()
     numbers = getattr(dataset, "class_to_idx", None)
@@ -190,36 +267,87 @@ def _classes(dataset: Any, outer: Sequence[Any] = ()) -> tuple[str, ...]:
         classes = classes.tolist()
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str | tuple) for name in classes):
         return ()
-    return _printable(classes) or _wrapped_classes(dataset, outer)
+    return _printable(classes)
+
+
+def _numbers_anew(dataset: Any, names: Sequence[str], outer: Sequence[Any]) -> bool:
+    """Return whether a dataset numbers classes in another way than what its `names` are from."""
+    known = getattr(dataset, "targets", None)
+    if isinstance(files := getattr(dataset, "samples", None), list):  # of torchvision's folders
+        known = [label for _, label in files]
+        if any(dataset.class_to_idx.get(_folder(path, dataset), label) != label for path, label in files):
+            return True
+    sources = [(whole, _orders(dataset, whole)) for whole, theirs, _ in _inner(dataset, outer) if theirs == names]
+    if hasattr(dataset, "with_format") and dataset.format["type"] == "custom":
+        sources.append((dataset.with_format(None), [range(len(dataset))]))  # without the user's transform
+    if isinstance(known, list | Tensor) and not type(dataset).__getitem__.__module__.startswith("torchvision."):
+        sources.append(([(None, label) for label in known], [range(len(known))]))
+    for whole, orders in sources:
+        pairs = [_pairs(lambda row: dataset[row], whole, order) for order in orders]
+        if any(map(_renumbered, pairs)) and not any(map(_equal_labels, pairs)):
+            return True
+    return False
+
+
+def _folder(path: str, dataset: Any) -> str:
+    """Return the name of the folder of a class, in a folder with a folder for each class."""
+    return os.path.relpath(path, dataset.root).split(os.sep)[0]
 
 
 def _wrapped_classes(dataset: Any, outer: Sequence[Any]) -> tuple[str, ...]:
     """Return the classes of the one dataset that a user's own dataset reads, if it has all of its labels or a part."""
-    values = [*vars(dataset).values()] if isinstance(dataset, Dataset) and isinstance(dataset, Sized) else []
-    outer = [*outer, dataset]  # a dataset that it reads may refer to it
-    inner = [value for value in values if isinstance(value, Sized) and not any(value is each for each in outer)]
-    within = [(value, names) for value in inner if hasattr(value, "__getitem__") and (names := _classes(value, outer))]
+    within = [(whole, names, error) for whole, names, error in _inner(dataset, outer) if names or error]
     if len(within) != 1:
         return ()
-    ((whole, names),) = within
-    orders = [value for value in values if isinstance(value, list | range | np.ndarray | Tensor)]
-    same = any(_same_labels(dataset, whole, order) for order in [range(len(whole)), *orders])
-    return names if same else ()
+    ((whole, names, error),) = within
+    if not any(_equal_labels(_pairs(lambda row: dataset[row], whole, order)) for order in _orders(dataset, whole)):
+        return ()
+    if error:
+        raise error
+    return names
 
 
-def _same_labels(one: Any, other: Any, order: Any) -> bool:
-    """Return whether a dataset has the labels of the rows `order` of the `other` one, by up to `COMPARED` rows."""
+def _inner(dataset: Any, outer: Sequence[Any]) -> list[tuple[Any, tuple[str, ...], DataError | None]]:
+    """Return the datasets that a user's own dataset reads, with the names of their classes, or why they have none."""
+    values = [*vars(dataset).values()] if isinstance(dataset, Dataset) and isinstance(dataset, Sized) else []
+    outer = [*outer, dataset]  # a dataset that it reads may refer to it
+    inner = []
+    for value in values:
+        if isinstance(value, Sized) and hasattr(value, "__getitem__") and not any(value is other for other in outer):
+            try:
+                inner.append((value, _classes(value, outer), None))
+            except DataError as error:  # its members number their classes in unlike ways
+                inner.append((value, (), error))
+    return inner
+
+
+def _orders(dataset: Any, whole: Any) -> list[Any]:
+    """Return the orders in which a user's own dataset may read the rows of another one."""
+    lists = [value for value in vars(dataset).values() if isinstance(value, list | range | np.ndarray | Tensor)]
+    return [order for order in [range(len(whole)), *lists] if np.shape(order)[:1] == (len(dataset),)]
+
+
+def _pairs(read: Callable[[int], Any], other: Any, order: Any) -> list[tuple[str, str]]:
+    """Return labels of up to `COMPARED` rows of another dataset, with those that `read` gives; [] without such."""
     try:
-        if len(order) != len(one):
-            return False
-        for row in range(0, len(one), 1 + len(one) // COMPARED):
-            mine = pair_of(one[row])[1]
-            theirs = pair_of(other[operator.index(order[row])])[1]
-            if not np.array_equal(np.asarray(mine), np.asarray(theirs)):
-                return False
-        return True
+        rows = range(0, len(order), 1 + len(order) // COMPARED)
+        return [(_label(other[operator.index(order[row])]), _label(read(row))) for row in rows]
     except Exception:  # the numbers in `order` need not be rows, for which the user's code may raise anything
-        return False
+        return []
+
+
+def _label(row: Any) -> str:
+    labels = [row[name] for name in LABELS if name in row] if isinstance(row, Mapping) else []
+    return str(np.asarray(labels[0] if len(labels) == 1 else pair_of(row)[1]).tolist())
+
+
+def _equal_labels(pairs: Sequence[tuple[str, str]]) -> bool:
+    return bool(pairs) and all(first == second for first, second in pairs)
+
+
+def _renumbered(pairs: Sequence[tuple[str, str]]) -> bool:
+    """Return whether each first label has one second label, and not always the same one."""
+    return len(dict(pairs)) == len({*pairs}) and not _equal_labels(pairs) and bool(pairs)
 
 
 # ---- comparison

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fedhet.data.examples import DataSet, Examples, Indices, Owners
-from fedhet.data.names import CLASSES, COLUMNS, Names, check_distinct, names_of, numbered
+from fedhet.data.names import CLASSES, COLUMNS, Names, check_distinct, listed_categories, names_of, numbered
 from fedhet.data.own import aligned, examples_of
 from fedhet.data.partitions import proportional_sample, size_of_part, with_drawn_test_set
 from fedhet.data.reading import IDENTIFIERS, LABELS, LazyInputs, check_finite
@@ -153,7 +153,7 @@ def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Po
             )
     owners, clients = _owners_of(frame[column].to_numpy(), column)
     target, classes = (frame[labels], ()) if len(labels) > 1 else _classes_of(frame[labels[0]])
-    pair = frame[inputs].to_numpy(dtype=np.float64), target
+    pair = np.asarray(frame[inputs].to_numpy(), dtype=np.float64), target
     names = {**names_of(pair), COLUMNS: tuple(map(str, inputs))}
     if classes:
         names[CLASSES] = classes
@@ -182,8 +182,7 @@ def _owners_of(values: Any, column: str) -> tuple[Indices, tuple[str, ...]]:
 
 def _classes_of(labels: Any) -> tuple[Any, tuple[str, ...]]:
     """Return a column of labels, with texts as numbers of classes, and the classes' names (if it has texts)."""
-    categories = names_of((None, labels)).get(CLASSES, ())
-    if categories:
+    if len(listed_categories(labels)) and (categories := names_of((None, labels)).get(CLASSES, ())):
         return numbered(labels), categories
     values = labels.to_numpy()
     if values.dtype.kind in "biuf":

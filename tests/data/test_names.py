@@ -1,5 +1,8 @@
 """Names of classes and columns, by which the parts of a client and several clients are aligned."""
 
+from copy import copy
+from functools import partial
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +20,7 @@ from torchvision.transforms.functional import pil_to_tensor
 import fedhet
 from fedhet.data.names import CLASSES, COLUMNS, alike, names_of
 from fedhet.data.own import as_client_data
+from fedhet.data.pooled import as_pooled
 from fedhet.errors import DataError
 from fedhet.messages import Report, WireError
 from fedhet.methods import registry
@@ -164,10 +168,71 @@ def test_categories_are_classes():
     assert data.names[CLASSES] == ("no", "yes", "maybe")
     column = as_client_data("0", ((FRAME, train.to_frame()), (FRAME, test)))  # a table with one column
     assert (column.train.labels.tolist(), column.names) == (data.train.labels.tolist(), data.names)
-    with pytest.raises(
-        DataError, match=r"the labels cannot be converted to a tensor \(type str_\): number the classes"
-    ):
-        as_client_data("0", ((FRAME, train.astype(str).to_frame()), (FRAME, test)))
+    texts = as_client_data("0", ((FRAME, train.astype(str).to_frame()), (FRAME, test)))
+    assert (texts.train.labels.tolist(), texts.names) == (data.train.labels.tolist(), data.names)
+
+
+TEXTS = ["bee", "ant", "cat", "bee"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda texts: texts,
+        tuple,
+        np.array,
+        partial(np.array, dtype=object),
+        partial(np.array, dtype="S"),
+        pd.Series,
+        partial(pd.Series, dtype="string"),
+        lambda texts: pd.DataFrame({"kind": texts}),
+    ],
+)
+def test_texts_are_names_of_classes(form):
+    """They are numbered in alphabetical order, and aligned by name in parts and clients that have others."""
+    data = as_client_data("0", ((FRAME, form(TEXTS)), {"x": FRAME.iloc[:2], "label": form(["cat", "bee"])}))
+    assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([1, 0, 2, 1], [2, 1])
+    assert data.names[CLASSES] == ("ant", "bee", "cat")
+    assert as_pooled((FRAME, form(TEXTS))).names[CLASSES] == ("ant", "bee", "cat")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["bee", None, "cat", "bee"], "texts, but some are missing"),
+        (pd.Series(["bee", None, "cat", "bee"]), "texts, but some are missing"),
+        (np.array(["bee", 1, "cat", "bee"], object), "texts, but some are missing or numbers"),
+        (["1", "10", "2", "1"], "texts of numbers, such as '1': convert them, such as by int"),
+    ],
+)
+def test_texts_that_are_no_names_are_refused(texts, message):
+    with pytest.raises(DataError, match=f"train: the labels are {message}"):
+        as_client_data("0", ((FRAME, texts), (FRAME, LABELS)))
+
+
+class Enum(list):
+    """A column of polars with the data type `Enum`."""
+
+    dtype = SimpleNamespace(categories=["cat", "ant", "bee"])
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([*self], dtype)
+
+
+class Column:
+    """A column of a Hugging Face dataset, as `dataset["label"]` returns it."""
+
+    column_name = "label"
+    source = SimpleNamespace(features={"label": SimpleNamespace(names=["cat", "ant", "bee"])})
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([2, 1, 0, 2], dtype)
+
+
+@pytest.mark.parametrize("labels", [Enum(TEXTS), Column()])
+def test_columns_of_other_libraries_are_aligned(labels):
+    data = as_client_data("0", ((FRAME, TEXTS), (FRAME, labels)))
+    assert data.test.labels.tolist() == data.train.labels.tolist() == [1, 0, 2, 1]
 
 
 def test_a_data_set_of_scikit_learn_as_a_frame():
@@ -194,6 +259,11 @@ def test_rows_with_one_index_in_different_orders_are_refused():
             as_client_data("0", ((inputs, labels), (FRAME, labels)))
     same = as_client_data("0", ((FRAME[::-1], labels[::-1]), (FRAME[::-1], labels.set_axis([5, 6, 7, 8]))))
     assert same.train.labels.tolist() == same.test.labels.tolist()[::-1]
+    few, others = FRAME.set_axis([1, 2, 4, 5]), labels.set_axis([2, 4, 5, 6])
+    with pytest.raises(DataError, match="the rows of inputs and labels have only a part of their indices in common"):
+        as_client_data("0", ((few, others), (FRAME, labels)))
+    scaled = as_client_data("0", ((FRAME, others), (few, labels)))  # one has the default index
+    assert scaled.train.labels.tolist() == labels.tolist()
 
 
 def test_columns_are_aligned_in_all_parts():
@@ -575,6 +645,99 @@ def test_a_dataset_with_other_labels_than_the_one_that_it_reads_has_no_names():
     both = Reading(Six(["ant", "bee"]))
     both.other = Six(["ant", "bee"])
     assert names_of(both) == {}, "it is unknown which one it reads"
+
+
+class Corrected(Reading):
+    """A user's own dataset that numbers the classes of a list of folders alike, and may list one's classes."""
+
+    def __init__(self, whole, classes=None):
+        super().__init__(whole, label=int)
+        if classes:
+            self.classes = classes
+
+    def __getitem__(self, row):
+        inputs, label = self.whole[row]
+        folders = getattr(self.whole, "datasets", [self.whole])
+        ends = np.cumsum([len(folder) for folder in folders])
+        return inputs, [*LEVELS].index(folders[np.searchsorted(ends, row, "right")].classes[label])
+
+
+class Anew(ImageFolder):
+    """A user's own folder of images, which numbers classes by a list."""
+
+    def __getitem__(self, row):
+        inputs, label = super().__getitem__(row)
+        return inputs, [*LEVELS].index(self.classes[label])
+
+
+class Part(Subset):
+    """A user's own part of a folder, which numbers classes by a list."""
+
+    def __getitem__(self, row):
+        inputs, label = super().__getitem__(row)
+        return inputs, [*LEVELS].index(self.dataset.classes[label])
+
+    def __getitems__(self, rows):
+        return [self[row] for row in rows]
+
+
+class Transformed:
+    """A dataset of Hugging Face whose transform numbers the classes anew."""
+
+    features: ClassVar = {"label": SimpleNamespace(names=["bee", "cat"])}
+    format: ClassVar = {"type": "custom"}
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, row):
+        return {"image": torch.zeros(1, 2, 2), "label": 1 + row % 2}
+
+    def with_format(self, _kind):
+        return [{"image": b"", "label": row % 2, "path": "a.png"} for row in range(4)]
+
+
+def with_samples(folder):
+    changed = copy(folder)
+    changed.samples = [(path, [*LEVELS].index(folder.classes[label])) for path, label in folder.samples]
+    return changed
+
+
+def collated(rows):
+    return torch.stack([inputs for inputs, _ in rows]), torch.tensor([1 + label for _, label in rows])
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Corrected,
+        lambda folder: Corrected(folder, folder.classes),
+        lambda folder: Corrected(ConcatDataset([folder, folder])),
+        lambda folder: Anew(folder.root, pil_to_tensor),
+        lambda folder: Part(folder, range(4)),
+        lambda folder: DataLoader(folder, 2, collate_fn=collated),
+        with_samples,
+        lambda folder: Transformed(),
+    ],
+)
+def test_a_dataset_that_numbers_classes_anew_is_not_aligned_by_the_old_names(folders, form):
+    data = as_client_data("0", (folders["all"], form(folders["two"])))
+    assert data.test.labels.unique().tolist() == [1, 2]
+    assert data.note == "give names to the classes of test, or check that their order is ant, bee, cat"
+
+
+def test_a_dataset_may_correct_unlike_members(folders):
+    members = ConcatDataset([folders["two"], folders["first"]])
+    data = as_client_data("0", (folders["all"], Corrected(members)))
+    assert data.test.labels.tolist() == [1, 1, 2, 2, 0, 0, 1, 1]
+    with pytest.raises(DataError, match="the classes of a member of the ConcatDataset are"):
+        as_client_data("0", (folders["all"], Reading(members)))
+
+
+def test_labels_with_noise_keep_their_names(folders):
+    noisy = Reading(folders["two"], label=partial(lambda draw, label: next(draw, label), iter([1, 0, 0, 0])))
+    noisy.classes = folders["two"].classes
+    assert names_of(noisy) == {CLASSES: ("bee", "cat")}
 
 
 def test_attributes_that_are_no_rows_do_not_matter():

@@ -204,6 +204,12 @@ def frame(rows: Rows, program: Program) -> Any:
     return table, pandas.Series(rows.labels) if rows.labels.ndim == 1 else pandas.DataFrame(rows.labels)
 
 
+def texts(rows: Rows, program: Program) -> Any:
+    """Return a table and the names of the rows' classes, which are numbered in alphabetical order."""
+    table, labels = frame(rows, program)
+    return table, np.array(labels) if rows.classes and rows.labels.ndim == 1 else labels
+
+
 def columns(rows: Rows, program: Program) -> Any:
     return {"x": torch.tensor(rows.inputs), "label": torch.tensor(rows.labels)}
 
@@ -304,9 +310,9 @@ def files(rows: Rows, program: Program) -> Any:
 FORMS: dict[str, Callable[[Rows, Program], Any]] = {
     **{"tensors": tensors, "arrays": arrays, "lists": lists, "frame": frame, "dataset": dataset, "subset": subset},
     **{"loader": loader, "lazy": lazy, "named": named, "files": files},
-    **{"columns": columns, "dicts": dicts, "collated": collated},
+    **{"columns": columns, "dicts": dicts, "collated": collated, "texts": texts},
 }
-NAMED_CLASSES = ("frame", "lazy", "named", "collated")
+NAMED_CLASSES = ("frame", "lazy", "named", "collated", "texts")
 """Forms whose classes have names in any order; the folders of `files` have theirs in alphabetical order."""
 
 IN_ORDER = tuple(form for form in FORMS if form != "files")
@@ -524,7 +530,7 @@ def programs(draw: st.DrawFn, **fixed: Any) -> Program:
         values["settings"] = {}
     elif values["network"] in HEADS and draw(st.booleans()):
         values["settings"] = {**values["settings"], "head": HEADS[values["network"]]}
-    if values["form"] == "frame" and values["task"] == "segmentation":
+    if values["form"] in ("frame", "texts") and values["task"] == "segmentation":
         values["task"] = "classification"
     if values["form"] == "files" and values["task"] != "classification":
         values["form"] = "lazy"
