@@ -72,6 +72,24 @@ def test_layers_behind_the_head_are_refused_with_its_name(federate, head):
         federate("perfcl", model=model, data=data, head=head)
 
 
+class Greedy(nn.Sequential):
+    """A network that fails in training, as one for which memory is too small."""
+
+    def forward(self, inputs):
+        if self.training and len(inputs) > 2:
+            raise RuntimeError("out of memory")
+        return super().forward(inputs)
+
+
+def test_other_failures_are_not_blamed_on_the_head(federate):
+    def model(client):
+        return Greedy(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+
+    with pytest.raises(FedhetError, match="out of memory") as caught:
+        federate("perfcl", model=model, data=lambda client: ((torch.zeros(8, 64), torch.zeros(8).long()),) * 2)
+    assert "head" not in str(caught.value)
+
+
 def first_head(done, client):
     """The head that is drawn behind the network, which has weights of its own."""
     side = registry.client_side("perfcl")
