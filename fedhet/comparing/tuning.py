@@ -114,7 +114,8 @@ def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
     """Yield the rows of `tuning.csv`: headings, and a row for each configuration of each method."""
     keys = distinct(key for each in searches for tried in each.tried for key in tried.choice)
     seeds = sorted({seed for each in searches for tried in each.tried for seed in tried.by_seed})
-    metric = "/".join(sorted({search.metric for search in searches}))
+    scored = [search for search in searches if any(trial.by_seed for trial in search.tried)]
+    metric = "/".join(sorted({search.metric for search in scored or searches}))
     yield ["method", *keys, *(f"seed {seed}" for seed in seeds), f"validation_{metric}", "result"]
     for search in searches:
         for tried in search.tried:

@@ -9,6 +9,7 @@ from stand_in import SETTINGS
 
 import fedhet
 from fedhet.comparing import Tuning
+from fedhet.comparing.tuning import Search, Trial, rows
 from fedhet.config import configuration
 from fedhet.data import Examples
 from fedhet.errors import ConfigError
@@ -124,6 +125,13 @@ def test_a_method_without_a_completed_configuration(comparison):
     assert comparison.done.failed == {"local-seed0": reason}
     assert not (comparison.folder / "local-seed0").exists()
     assert (comparison.folder / "fedavg-seed0" / "summary.json").is_file()
+
+
+def test_a_method_without_a_score_names_no_metric():
+    scored = Search("local", 1, [Trial({"momentum": 0.5}, {9: 0.2})], {}, "rmse")
+    failed = Search("fedavg", 1, [Trial({"momentum": 0.5}, failed={9: "it diverged"})], {})
+    assert next(rows([scored, failed])) == ["method", "momentum", "seed 9", "validation_rmse", "result"]
+    assert next(rows([failed]))[-2] == "validation_accuracy"
 
 
 @pytest.mark.parametrize(
