@@ -70,6 +70,8 @@ def _build(client: Client, name: str, key: str) -> nn.Module:
             reason = re.sub("^model '[^']*': ", "", str(error))
             message = f"key {config.family}.{kebab(key)}: {reason}; set a model for the client's inputs"
             raise ModelError(message) from error
+    if hasattr(client.model, "config"):  # of texts, names the token that pads
+        network.config = client.model.config
     if (dtype := precision(network)) and client.representation.precision not in (None, dtype):
         network.register_forward_pre_hook(lambda _module, inputs: tuple(in_precision(batch, dtype) for batch in inputs))
     return network

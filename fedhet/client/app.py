@@ -373,7 +373,7 @@ class Answers:
         if client.config.batch_norm != "aggregate":
             report.normalised = "statistic" in {*kinds_of(client.model).values(), *job.side.kinds.values()}
         numbers = [task.outputs.numbers(name, client.data.train.labels, client.outputs) for name in task.metrics]
-        report.labels = numbers[0]
+        report.labels = 1 if self._backend else numbers[0]
         report.further = ",".join(map(str, numbers[1:]))
         report.architecture = client.architecture if client.config.disclose_architecture else ""
         if not job.side.trains_network:

@@ -14,12 +14,13 @@ from fedhet.algorithms.graphs import PermutationGroups, Submodel
 from fedhet.client.client import AnySide, Client
 from fedhet.client.estimators import check_client, check_estimator, fit_to_data
 from fedhet.client.job import Job
-from fedhet.client.model_check import ModelCheck, check_model
+from fedhet.client.model_check import ModelCheck, check_model, reads_padding
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
 from fedhet.client.state import ClientStore, check_order, other_model, start
 from fedhet.client.unchanged import check_unchanged
 from fedhet.data import ClientData, Examples, resident, with_validation
+from fedhet.data.examples import UNLABELLED
 from fedhet.data.names import COLUMNS
 from fedhet.data.reading import missing_allowed
 from fedhet.errors import ConfigError, DataError, ModelError, Refused
@@ -192,8 +193,14 @@ class Clients:
             unsaved = ""
             if fits and (config.keep_best or config.save_every):
                 unsaved = "keep-best and save-every save no file of an estimator: fit it again to the client's examples"
-            for note in (checked.note, data.note, began, unsaved) if request.question == HANDSHAKE else ():
-                job.say(note)
+            if request.question == HANDSHAKE:
+                for note in (checked.note, data.note, began, unsaved):
+                    job.say(note)
+                if side.network is not client.model and reads_padding(side.network, data.train, transform):
+                    job.say(
+                        f"the network that {config.method_name} adds reads the padding of the collate_fn: return an "
+                        "attention_mask, or name the token that pads in the network's config (pad_token_id)"
+                    )
             if info.name not in self._checked and self._data and request.question != HANDSHAKE:
                 check_unchanged(job)
             self._checked[info.name] = checked
@@ -273,7 +280,7 @@ class Clients:
                     "metric and metrics have no effect with fedhet.wrap, whose argument `accuracy` names the score: "
                     "leave them out"
                 )
-            return ModelCheck(Task("classification"), 0)
+            return ModelCheck(self._task, 0)
         if dataset and not self._model:
             return ModelCheck(dataset.task, dataset.classes)
         task = dataset.task if dataset else self._task
@@ -287,7 +294,8 @@ class Clients:
         # The last layers of a submodel can have equal widths by chance.
         guessed = bool(registry.traits(config).inside) and not (side.head_of(config) or side.parts)
         train = data.train
-        unlabelled = len(train) - len(train.labelled)
+        below = bool((train.labels < UNLABELLED).any())  # numbers to predict, or wrong classes
+        unlabelled = 0 if below else len(train) - len(train.labelled)
         if unlabelled and side.needs_labels and task.name != "regression":
             count = "its" if unlabelled == len(train) else f"{unlabelled} of its {len(train)}"
             raise DataError(

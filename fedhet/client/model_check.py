@@ -109,14 +109,12 @@ def check_model(
             f"in evaluation mode, outputs of {owner} depend on chance or on the other examples of a batch, and so do "
             "its scores: use dropout in training only, as nn.Dropout or F.dropout(..., training=self.training)"
         )
-    if function is not None and (row := _padded(data.train.inputs, inputs)) is not None:
-        alone = transform(data.train.inputs[row : row + 1])
-        if not _repeatable_outputs(model, alone, outputs[row : row + 1]):
-            notes.append(
-                f"outputs of {owner} depend on the padding that the collate_fn adds to an example, so its scores "
-                "depend on the other examples of a batch: mask the padding (by torch.nn.utils.rnn.pack_padded_sequence "
-                "or an attention mask)"
-            )
+    if function is not None and reads_padding(model, data.train, transform):
+        notes.append(
+            f"outputs of {owner} depend on the padding that the collate_fn adds to an example, so its scores "
+            "depend on the other examples of a batch: mask the padding (by torch.nn.utils.rnn.pack_padded_sequence "
+            "or an attention mask)"
+        )
     if function is not None and unsaved_state(model, inputs[:2]):
         notes.append(
             f"{owner} keeps values from training that its state dict lacks, such as a counter: files and other "
@@ -198,13 +196,23 @@ def _repeatable_outputs(model: nn.Module, inputs: Tensor, outputs: Tensor) -> bo
     return not bool((change.abs() > 1e-3 + 0.02 * outputs.abs().max()).any())  # more than bfloat16 rounds
 
 
-def _padded(examples: Tensor | LazyInputs, batch: Tensor) -> int | None:
-    """Return the place of the first example in `batch` that the user's `collate_fn` pads there; None without one."""
-    if not isinstance(examples, LazyInputs) or examples.collate is None:
-        return None
-    rows = (parts_of(examples[row : row + 1]) for row in range(len(batch)))
+@torch.no_grad()
+def reads_padding(model: nn.Module, examples: Examples, transform: Callable[[Tensor], Tensor]) -> bool:
+    """Return whether a network's outputs depend on the padding that a user's `collate_fn` adds in a batch.
+
+    `transform` maps raw inputs to the network's inputs. The network is left in evaluation mode.
+    """
+    inputs = examples.inputs
+    if not isinstance(inputs, LazyInputs) or inputs.collate is None:
+        return False
+    batch = inputs[:8]
     whole = parts_of(batch)
-    return next((k for k, row in enumerate(rows) if any(row[n].shape[1:] != whole[n].shape[1:] for n in row)), None)
+    for row in range(len(batch)):
+        alone = inputs[row : row + 1]
+        if any(part.shape[1:] != whole[name].shape[1:] for name, part in parts_of(alone).items()):
+            outputs = forward(model.eval(), transform(batch), learns=False)[0]
+            return not _repeatable_outputs(model, transform(alone), outputs[row : row + 1])
+    return False
 
 
 def _unlike_in_training(model: nn.Module, inputs: Tensor) -> str:

@@ -1,5 +1,6 @@
 """Run a user's own ClientApp under fedhet's strategies, with its train and evaluate functions unchanged."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,8 @@ from fedhet.methods import registry
 from fedhet.methods.options import Config, kebab
 from fedhet.setup import user_functions
 from fedhet.setup.client_setup import ClientInfo
-from fedhet.tasks import LARGEST, as_task
+from fedhet.tasks import LARGEST, Task
+from fedhet.tasks.outputs import OUTPUTS
 from fedhet.training import Backend, Evaluation, Scored, Trained, Training, attempt
 from fedhet.utils.randomness import derive_seed, splitting_alike
 from fedhet.utils.statistics import Metric
@@ -53,7 +55,8 @@ def wrap(
     Args:
         app: your ClientApp, with `@app.train()` and `@app.evaluate()`.
         model: the model, as for `fedhet.make_client_app`; the functions receive and return its state dict's arrays.
-        accuracy: name of the metric from `evaluate` that is used as the score, from 0 to 1.
+        accuracy: name of the metric from `evaluate` that is used as the score, from 0 to 1. Results call it by this
+            name if it is a metric of fedhet, such as `auc` or `eval_f1`, and else `accuracy`.
         loss: name of the metric from `evaluate` with the mean loss.
         train_loss: name of the metric from `train` with the mean loss; `train` may leave it out.
 
@@ -74,7 +77,7 @@ def wrap(
         _check_settings(config)
         return partial(_OwnApp, inner, message, context, accuracy, loss, train_loss)
 
-    clients = Clients(function, _placeholders, as_task(None))
+    clients = Clients(function, _placeholders, _task_of(accuracy))
     answers = Answers(clients, noise=noise_multiplier(mods), backend=backend).app()
     return _Both(answers, app if isinstance(app, Guarded) else Guarded(app, {}))
 
@@ -233,7 +236,10 @@ class _OwnApp:
             job.say(f"the metric {self.accuracy} is {accuracy!r}, but must be from 0 to 1, and is left out")
             del metrics[self.accuracy]
         elif accuracy is not None and loss is not None:
-            score = _Score({"accuracy": Metric((accuracy,), (share,))}, loss)
+            metric = job.client.task.metric
+            if metric == "accuracy" and "acc" not in self.accuracy.lower():
+                job.say(f"its score is the metric {self.accuracy}, which results call accuracy")
+            score = _Score({metric: Metric((accuracy,), (share,))}, loss)
         if when == job.side.traits.scored:
             self.metrics["evaluate"] = metrics
             self._report()
@@ -242,7 +248,7 @@ class _OwnApp:
     def _report(self) -> None:
         evaluated = self.metrics["evaluate"]
         # Also if no evaluation says which names the evaluate function uses.
-        taken = {self.accuracy, self.loss, "accuracy", *evaluated}
+        taken = {self.accuracy, self.loss, "accuracy", self.job.client.task.metric, *evaluated}
         self.job.reply.further = {
             f"train_{name}" if name in taken or _ours(name) else name: value
             for name, value in self.metrics["train"].items()
@@ -286,6 +292,15 @@ class _OwnApp:
             self.left_out |= {*left_out}
             job.say(f"{', '.join(left_out)} of its {action} function is not a finite number, and is left out")
         return arrays, {name: value for name, value in metrics.items() if name not in left_out}, weight, records
+
+
+def _task_of(name: str) -> Task:
+    """Return a task with the metric that an evaluate function calls `name`; accuracy if fedhet has no such metric."""
+    metric = re.sub("^(eval|evaluate|test|val|valid|validation)-", "", name.lower().replace("_", "-"))
+    for kind in OUTPUTS.values():
+        if metric in kind.metrics and kind.metrics[metric].limits == (0.0, 1.0):
+            return Task(kind.name).measuring(metric, ())
+    return Task("classification")
 
 
 def _count(action: str, metrics: dict[str, float]) -> float:

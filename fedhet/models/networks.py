@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedhet.errors import ModelError
 from fedhet.models.registry import register_model
-from fedhet.utils.inputs import parts_of
+from fedhet.models.representation import by_name, mask_of
 
 Activation = Callable[[], nn.Module]
 Shape = tuple[int, ...]
@@ -250,7 +250,7 @@ for _layers in (1, 2):
 class TokenBag(nn.Module):
     """A linear classifier of the mean embedding of a text's tokens, whose ids are taken modulo `embeddings`.
 
-    If inputs have an `attention_mask`, the mean is over the tokens where it is 1.
+    The mean leaves out padding, if an `attention_mask` among the inputs or the attribute `config` says what it is.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, embeddings: int = 4096, width: int = 32):
@@ -262,10 +262,12 @@ class TokenBag(nn.Module):
 
     def forward(self, texts: Tensor) -> Tensor:
         """Return logits (n, classes) for int64 texts (n, tokens), or for `Inputs` whose first tensor has the texts."""
-        tokens = next(iter(parts_of(texts).values()))
-        mask = parts_of(texts).get("inputs.attention_mask", torch.ones_like(tokens))[:, :, None]
+        inputs = by_name((texts,), {})
+        tokens = next(iter(inputs.values()))
+        mask = mask_of(self, inputs)
+        weights = (torch.ones_like(tokens) if mask is None else mask.long())[:, :, None]
         vectors = self.embedding(tokens % self.embedding.num_embeddings)
-        return self.head((vectors * mask).sum(1) / mask.sum(1).clamp_min(1))
+        return self.head((vectors * weights).sum(1) / weights.sum(1).clamp_min(1))
 
 
 # ---- the generator of FedGen, which generates representations from a class and noise (Zhu et al., ICML 2021)

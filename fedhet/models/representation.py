@@ -189,11 +189,7 @@ class Representation:
         how = "mean" if self.places == "tokens" else self._pooled
         if values.ndim != 3 or self.places == "pixels" or not how:
             return values
-        mask = inputs.get("attention_mask")
-        first = next(iter(inputs.values()), None)
-        padding = getattr(getattr(self.model, "config", None), "pad_token_id", None)
-        if mask is None and padding is not None and isinstance(first, Tensor) and not first.is_floating_point():
-            mask = first != padding
+        mask = mask_of(self.model, inputs)
         if mask is None or mask.shape != values.shape[:2]:
             mask = values.new_ones(values.shape[:2])
         if how == "mean":
@@ -234,6 +230,19 @@ def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     if len(args) == 1 and isinstance(args[0], Inputs):
         return args[0].parts
     return {**{str(place): value for place, value in enumerate(args)}, **kwargs}
+
+
+def mask_of(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor | None:
+    """Return which tokens of a network's inputs, by name, are no padding; None if it is unknown.
+
+    These are tokens with an `attention_mask` of 1 or, without a mask, unequal to the config's `pad_token_id`.
+    """
+    mask: Tensor | None = inputs.get("attention_mask")
+    first = next(iter(inputs.values()), None)
+    padding = getattr(getattr(model, "config", None), "pad_token_id", None)
+    if mask is None and padding is not None and isinstance(first, Tensor) and not first.is_floating_point():
+        return first != padding
+    return mask
 
 
 class RandomStream:

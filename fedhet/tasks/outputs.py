@@ -222,6 +222,11 @@ def _unlike(outputs: Tensor, labels: Tensor) -> str:
         "give a class per prediction, or set task = multi-label for several labels of 0 and 1 per example, with an "
         "output for each"
     )
+    if outputs.shape[1:] == labels.shape[1:] and not (labels.is_floating_point() or zeros_and_ones(labels)):
+        return (
+            f"its labels are whole numbers {_sizes(labels)}, each with an output: set task = regression to predict "
+            "them, or give 0 and 1 for a multi-label task"
+        )
     if labels.ndim > 1 and outputs.shape[2:] == labels.shape[1:]:
         remedy = "give the axis of classes last, outputs.movedim(1, -1), or set task = segmentation"
     return f"its labels are {_sizes(labels)}, but its outputs are {_sizes(outputs)}: {remedy}"

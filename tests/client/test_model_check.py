@@ -59,6 +59,22 @@ def test_labels_beyond_the_outputs_are_told_with_the_classes_names(refused: Any)
     assert "(its classes, with or without examples, are auk, gull, tern)" in message
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            LABELS[:, None].repeat(1, 3) + 2,
+            "its labels are whole numbers of shape (n, 3), each with an output",
+        ),
+        (10 * LABELS - 9, "its labels go from -9 to 11, but its network has 3 outputs"),
+    ],
+)
+def test_whole_numbers_to_predict_are_told_from_classes(refused: Any, labels: Tensor, message: str) -> None:
+    told = refused(data=lambda: ((INPUTS, labels), (INPUTS, labels)))
+    assert message in told
+    assert "set task = regression to predict" in told
+
+
 @pytest.mark.parametrize("convert", [lambda inputs: (10 * inputs).long(), lambda inputs: inputs > 0])
 def test_inputs_without_floats_are_refused_if_the_network_needs_floats(refused: Any, convert: Any) -> None:
     part = convert(INPUTS), LABELS
@@ -75,9 +91,9 @@ def test_images_with_the_values_of_bytes_are_pointed_out(new_watch: Any, scale: 
     assert any("images are floats up to 255" in line for line in strategy.run.told) is told
 
 
-def remarks(new_watch: Any, *, network: Any = model, **options: Any) -> str:
+def remarks(new_watch: Any, *, network: Any = model, method: Any = fedhet.FedAvg, **options: Any) -> str:
     """Return the warnings of two clients' run."""
-    strategy = fedhet.FedAvg(rounds=1, learning_rate=1e-6, observers=[new_watch()])
+    strategy = method(rounds=1, learning_rate=1e-6, observers=[new_watch()])
     strategy.start(LocalGrid(make_client_app(network, **options), 2))
     return " ".join(strategy.run.told)
 
@@ -141,6 +157,19 @@ def test_outputs_that_depend_on_padding_are_named(new_watch: Any) -> None:
     assert remarks(new_watch, network=lambda: Mean(masks=True), data=texts) == ""
     told = remarks(new_watch, network=lambda: Mean(masks=False), data=texts)
     assert "outputs of the client's Mean depend on the padding that the collate_fn adds" in told
+
+
+class Configured(Mean):
+    """A network whose config names the token that pads."""
+
+    config = SimpleNamespace(pad_token_id=0)
+
+
+@pytest.mark.parametrize("method", [fedhet.FML, fedhet.FedKD, fedhet.FedMRL, fedhet.FLHADistillation])
+def test_padding_that_a_methods_own_network_reads_is_named(new_watch: Any, method: Any) -> None:
+    told = remarks(new_watch, network=lambda: Mean(masks=True), data=texts, method=method)
+    assert "adds reads the padding of the collate_fn: return an attention_mask, or name the token" in told
+    assert remarks(new_watch, network=lambda: Configured(masks=True), data=texts, method=method) == ""
 
 
 @pytest.mark.parametrize(

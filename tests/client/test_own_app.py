@@ -11,8 +11,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fedhet
+from fedhet.config import configuration
+from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
+from fedhet.results.history import read_run
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 EXAMPLES = 24
@@ -28,7 +31,7 @@ def network(partition_id=0):
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).double()
 
 
-def hospital(seen=None, net=network, wrong=None, trained=()):
+def hospital(seen=None, net=network, wrong=None, trained=(), scored="eval_acc"):
     """The ClientApp of Flower's PyTorch tutorial."""
     app = ClientApp()
 
@@ -61,7 +64,7 @@ def hospital(seen=None, net=network, wrong=None, trained=()):
         scores = model(inputs)
         metrics = {
             "eval_loss": cross_entropy(scores, labels).item(),
-            "eval_acc": (scores.argmax(1) == labels).double().mean().item(),
+            scored: (scores.argmax(1) == labels).double().mean().item(),
             "sensitivity": 0.75,
             "num-examples": len(labels),
         }
@@ -79,6 +82,9 @@ def fedhets_own():
 
 
 SETTINGS = {"rounds": 3, "local_epochs": 2, "learning_rate": 0.5, "batch_size": EXAMPLES, "momentum": 0.0, "clients": 3}
+
+
+FEW = {"rounds": 1, "local-epochs": 2, "learning-rate": 0.5, "clients": 3, "workers": 1}
 
 
 @pytest.fixture
@@ -164,6 +170,24 @@ def test_it_is_told_what_is_wrong(do, why):
 def test_a_score_by_another_name(caplog):
     start(fedhet.wrap(hospital(), network, accuracy="auc"))
     assert "returned no metric 'auc', so there is no score; it returned eval_acc, eval_loss, sens" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "called"), [("eval_auc", "auc"), ("dice", "dice"), ("balanced_accuracy",) * 2])
+def test_a_score_has_the_name_of_its_metric(name, called, tmp_path, caplog):
+    app = fedhet.wrap(hospital(scored=name), network, accuracy=name)
+    config = configuration.resolve({"method": "fedavg", **FEW}, supplied={"model", "data", "split"}, strict=False)
+    run_locally(config, tmp_path / "run", app=app)
+    called = called.replace("_", "-")
+    summary = read_run(tmp_path / "run").summary
+    assert summary["metric"] == called
+    assert (tmp_path / "run" / "clients.csv").read_text().splitlines()[0].split(",")[4] == called
+    assert summary[f"personal_{called}"]["weighted"] >= 0.5
+    assert "results call accuracy" not in caplog.text
+
+
+def test_a_score_that_fedhet_does_not_know_is_named(caplog):
+    start(fedhet.wrap(hospital(), network, accuracy="sensitivity"))
+    assert "its score is the metric sensitivity, which results call accuracy" in caplog.text
 
 
 @pytest.mark.parametrize("node", [{"allow": "weights"}, {"min-examples": 13}])

@@ -985,11 +985,7 @@ def texts_score_alike_alone_and_in_a_batch(draw: Draw, program: Program, folder:
         assert abs(np.mean(right) - outcome.clients[str(number)][0]) < 1e-6 or "depend on the padding" in outcome.log
 
 
-OF_ONE_NETWORK = tuple(name for name in trained if name not in ("fedkd", "fedmrl", "flha-distillation", "fml"))
-"""Methods without a second network, of fedhet, which knows no padding."""
-
-
-@relation(method=OF_ONE_NETWORK, task="classification", double=True, settings=EACH_ROUND)
+@relation(method=trained, task="classification", double=True, settings=EACH_ROUND)
 def padding_in_a_batch_is_padding_beforehand(draw: Draw, program: Program, folder: Path) -> None:
     """Texts or tokens that a `collate_fn` pads batch by batch, as pairs or dicts, give what padded tensors give."""
     texts = Texts(**vars(program), reads=draw(st.sampled_from(("mean", "tokens"))), given="padded")
