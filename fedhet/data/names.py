@@ -228,23 +228,24 @@ def _classes(dataset: Any, outer: Sequence[Any] = ()) -> tuple[str, ...]:
                 raise DataError(f"{whose}: give its members the same numbers, for example by target_transform")
         return most
     if isinstance(dataset, DataLoader):
-        names = _classes(dataset.dataset, outer)
+        whole: Any = dataset.dataset
+        names = _classes(whole, outer)
         if names and dataset.collate_fn is not default_collate:
-            pairs = _pairs(lambda row: _batch(dataset, row), dataset.dataset, range(len(dataset.dataset)))
+            pairs = _pairs(lambda row: _collated(dataset, row), whole, range(len(whole)))
             return () if _renumbered(pairs) else names
         return names
     names = _listed_classes(dataset)
     return (() if _numbers_anew(dataset, names, outer) else names) if names else _wrapped_classes(dataset, outer)
 
 
-def _batch(loader: Any, row: int) -> Any:
-    """Return the input and label of a row as a loader's `collate_fn` gives them."""
-    return tuple(part[0] for part in pair_of(loader.collate_fn([loader.dataset[row]])))
+def _collated(loader: Any, row: int) -> Any:
+    """Return a row's label as a loader's `collate_fn` gives it, behind None for the input."""
+    return None, pair_of(loader.collate_fn([loader.dataset[row]]))[1][0]
 
 
-def _reads_as(dataset: Any, kind: type) -> bool:
+def _reads_as(dataset: Any, kind: Any) -> bool:
     """Return whether a dataset is of a `kind` of torch, and reads its rows as this kind does."""
-    return isinstance(dataset, kind) and type(dataset).__getitem__ is kind.__getitem__  # type: ignore[attr-defined]
+    return isinstance(dataset, kind) and type(dataset).__getitem__ is kind.__getitem__
 
 
 def _listed_classes(dataset: Any) -> tuple[str, ...]:
@@ -311,7 +312,7 @@ def _inner(dataset: Any, outer: Sequence[Any]) -> list[tuple[Any, tuple[str, ...
     """Return the datasets that a user's own dataset reads, with the names of their classes, or why they have none."""
     values = [*vars(dataset).values()] if isinstance(dataset, Dataset) and isinstance(dataset, Sized) else []
     outer = [*outer, dataset]  # a dataset that it reads may refer to it
-    inner = []
+    inner: list[tuple[Any, tuple[str, ...], DataError | None]] = []
     for value in values:
         if isinstance(value, Sized) and hasattr(value, "__getitem__") and not any(value is other for other in outer):
             try:
