@@ -38,16 +38,20 @@ LONGEST_NAMES = 2**14
 
 
 def scales_of(inputs: Tensor | LazyInputs, names: Names, labels: Tensor | None = None, *, least: int = 1) -> Scales:
-    """Return the scales of raw inputs (n, ...); of inputs that are read on demand, those of the first examples.
+    """Return the scales of raw inputs (n, ...); of those that are read on demand, of the first, or of a table's rows.
 
     `names` has the names of a table's columns. `labels`, if they are numbers (n, ...), are described, too. No number is
     of fewer than `least` examples.
     """
+    columns = names.get(COLUMNS)
+    most = max(ROWS, 2 * least)
+    if isinstance(inputs, LazyInputs):
+        inputs = inputs[:: len(inputs) // most + 1] if columns else inputs[: max(8, least)]
     scales: dict[str, tuple[str, float]] = {}
-    for name, part in parts_of(inputs[: max(8, least)] if isinstance(inputs, LazyInputs) else inputs).items():
+    for name, part in parts_of(inputs).items():
         if not part.numel() or part.is_complex():
             continue
-        rows = part[:: len(part) // max(ROWS, 2 * least) + 1]
+        rows = part[:: len(part) // most + 1]
         kind = BYTES if part.dtype == torch.uint8 else UNIT
         values = part if part.is_floating_point() else rows.long()  # as some whole numbers have no minimum in torch
         if kind == UNIT and ((values < 0) | (values > 1)).any():
@@ -56,7 +60,7 @@ def scales_of(inputs: Tensor | LazyInputs, names: Names, labels: Tensor | None =
         if part.is_floating_point() or kind == BYTES:
             size = float(rows.float().square().mean().sqrt()) / (255 if kind == BYTES else 1)
         scales[name] = kind, size if math.isfinite(size) else 0.0
-    if isinstance(inputs, Tensor) and (columns := names.get(COLUMNS)):
+    if isinstance(inputs, Tensor) and columns:
         scales |= _medians("column", COLUMN, as_input(inputs), columns, least)
     if labels is not None and labels.is_floating_point() and labels.ndim > 1:
         targets = labels.flatten(1)

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import fedhet
+from fedhet.data.reading import LazyInputs
 from fedhet.data.scales import BEYOND, BYTES, COLUMN, SIGNED, TARGET, UNIT, check_scales, scales_of
 from fedhet.errors import FedhetError
 from fedhet.messages import WireError
@@ -133,6 +135,11 @@ def test_scales() -> None:
             scales = scales_of(table, named, least=least)
             sizes = {name: size for name, (kind, size) in scales.items() if kind == COLUMN}
             assert sizes == pytest.approx({"column none": 0, "column rare": rare, "column value": 0.2})
+    rows = torch.full((5000, 2), 7.0)
+    rows[:100, 1] = 1
+    lazy = LazyInputs(TensorDataset(rows, torch.zeros(5000)), None, torch.arange(5000))
+    assert scales_of(lazy, {"columns": ("a", "b")})["column b"] == (COLUMN, 7.0)  # the first rows are no sample
+    assert {*scales_of(lazy, {})} == {"inputs"}
     prices = torch.tensor([[0.0, 1], [3, 1], [5, -1], [-4, 1e6]])
     assert {name: one for name, one in scales_of(columns, {}, prices).items() if "target" in name} == {
         **{"target 0": (TARGET, 4.0), "target 1": (TARGET, 1.0)},

@@ -159,7 +159,7 @@ class Program:
         if number in self.absent:
             raise ValueError(f"the table of client {number} is lost")
         parts = {part: FORMS[self.form](self.rows(number, part), self) for part in ("train", "test")}
-        form = self.form if self.form in NAMED_CLASSES else "tensors"
+        form = self.form if self.form in (*NAMED_COLUMNS, *NAMED_CLASSES) else "tensors"
         parts["public"] = FORMS[form](self.rows(0, "public"), self)
         return parts
 
@@ -289,6 +289,40 @@ def joined(batch: list[dict[str, Any]]) -> dict[str, Tensor]:
     return {name: torch.tensor(np.array([row[name] for row in batch])) for name in batch[0]}
 
 
+class Read(Dataset[Any]):
+    """Rows of a table that is an attribute, as users' own data sets read them."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.table, self.labels = frame(replace(rows, classes=()), Program())[0], rows.labels
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor(self.table.iloc[index].to_numpy(np.float32)), torch.tensor(self.labels[index])
+
+
+def read(rows: Rows, program: Program) -> Any:
+    return Read(rows)
+
+
+class Wrapped(Dataset[Any]):
+    """The rows of another data set, which has the names of classes."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.source = Lazy(rows)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        return self.source[index]
+
+
+def wrapped(rows: Rows, program: Program) -> Any:
+    return Wrapped(rows)
+
+
 FOLDERS: list[Path] = []
 """The folder in which `files` writes its files; a test appends one of its own."""
 
@@ -311,8 +345,10 @@ FORMS: dict[str, Callable[[Rows, Program], Any]] = {
     **{"tensors": tensors, "arrays": arrays, "lists": lists, "frame": frame, "dataset": dataset, "subset": subset},
     **{"loader": loader, "lazy": lazy, "named": named, "files": files},
     **{"columns": columns, "dicts": dicts, "collated": collated, "texts": texts},
+    **{"read": read, "wrapped": wrapped},
 }
-NAMED_CLASSES = ("frame", "lazy", "named", "collated", "texts")
+NAMED_COLUMNS = ("frame", "frame", "read")
+NAMED_CLASSES = ("frame", "lazy", "named", "collated", "texts", "wrapped")
 """Forms whose classes have names in any order; the folders of `files` have theirs in alphabetical order."""
 
 IN_ORDER = tuple(form for form in FORMS if form != "files")
@@ -530,7 +566,7 @@ def programs(draw: st.DrawFn, **fixed: Any) -> Program:
         values["settings"] = {}
     elif values["network"] in HEADS and draw(st.booleans()):
         values["settings"] = {**values["settings"], "head": HEADS[values["network"]]}
-    if values["form"] in ("frame", "texts") and values["task"] == "segmentation":
+    if values["form"] in (*NAMED_COLUMNS, "texts") and values["task"] == "segmentation":
         values["task"] = "classification"
     if values["form"] == "files" and values["task"] != "classification":
         values["form"] = "lazy"

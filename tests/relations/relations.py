@@ -62,6 +62,7 @@ from tests.relations.programs import (
     FORMS,
     IN_ORDER,
     NAMED_CLASSES,
+    NAMED_COLUMNS,
     NETWORKS,
     SYMMETRIC,
     Program,
@@ -131,7 +132,7 @@ trained = tuple(method for method in registry.own_methods() if method not in CON
 # ---- names
 
 
-@relation(form="frame", sizes=("equal", "unequal"))
+@relation(form=NAMED_COLUMNS, sizes=("equal", "unequal"))
 def columns_in_another_order_are_aligned(draw: Draw, program: Program, folder: Path) -> None:
     """One client's columns are in another order in its test part or, where clients share the first layer, in any."""
     client = draw(st.integers(0, program.clients - 1))
@@ -142,7 +143,7 @@ def columns_in_another_order_are_aligned(draw: Draw, program: Program, folder: P
     equal(run(program, folder), changed)
 
 
-@relation(form="frame", network=("mlp", "dropout", "start"))
+@relation(form=NAMED_COLUMNS, network=("mlp", "dropout", "start"))
 def other_columns_are_refused(draw: Draw, program: Program, folder: Path) -> None:
     """A test part with a column of another name is no test part of this network: its client is refused."""
     client = draw(st.integers(0, program.clients - 1))
@@ -185,7 +186,7 @@ def two_columns_of_one_name_are_refused(draw: Draw, program: Program, folder: Pa
     assert f"name {COLUMNS[places[1]]}" in words
 
 
-@relation(form="frame", clients=(3, 4))
+@relation(form=NAMED_COLUMNS, clients=(3, 4))
 def other_units_are_named(draw: Draw, program: Program, folder: Path) -> None:
     """A column or target of a client has other units than in its other part or, where layers are shared, at others."""
     client = int(draw(st.sampled_from(sorted(complete(program, folder).clients))))
