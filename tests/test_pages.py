@@ -23,12 +23,12 @@ ELSEWHERE = {
 }
 """Parts of commands that are not run here, and why not or where."""
 
-SHORT = {"--budget": "40s", "--seeds": "0"}
+SHORT = {"--budget": "20s", "--seeds": "0"}
 """Values of options in place of those that are printed."""
 
 FEW = {
     "run": "rounds=1 local-epochs=1",
-    "compare": "rounds=1 clients=2",
+    "compare": "rounds=1 local-epochs=1 closing-epochs=1 clients=2",
     "recommend": "rounds=1 local-epochs=1 clients=3",
 }
 

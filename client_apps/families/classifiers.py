@@ -35,8 +35,7 @@ class Classifier(ClientSide[Keys], ABC):
         return Payload()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        outputs = self.client.model(self.client.transform(self.client.data.train.inputs[:1]))
-        outputs = self.client.task.outputs.scores(outputs)
+        outputs = self.client.task.outputs.scores(self.client.read(self.client.data.train.inputs[:1]))
         return lambda batch: log_probabilities(self._classifier, flat(batch), outputs.shape[-1]).to(outputs)
 
     @cached_property

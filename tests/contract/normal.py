@@ -1,6 +1,5 @@
 """The properties that every method must have when nothing goes wrong."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,14 @@ from fedhet.utils.files import read_tensors
 
 from .runs import RecordedRuns, differing, strategy_of
 
-SPECIAL = ("statistics", "ties", "frozen")
 
-
-def special_network(kind: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A network with running statistics, tied weights or a frozen layer."""
-    body = [nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU()]
-    if kind == "statistics":
-        body.insert(1, nn.BatchNorm1d(16))
-    elif kind == "ties":
-        body[4].weight = body[2].weight
-    else:
-        body[2].requires_grad_(False)
-    return nn.Sequential(nn.Flatten(), *body, nn.Linear(16, classes))
+def special_network(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network with running statistics, tied weights and a frozen layer."""
+    hidden = [nn.Linear(16, 16) for _ in range(4)]
+    hidden[1].weight = hidden[0].weight
+    hidden[2].requires_grad_(False)
+    body = [layer for each in hidden for layer in (nn.ReLU(), each)]
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), *body, nn.ReLU(), nn.Linear(16, classes))
 
 
 def draws_every_round(case: Case) -> bool:
@@ -115,14 +109,13 @@ class NormalRuns:
             head = side.head_of(config) or head_name(model)
             assert decode_arrays(result.arrays)[f"{head}.weight"].dtype == np.float32
 
-    @pytest.mark.parametrize("special", ["", *(pytest.param(name, marks=pytest.mark.slow) for name in SPECIAL)])
+    @pytest.mark.parametrize("special", [False, pytest.param(True, marks=pytest.mark.slow)])
     def test_batches_of_clients_compute_what_each_client_computes(
-        self, case: Case, special: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, case: Case, special: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """In float64, with missing clients and unequal sizes; weights are sent as float32."""
-        name = f"with-{special}"  # a graph of a network is kept under the network's name
-        monkeypatch.setitem(_BUILDERS, name, partial(special_network, special))
-        changes = {"architectures": name} if special else {}
+        monkeypatch.setitem(_BUILDERS, "special", special_network)
+        changes = {"architectures": "special"} if special else {}
         unequal: dict[str, Any] = {
             "clients": 8,
             "fraction-train": 0.75,
@@ -135,7 +128,7 @@ class NormalRuns:
                 run(tmp_path / size, case.settings(unequal | changes, client_batching=size)) for size in ("off", "4")
             )
         except FedhetError as error:
-            if not special:
+            if not special or "the client failed" in str(error):
                 raise
             pytest.skip(f"the method cannot take such networks: {error}")
         assert batches.summary["work"] == alone.summary["work"]
