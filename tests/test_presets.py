@@ -26,7 +26,7 @@ LARGE = ("vgg9", "torchvision/", "timm/", "'flha'", "flha-small", "fedharm-small
 LONG = {
     *("fedca/cifar10", "fedharm/cifar10_dirichlet", "fedharm/mnist_iid", "fedsimsiam/cifar10"),
     *("flha-distillation/cifar10_flha", "flha-ghn/chestxray14_paper", "flha-ghn/cifar10"),
-    *("local/cifar10_flha", "local/htfl_cifar10", "pfedhn/cifar10_flha"),
+    *("local/cifar10_flha", "local/htfl_cifar10", "pfedhn/cifar10_flha", "fedre/cifar10_dirichlet", "scalefl/cifar10"),
 }
 """Presets whose round takes long, with smaller ones of the same method in other tests."""
 

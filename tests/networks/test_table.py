@@ -22,7 +22,7 @@ TABLE = Path(__file__).with_name("networks.csv")
 QUICK = ("convnext", "gpt", "padded transformer", "series", "swin", "vit", "edge gcn")
 """Networks of the quick suite, with the families that take the least time for them."""
 LONG = {
-    *("efficientnet", "googlenet", "maxvit", "mnasnet", "mobilenet_v3", "regnet", "shufflenet"),
+    *("efficientnet", "googlenet", "maxvit", "mnasnet", "mobilenet_v3", "regnet", "resnext", "shufflenet"),
     *("timm/edgenext", "timm/ghostnet", "timm/mobilevit", "timm/nf_regnet", "timm/res2net", "timm/skresnet"),
 }
 """Networks that take most time, each with a like one in the slow tests."""

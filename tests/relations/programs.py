@@ -518,6 +518,7 @@ CONTROLS = ("nearest-neighbour", "logistic-regression", "label-spreading", "grad
 SETTINGS_OF: dict[str, dict[str, Any]] = {
     "depthfl": {"depthfl.depths": "2,1", "depthfl.blocks": "2"},
     "ensemble": {"rounds": ""},
+    "fedca": {"fedca.probe-epochs": 5},
     "feddf": {"feddf.server-steps": 5, "feddf.teach": True},
     "fedgen": {"fedgen.server-steps": 2},
     "fedgh": {"fedgh.width": 5},
@@ -528,6 +529,8 @@ SETTINGS_OF: dict[str, dict[str, Any]] = {
     "fedre": {"fedre.width": 5},
     "fedrep": {"local-epochs": 3},
     "fedrolex": {"fedrolex.widths": "1,0.5"},
+    "fedsimclr": {"fedsimclr.probe-epochs": 5},
+    "fedsimsiam": {"fedsimsiam.probe-epochs": 5},
     "fedtgp": {"fedtgp.width": 5},
     "flha-ghn": {"optimizer": "adam", "learning-rate": 0.005},
     "heterofl": {"heterofl.widths": "1,0.5"},

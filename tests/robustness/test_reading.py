@@ -53,10 +53,10 @@ def test_scores_reveal_the_last_batch_without_a_policy(tmp_path):
     assert nearest(*last_batch(0, tmp_path)).max() > 0.9
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("posteriors", "features", "descriptors")]
+MARKS = {"posteriors": pytest.mark.slow, "features": pytest.mark.long, "descriptors": pytest.mark.long}
 
 
-@pytest.mark.parametrize("kind", ["weights", *SLOW])
+@pytest.mark.parametrize("kind", ["weights", *(pytest.param(kind, marks=mark) for kind, mark in MARKS.items())])
 def test_rounds_reveal_at_most_means_of_groups(kind, tmp_path):
     """Even a server that is told the node's secret reads groups, and without a policy it reads single images."""
     read, images, _ = unmixed(0, tmp_path / "open", kind, 60)
