@@ -13,7 +13,7 @@ from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, WireError, to_arrays, to_tensor
 from fedhet.methods.options import Config
 from fedhet.models.registry import place_before
-from fedhet.models.representation import POOLED, head_name
+from fedhet.models.representation import POOLED, head_name, isolated
 from fedhet.strategies.families.by_class import MOST_CLASSES, WidthKeys
 from fedhet.training import BATCH
 from fedhet.utils.text import log
@@ -85,7 +85,8 @@ class ByClass(ClientSide[P]):
         train = self.client.data.train
         assert client.privacy is not None
         size = client.optimisation().batch_size
-        sums, counts = client.privacy.class_sums(self._vectors_of, train, client.outputs, size)
+        with isolated(client.model):
+            sums, counts = client.privacy.class_sums(self._vectors_of, train, client.outputs, size)
         counts = counts.clamp_min(0)
         scaled = counts * (len(train) / counts.sum().clamp_min(1))  # the number of all examples is public
         return torch.arange(len(counts), device=sums.device), sums / counts.clamp_min(1)[:, None], scaled.long()

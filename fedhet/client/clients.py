@@ -101,6 +101,8 @@ class Clients:
         if torch.get_num_threads() != (threads := min(config.threads_per_client, cores())):
             torch.set_num_threads(threads)
         device = device_of(config.device)
+        if policy.deployed and (self._data is None or self.pooled):
+            _check_partition(info, policy)
         secret = self._secret_of(info, alone=not policy.deployed) if policy.keeps_secret else None
         with missing_allowed(described):
             data = self._data_of(info, device)
@@ -429,6 +431,17 @@ def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, e
         return epsilon
 
     return Privacy(policy.noise, policy.clip, spend)
+
+
+def _check_partition(info: ClientInfo, policy: Policy) -> None:
+    """Raise `Refused` if a server deals out examples by class, so that a client's number of them is that of a class."""
+    chosen = "partition" in info.node_config and not policy.noise
+    limited = policy.noise or not (policy.allowed is None or "statistics" in policy.allowed)
+    if limited and not chosen and info.config.partition in ("classes", "dirichlet"):
+        raise Refused(
+            f"partition = {info.config.partition} makes the number of the client's examples depend on their classes, "
+            "which this node does not disclose: set partition = iid"
+        )
 
 
 def _check_private(side: AnySide) -> None:

@@ -8,7 +8,6 @@ the low bits of a floating-point number can disclose it in spite of noise (Miron
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedhet.data import Examples
-from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
 from fedhet.utils.inputs import for_each
 from fedhet.utils.machine import out_of_memory
@@ -151,14 +149,14 @@ class Privacy:
         noise = self.noise * math.sqrt(max(len(examples) / size, 1.0))
         self.epsilon = self.spend(noise, 1.0, 1)
         device = examples.labels.device
-        read = partial(one_by_one, examples.at) if isinstance(examples.inputs, LazyInputs) else examples.at
         total = torch.zeros(classes, width + 1, dtype=torch.float64, device=device)
 
         def of(rows: Tensor) -> tuple[Tensor, Tensor]:
-            inputs, labels = read(rows)
+            inputs, labels = examples.at(rows)
             return vectors(inputs).double(), labels
 
-        for values, labels in self._each(of, torch.arange(len(examples), device=device)):
+        # One at a time: a server chooses the weights, by which a network can mix others than zeros and ones.
+        for values, labels in self._each(of, torch.arange(len(examples), device=device), at_once=1):
             scale = (self.clip / values.norm(dim=1).clamp_min(self.clip)).nan_to_num()
             parts = torch.cat([scale[:, None] * values.nan_to_num(), torch.full_like(scale, self.clip)[:, None]], 1)
             there = (labels >= 0) & (labels < classes)
@@ -179,9 +177,9 @@ class Privacy:
             name.removeprefix("model."): gradient for name, gradient in of_each(live, inputs, labels).items()
         }
 
-    def _each(self, compute: Callable[[Tensor], T], rows: Tensor) -> Iterator[T]:
+    def _each(self, compute: Callable[[Tensor], T], rows: Tensor, at_once: int = AT_ONCE) -> Iterator[T]:
         """Yield `compute` of `rows`, some at a time, without the rows for which it raises an exception."""
-        for some in rows.split(AT_ONCE) if len(rows) else ():
+        for some in rows.split(at_once) if len(rows) else ():
             try:
                 yield compute(some)
             except Exception as error:  # of a user's code as well; a message that fails would disclose the example

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
+from fedhet.models.representation import isolated
 from fedhet.tasks import LARGEST, Task
 from fedhet.training.evaluation import forward, uses_batch_statistics
 from fedhet.training.phases import Phase, Step, Term, Trained
@@ -149,7 +150,8 @@ class Training:
         """Return a function for differentially private training, whose loss has only the terms of public data."""
         of_one, phase = private_loss(model, self.phase, self.task)
         inputs, labels = self.rows.at(slice(0, 1))
-        privacy.check(model, of_one, self._prepared(for_each(inputs, torch.zeros_like)), labels)
+        with isolated(model):
+            privacy.check(model, of_one, self._prepared(for_each(inputs, torch.zeros_like)), labels)
         bf16 = phase.optimisation.bf16
         named = dict(model.named_parameters())
         size = min(phase.optimisation.batch_size, len(self.rows))
@@ -158,7 +160,9 @@ class Training:
         batch = partial(one_by_one, self.batch) if alone else self.batch
 
         def gradients(number: int, index: Tensor) -> tuple[Step, Tensor]:
-            privacy.backward(model, of_one, batch, index, size)
+            # Buffers get no noise, and could count the forward passes, of which an example that fails needs more.
+            with isolated(model):
+                privacy.backward(model, of_one, batch, index, size)
             step = Step(number, model, named, blank, blank, index[:0], blank, bf16=bf16, task=self.task)
             loss = loss_of(step, phase, recorded, blank.sum())
             # Without such terms, the gradients are set already.

@@ -13,6 +13,7 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod
+from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
@@ -275,6 +276,38 @@ def test_split_is_pinned_within_a_run(changed):
     assert refusal(asked(grid, "query", first | {"rounds": 9}, "handshake", run="a")) == ""
     (key,) = changed
     assert f"but {key} has changed from 0 to" in refusal(asked(grid, "query", first | changed, "handshake", run="a"))
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "served"),
+    [
+        ({}, True),
+        ({"allow": "weights"}, False),
+        ({"allow": "weights", "partition": "classes"}, True),
+        ({"allow": "weights,statistics"}, True),
+        ({"dp-noise": 1.0, "dp-clip": 1.0}, False),
+        ({"dp-noise": 1.0, "dp-clip": 1.0, "partition": "classes"}, False),
+    ],
+)
+def test_a_server_does_not_count_a_class_by_the_partition(policy, served, pooled, tmp_path):
+    """Of one class for each client, the number of a node's examples is that of a class."""
+    images, classes = load_digits(return_X_y=True)
+    data = {"train": (images[:900], classes[:900]), "test": (images[900:], classes[900:])}
+    app = make_client_app(lambda: nn.Linear(64, 10), data) if pooled else make_client_app()
+    grid = LocalGrid(app, 2)
+    node = {"partition-id": 0, "num-partitions": 2, "state-dir": str(tmp_path), **policy}
+    grid._contexts[FIRST_NODE + 1].node_config.update(node)
+    settings = {} if pooled else {"dataset": "digits", "architectures": "mlp"}
+    by_class = settings | {"partition": "classes", "classes-per-client": 1}
+    told = refusal(asked(grid, "query", by_class, "handshake", run="a"))
+    assert (told == "") == served
+    if not served:
+        assert told.startswith("partition = classes makes the number of the client's examples depend on their classes")
+        without = {key: value for key, value in node.items() if key != "partition"}
+        grid._contexts[FIRST_NODE + 1].node_config = without
+        grid._contexts[FIRST_NODE + 1].state.clear()
+        assert refusal(asked(grid, "query", settings, "handshake", run="b")) == "", "the refused one fixed no split"
 
 
 @pytest.mark.parametrize("chosen", [{"head": "1"}, {"representation": "0"}])

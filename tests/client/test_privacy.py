@@ -333,6 +333,33 @@ def test_a_network_that_mixes_examples_has_no_noisy_sums() -> None:
     assert privacy(1.0, 1.0).class_sums(linear(), examples, 3, 2)[0].shape == (3, 10)
 
 
+def test_noisy_sums_are_of_each_example_by_itself() -> None:
+    """A server chooses the weights, for example so that only some private examples mix."""
+    network, examples = Centred(), Examples(torch.rand(3, 64), torch.arange(3))
+    with torch.no_grad():
+        network.network[1].weight -= network.network[1].weight.mean(1, keepdim=True)  # equal for zeros and for ones
+    sums, _ = privacy(0.0, 100.0).class_sums(network, examples, 3, 2)
+    torch.testing.assert_close(sums.float(), network.network[1].bias.expand(3, 10))
+
+
+@pytest.mark.parametrize("damaged", [(), (3,)])
+def test_buffers_do_not_count_passes(damaged) -> None:
+    """Spectral normalisation changes buffers in each pass, of which an example that fails needs more."""
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2)), nn.Linear(2, 2))
+    before = {name: tensor.clone() for name, tensor in model.named_buffers()}
+    inputs = torch.randn(20, 3)
+
+    def prepare(rows: Tensor, _: torch.Generator | None) -> Tensor:
+        if any(torch.equal(row, inputs[place]) for row in rows for place in damaged):
+            raise ValueError("a damaged image")
+        return rows
+
+    examples, options = Examples(inputs, torch.arange(20) % 2), {"generator": torch.Generator()}
+    phase, task = Phase(2, Optimisation(batch_size=10)), Task("classification")
+    Training(model, phase, examples, task, prepare, privacy=privacy(1.0, 1.0), **options).result()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.named_buffers())
+
+
 def test_a_repeated_message_gets_the_same_reply(tmp_path) -> None:
     """A server that was restarted asks again: the budget is not charged twice, and there is no second noise."""
     sent = Payload({"model": to_arrays(linear().state_dict())})
