@@ -234,7 +234,7 @@ class Answers:
         try:
             with exchange.contexts:
                 job, record, sizes = self._record(exchange)
-            if policy.deployed:
+            if policy.audits:
                 policy.check_size(sizes)
                 epsilon = job.client.privacy.epsilon if job.client.privacy else 0.0
                 entry = exchange.entry | {"sent": sizes, "epsilon": epsilon}
@@ -247,7 +247,7 @@ class Answers:
             return self._refusal(exchange, raised)
 
     def _record(self, exchange: _Exchange) -> tuple[Job, RecordDict, dict[str, int]]:
-        """Return a job, the content of its reply, and a deployed node's bytes by kind; raise the error of the work."""
+        """Return a job, the content of its reply, and the bytes by kind, if they are noted; raise the work's error."""
         job = exchange.job
         if not isinstance(job, Job):
             raise job
@@ -260,7 +260,7 @@ class Answers:
         filled(record, {name: records for name, records in job.records.items() if name not in record})
         if job.account:
             job.account.answer(exchange.number, to_bytes(record))
-        return job, record, job.policy.account(reply, job.side) if job.policy.deployed else {}
+        return job, record, audit.sizes_of(reply, record, job.side) if job.policy.audits else {}
 
     def _refusal(self, exchange: _Exchange, raised: Exception) -> Message:
         """Return the message that says why a client failed; raise what only Flower can report."""

@@ -7,7 +7,6 @@ the node config names the folders for data and state.
 import hashlib
 import hmac
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedhet.client.audit import FAILED, answered
+from fedhet.client.audit import FAILED, answered, kind_of
 from fedhet.client.client import AnySide
 from fedhet.client.state import ClientStore
 from fedhet.config import configuration
@@ -27,8 +26,8 @@ from fedhet.errors import ConfigError, Refused, in_words, nearest
 from fedhet.flower import Context, Message, MessageType
 from fedhet.flower.insides import hash_of_app
 from fedhet.flower.messages import LONGEST_REASON, name_of, read_request
-from fedhet.messages import LostState, Payload, Reply, Request, WireError
-from fedhet.messages.protocol import DESCRIBE, HANDSHAKE, MOST_PARTITIONS, WHOLE
+from fedhet.messages import LostState, Payload, Request, WireError
+from fedhet.messages.protocol import HANDSHAKE, MOST_PARTITIONS
 from fedhet.methods import registry
 from fedhet.methods.method import KINDS, METRICS, STRUCTURE
 from fedhet.methods.options import Config, keys_about, keys_that, listed
@@ -128,6 +127,11 @@ class Policy:
         return self.allowed is None or METRICS in self.allowed
 
     @property
+    def audits(self) -> bool:
+        """Whether the node's audit file has each message, from which their number is known."""
+        return self.deployed or min(self.largest, self.hourly) < math.inf
+
+    @property
     def keeps_secret(self) -> bool:
         """Whether the node draws its mini-batches with a secret seed instead of the run's seed."""
         return self.noise > 0 or (self.deployed and self.allowed is not None)
@@ -167,7 +171,7 @@ class Policy:
     def check_shared(self, side: AnySide) -> None:
         """Raise `Refused` if the client shares arrays of a kind that the key `allow` of its node config lacks."""
         if self.allowed is not None:
-            kinds = {_kind_of("model", name, side) for name in side.shared()}
+            kinds = {kind_of("model", name, side) for name in side.shared()}
             remedy = "choose another method" if "weights" in kinds - self.allowed else "set batch-norm = local"
             self.check_kinds(side.client.config.method_name, kinds, remedy=remedy)
 
@@ -191,7 +195,7 @@ class Policy:
         Raises `Refused` if the payload has arrays or other values of a kind (see `KINDS`) that may not be sent.
         """
         if self.allowed is not None or self.noise:
-            kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
+            kinds = {kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
             kinds |= {side.traits.sends.get(name, f"an undeclared kind ({name})") for name in payload.values}
             self.check_kinds(side.client.config.method_name, kinds, noisy_sums=side.noisy_sums)
         values = {}
@@ -201,19 +205,6 @@ class Policy:
             elif self.tells_metrics:
                 values[name] = self.rounded(value)
         return Payload(payload.arrays, values)
-
-    def account(self, reply: Reply, side: AnySide) -> dict[str, int]:
-        """Return bytes of arrays by kind (`KINDS`) in `reply` of the client side `side`; 0 for other values."""
-        bytes_of: Counter[str] = Counter()
-        for group, arrays in reply.payload.arrays.items():
-            for name, array in arrays.items():
-                bytes_of[_kind_of(group, name, side)] += array.nbytes
-        kinds = {side.traits.sends.get(name, STRUCTURE) for name in reply.payload.values}
-        if reply.measured or reply.further or reply.evaluated or reply.train_loss is not None:
-            kinds.add(METRICS)
-        return dict(sorted(bytes_of.items())) | dict.fromkeys(
-            [*sorted(kinds - bytes_of.keys()), "numbers of examples"], 0
-        )
 
     def check_metrics(self, task: Task) -> None:
         """Raise `Refused` if a metric has numbers of examples by class as weights, which `allow` does not include."""
@@ -289,13 +280,6 @@ class Policy:
                 f"this node trains with differential privacy (dp-noise), but {method} also sends means or numbers of "
                 "the client's examples that get no noise: choose another method, such as fedavg, fedrep or fedhenn"
             )
-
-
-def _kind_of(group: str, name: str, side: AnySide) -> str:
-    if group == DESCRIBE:
-        return "statistics"
-    kind = side.traits.sends.get(group, "weights" if group in ("model", WHOLE) else f"an undeclared kind ({group})")
-    return "statistics" if kind == "weights" and side.kinds.get(name) == "statistic" else kind
 
 
 def limiting_keys(node_config: Mapping[str, Any]) -> list[str]:

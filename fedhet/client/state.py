@@ -5,6 +5,7 @@ that round. If a client stops within a round, it repeats the round from the same
 """
 
 import json
+import math
 import os
 import shutil
 import time
@@ -49,7 +50,7 @@ from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
 
-LEAST_FREE = 1e9  # bytes of a node's disk that no run may fill
+LEAST_FREE, LEAST_FILES = 1e9, 10_000  # bytes, and files, for which runs leave room on a node's disk
 
 KEPT_DAYS = 90  # number of days after which a new run removes unused runs and public datasets from a node's folder
 
@@ -117,11 +118,10 @@ class ClientStore:
         kept = _beginning(path) if path.is_file() and not anew else {}
         if now.keys() <= kept.keys():
             return kept
+        self._check_disk(len(json.dumps({**now, **kept})))
         with locked(path.parent, wait=True):  # another process can answer a message of the same run
             kept = {**now, **(_beginning(path) if path.is_file() and not anew else {})}
-            text = json.dumps(kept)
-            self._check_disk(len(text))
-            write_text(path, text)
+            write_text(path, json.dumps(kept))
         return kept
 
     def write_model(self, tensors: dict[str, Tensor], folder: str, names: str) -> None:
@@ -151,10 +151,13 @@ class ClientStore:
         if not self._run:
             return
         self._base.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(self._base).free - size < LEAST_FREE:
+        files = math.inf
+        if hasattr(os, "statvfs") and (disk := os.statvfs(self._base)).f_files:  # 0 without a limit
+            files = disk.f_favail
+        if shutil.disk_usage(self._base).free - size < LEAST_FREE or files < LEAST_FILES:
             raise FedhetError(
-                f"the node's disk would have less than {LEAST_FREE / 1e9:g} GB left: make room for its state-dir, for "
-                "example with fedhet clean"
+                f"the node's disk would have less than {LEAST_FREE / 1e9:g} GB, or room for {LEAST_FILES:,} files, "
+                "left: make room for its state-dir, for example with fedhet clean"
             )
 
     def public_dataset(self, digest: str) -> PublicDataset:

@@ -143,16 +143,19 @@ def test_audit_log(federate, caplog, tmp_path):
         "in 7 groups"
     )
     assert lines == [
-        "client 1: query handshake (fedavg, run R, round 0): sent numbers of examples",
-        "client 1: query first (fedavg, run R, round 0): sent weights (204 bytes), numbers of examples",
-        "client 1: train (fedavg, run R, round 1): sent weights (204 bytes), metrics, numbers of examples",
-        "client 1: train (fedavg, run R, round 2): sent weights (204 bytes), metrics, numbers of examples",
-        "client 1: evaluate (fedavg, run R, round 3): sent metrics, numbers of examples",
+        "client 1: query handshake (fedavg, run R, round 0): sent numbers of examples (54 bytes), "
+        "structure (344 bytes)",
+        "client 1: query first (fedavg, run R, round 0): sent numbers of examples (54 bytes), structure (27 bytes), "
+        "weights (204 bytes)",
+        "client 1: train (fedavg, run R, round 1): sent metrics (270 bytes), structure (27 bytes), weights (204 bytes)",
+        "client 1: train (fedavg, run R, round 2): sent metrics (270 bytes), structure (27 bytes), weights (204 bytes)",
+        "client 1: evaluate (fedavg, run R, round 3): sent metrics (152 bytes), structure (27 bytes)",
     ]
     heading, total = audit.summary(node, audit.since("today"))
     assert re.fullmatch(r"client 1, run [0-9a-f]+ \(Flower's \d+\), app installed", heading)
     assert total.endswith(
-        ": 5 messages, of which 0 were refused; sent numbers of examples, weights (612 bytes), metrics"
+        ": 5 messages, of which 0 were refused; sent numbers of examples (108 bytes), structure (452 bytes), "
+        "weights (612 bytes), metrics (692 bytes)"
     )
     with (node / audit.FILE).open("a") as file:
         file.write('{"time"\n')
@@ -163,6 +166,58 @@ def test_audit_log(federate, caplog, tmp_path):
     assert any("client 1: query: refused: this node allows only weights" in line for line in caplog.messages)
     modes = {path.stat().st_mode & 0o77 for path in node.rglob("*")}
     assert modes == {0}, "only the node's user can read what it writes"
+
+
+def test_refused_messages_do_not_fill_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "MOST", 5)
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty), 2)
+    grid._contexts[FIRST_NODE + 1].node_config.update({"allow": "weights", "state-dir": str(tmp_path)})
+    path = tmp_path / audit.FILE
+    for _ in range(6):
+        asked(grid, "query", {}, "another", run="a")
+    assert [(entry["times"], entry["run"]) for entry in audit.entries(tmp_path, audit.since("today"))] == [(6, "a")]
+    assert refusal(asked(grid, "query", {}, "handshake", run="served")) == ""
+    for number in range(20):  # each with a reason of its own
+        asked(grid, "query", {}, f"question {number}", run=f"run {number}")
+    *_, served, entry = path.read_text().splitlines()[:2]
+    assert "served" in served + entry
+    *others, last = audit.entries(tmp_path, audit.since("today"))
+    assert len(others) == 6
+    assert (last["refused"], last["times"], last["run"]) == (audit.FURTHER, 16, "")
+    path.write_bytes(path.read_bytes()[:-5])  # the machine stopped
+    asked(grid, "query", {}, "another", run="b")
+    assert json.loads(path.read_text().splitlines()[-1])["client"] == "1"
+    text = "".join(audit.summary(tmp_path, audit.since("today")))
+    assert "7 messages" not in text
+    assert "6 messages, of which 6 were refused" in text
+
+
+def test_failures_that_share_a_line_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "MOST", 0)
+
+    def data(client):
+        raise ValueError(SECRET)
+
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), data), 2)
+    node = {"allow": "weights", "max-per-hour": 3, "state-dir": str(tmp_path)}
+    grid._contexts[FIRST_NODE + 1].node_config.update(node)
+    refusals = [refusal(asked(grid, "train", {}, run=str(number))) for number in range(5)]
+    assert refusals[:3] == [audit.FAILED] * 3
+    assert all(each.startswith("this node answers at most 3 messages in an hour") for each in refusals[3:])
+
+
+@pytest.mark.parametrize("allow", [{}, {"allow": "metrics"}])
+@pytest.mark.parametrize(
+    ("limit", "told"), [({"max-bytes": 160}, "the reply has"), ({"max-per-hour": 1}, "this node answers at most 1")]
+)
+def test_limits_hold_for_metrics_and_on_the_same_machine(limit, told, allow, tmp_path, monkeypatch):
+    """A reply with metrics has more bytes, of which none is of an array."""
+    monkeypatch.setattr("fedhet.client.policy.proof", lambda text: "here")
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty), 2)
+    grid._contexts[FIRST_NODE + 1].node_config.update({**limit, **allow, "state-dir": str(tmp_path)})
+    settings = {"method": "local"}
+    assert refusal(asked(grid, "train", settings, run="a", evaluate=False, here="here")) == ""
+    assert refusal(asked(grid, "train", settings, run="a", here="here")).startswith(told)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedhet
 from fedhet.client import ClientStore
-from fedhet.client.state import LEAST_FREE
+from fedhet.client.state import LEAST_FILES, LEAST_FREE
 from fedhet.client_apps.fedproto import ByPrototype
 from fedhet.config import configuration
 from fedhet.data import PublicDataset
@@ -290,6 +290,20 @@ def test_a_file_with_a_right_digest_and_wrong_metadata_is_damaged(kinds, tmp_pat
         read_tensors(path)
 
 
+def test_runs_cannot_fill_the_disk_with_small_files(tmp_path, monkeypatch):
+    """A server that gives each message the name of another run makes a node write a file each time."""
+    ClientStore(tmp_path, "first", "north").first("settings", {"seed": 0})
+    disk = SimpleNamespace(
+        f_files=10**6, f_favail=LEAST_FILES - 1, f_bavail=10**9, f_blocks=10**9, f_bfree=10**9, f_frsize=4096
+    )
+    monkeypatch.setattr("fedhet.client.state.os.statvfs", lambda _: disk)
+    with pytest.raises(FedhetError, match="or room for 10,000 files, left: make room"):
+        ClientStore(tmp_path, "second", "north").first("settings", {"seed": 0})
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
+    disk.f_files = 0  # as of a file system without a limit
+    ClientStore(tmp_path, "second", "north").first("settings", {"seed": 0})
+
+
 @pytest.mark.parametrize("call", ["save", "keep", "write_model"])
 def test_a_run_cannot_fill_the_disk_of_a_node(call, tmp_path, monkeypatch):
     """A simulation's folder is the user's own."""
@@ -301,7 +315,7 @@ def test_a_run_cannot_fill_the_disk_of_a_node(call, tmp_path, monkeypatch):
     keys = {"after": -1} if call == "save" else {}
     free = SimpleNamespace(free=int(LEAST_FREE) + 3999)
     monkeypatch.setattr("fedhet.client.state.shutil.disk_usage", lambda _: free)
-    with pytest.raises(FedhetError, match="the node's disk would have less than 1 GB left: make room"):
+    with pytest.raises(FedhetError, match="the node's disk would have less than 1 GB"):
         getattr(ClientStore(tmp_path, "run", "north"), call)(*arguments, **keys)
     assert not [*tmp_path.rglob("*.safetensors")]
     getattr(ClientStore(tmp_path, "", "north"), call)(*arguments, **keys)
