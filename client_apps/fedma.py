@@ -5,6 +5,7 @@ own layers. Inputs of the first own layer are ordered like the global units, wit
 does not have.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhet.algorithms.graphs import cut_out, tie
+from fedhet.algorithms.graphs import cut_out, rows, tie, widths
 from fedhet.algorithms.matching import due, patch
 from fedhet.client import Client
-from fedhet.messages import Arrays, Payload, to_arrays
+from fedhet.messages import Arrays, Payload, WireError, check_places, check_room, to_arrays
 from fedhet.strategies.fedma import Keys
 from fedhet.training import Optimisation, Phase
 
@@ -60,6 +61,7 @@ class FedMA(Matched[Keys]):
         state = kept["model"]
         groups = self.groups
         if "group" in arrays:
+            self._check_units(arrays, state)
             settled = {name: array.astype(np.float32) for name, array in arrays["group"].items()}
             index = len(self._own)
             units = arrays["assignment"]["units"]
@@ -72,6 +74,28 @@ class FedMA(Matched[Keys]):
         if "group" in arrays:
             settled_names = self._settled_names()
             self.client.reestimate(lambda name: name in settled_names)
+
+    def _check_units(self, arrays: dict[str, Arrays], state: Arrays) -> None:
+        """Check the global units of the next group; raise a WireError if they do not fit, or need too much memory.
+
+        Arrays of other layers grow with their number, too, for which the server sends nothing.
+        """
+        index = len(self._own)
+        units = arrays.get("assignment", {}).get("units")
+        matched = arrays["group"].get("rows")
+        if units is None or matched is None or matched.ndim != 2 or index >= len(self.groups):
+            raise WireError("the server sent units of no group of the client's network: use one version of fedhet")
+        check_places(units, len(matched), "units")
+        own = rows(state, self.groups, index).shape
+        if own != (len(units), matched.shape[1]):
+            raise WireError(
+                f"the server sent {len(units)} units of {matched.shape[1]} weights, but the client's network has "
+                f"{own[0]} of {own[1]}: do not change the network during a run"
+            )
+        sizes = [*widths(state, self.groups)]
+        sizes[index] = len(matched)
+        entries = sum(map(math.prod, self.groups.shapes(sizes).values()))
+        check_room(entries * np.dtype(np.float32).itemsize, "the global units need")
 
     def _settled_names(self) -> set[str]:
         groups = [self.groups[index] for index in self._own]

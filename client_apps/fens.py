@@ -11,7 +11,7 @@ from fedhet import models
 from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import DataError, ModelError
-from fedhet.messages import Payload, load_into, to_arrays, to_tensor
+from fedhet.messages import Payload, WireError, load_into, to_arrays, to_tensor
 from fedhet.models.copies import without_memory
 from fedhet.strategies.fens import Fens, Keys, Silent
 from fedhet.training import Optimisation, Phase
@@ -31,6 +31,15 @@ class FENS(ClientSide[Keys]):
         self.client.memory |= {name: to_tensor(array) for name, array in payload.arrays.get("members", {}).items()}
         if aggregator := payload.arrays.get("aggregator"):
             members = self.client.remembered
+            # Memory grows with the square of the number of names, of which a server could send many in a few bytes.
+            names = members.get("architectures", torch.empty(0))
+            count = 1 + int((names == ord(",")).sum())
+            outputs = self.client.read(self.client.data.train.inputs[:2]).shape[-1]
+            first = aggregator.get("aggregator.0.weight")
+            if names.dtype != torch.uint8 or first is None or first.shape != (2 * count, count * outputs):
+                raise WireError(
+                    "the server sent an aggregator of other networks than it named: use one version of fedhet"
+                )
             self.fens = self.loaded(members)
             tensors = self.fens.state_dict()
             arrays = to_arrays(members) | aggregator

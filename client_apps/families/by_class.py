@@ -10,7 +10,7 @@ from fedhet.client import Client, ClientSide
 from fedhet.client.client import P
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
-from fedhet.messages import Arrays, Payload, WireError, to_arrays, to_tensor
+from fedhet.messages import Arrays, Payload, WireError, check_places, to_arrays, to_tensor
 from fedhet.methods.options import Config
 from fedhet.models.registry import place_before
 from fedhet.models.representation import POOLED, head_name, isolated
@@ -44,11 +44,12 @@ class ByClass(ClientSide[P]):
 
     def begin(self, payload: Payload) -> None:
         if sent := payload.arrays.get("prototypes"):
+            # Memory is allocated for all classes up to the largest one, and for scores by each prototype.
+            check_places(sent["classes"], MOST_CLASSES, "classes of prototypes")
+            if len(sent["means"]) != len(sent["classes"]):
+                raise WireError("the server sent prototypes that are not one for each class: use one version of fedhet")
             self.classes = to_tensor(sent["classes"]).to(self.client.device)
             self.prototypes = to_tensor(sent["means"]).to(self.client.device)
-            # Memory is allocated for all classes up to the largest one.
-            if not ((self.classes >= 0) & (self.classes < MOST_CLASSES)).all():
-                raise WireError(f"the server sent prototypes of classes that are not from 0 to {MOST_CLASSES - 1}")
             self.client.check_size(
                 "prototypes", self.prototypes, lambda: self._vectors_of(self.client.data.train.inputs[:BATCH])
             )

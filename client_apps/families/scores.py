@@ -11,7 +11,7 @@ from torch import Tensor
 from fedhet.algorithms.alignment.targets import pack, unpack
 from fedhet.client import Client, ClientSide
 from fedhet.data import Examples
-from fedhet.messages import Arrays, Payload, WireError, to_tensor
+from fedhet.messages import Arrays, Payload, check_places, to_tensor
 from fedhet.strategies.families.scores import ScoresKeys
 from fedhet.training import BATCH, Phase, Step, Term
 from fedhet.utils.machine import brought
@@ -22,10 +22,8 @@ Q = TypeVar("Q", bound=ScoresKeys)
 
 def public_rows(arrays: Arrays, public: Tensor) -> Tensor:
     """Return the rows of `public` inputs with the indices `arrays["rows"]`; raise a WireError if one is invalid."""
-    rows = to_tensor(arrays["rows"]).long().to(public.device)
-    if not ((rows >= 0) & (rows < len(public))).all():
-        raise WireError("the server requests rows that the public dataset lacks: install the server's fedhet version")
-    return public[rows]
+    check_places(arrays["rows"], len(public), "rows of the public dataset")
+    return public[to_tensor(arrays["rows"]).long().to(public.device)]
 
 
 def public_examples(client: Client, arrays: Arrays, round: int) -> Tensor:

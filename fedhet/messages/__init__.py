@@ -10,6 +10,7 @@ from fedhet.messages.payload import as_declared as as_declared
 from fedhet.messages.payload import by_position as by_position
 from fedhet.messages.payload import check as check
 from fedhet.messages.payload import check_finite as check_finite
+from fedhet.messages.payload import check_places as check_places
 from fedhet.messages.payload import difference as difference
 from fedhet.messages.payload import load_into as load_into
 from fedhet.messages.payload import spec_of as spec_of

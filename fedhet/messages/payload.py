@@ -86,6 +86,23 @@ def check_finite(arrays: Arrays, group: str) -> None:
                     raise WireError(f"error in {group}: {name} has {values}: training diverged, lower learning-rate")
 
 
+def check_places(places: np.ndarray[Any, Any], count: int, name: str) -> None:
+    """Raise a WireError, which calls `places` `name`, unless they are distinct integers (n,) from 0 to `count` - 1.
+
+    What has `count` entries is then no longer if it is indexed by them.
+    """
+    if (
+        places.ndim != 1
+        or places.dtype.kind not in "iu"
+        or len(places) > count
+        or len(np.unique(places)) < len(places)
+        or (len(places) and not 0 <= places.min() <= places.max() < count)
+    ):
+        raise WireError(
+            f"the server sent {name} that are not distinct numbers from 0 to {count - 1}: use one version of fedhet"
+        )
+
+
 def bytes_of(spec: Spec) -> int:
     """Return the total size in bytes of arrays with the shapes and dtypes in `spec`."""
     return sum(math.prod(shape) * DTYPES[dtype].itemsize for shape, dtype in spec.values())

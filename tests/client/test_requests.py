@@ -3,6 +3,8 @@
 import json
 from copy import deepcopy
 
+import numpy as np
+import psutil
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message
@@ -10,13 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
-from fedhet.flower.messages import Encoder, read_reply, write_request
+from fedhet.flower.messages import Encoder, decode_arrays, encode_arrays, read_reply, write_request
 from fedhet.messages import Payload, Request
 from fedhet.testing import PARTIAL, Case, Tampering, run
 from tests.contract.privacy import Node, from_elsewhere, same_data
 from tests.contract.runs import where
 
 from ..contract.changes import changes
+from ..test_contract import OF_METHOD
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 
@@ -163,3 +166,67 @@ def test_mutated_requests(method, recorded, tmp_path, in_a_run):
 def test_mutated_requests_at_length(method, recorded, tmp_path, in_a_run):
     served = attacked(recorded(method), tmp_path, 2000)
     assert min(served.values()) > 20
+
+
+# ---- a few bytes that need much memory
+
+
+def _many(array, count=2**22):
+    """As many integers as a megabyte of bytes, all of which are the first one."""
+    return np.full(count, array.flat[0], np.uint8)
+
+
+GROWING = {
+    "fedma": ("group", "rows", lambda rows: np.zeros((2**22, 0), np.float32)),
+    "fedma-units": ("assignment", "units", _many),
+    "fens": ("members", "architectures", lambda names: np.frombuffer(b"mlp," * 3000 + b"mlp", np.uint8)),
+    "pfnm": ("assignments", "0", _many),
+    "fedhenn": ("rad", "rows", _many),
+    "feddf": ("next-rows", "rows", _many),
+    "fedproto": ("prototypes", "classes", _many),
+    "fedproto-means": ("prototypes", "means", lambda means: np.resize(means, (2**20, means.shape[1]))),
+}
+"""By method: the array of a message that a hostile server replaces, and by what."""
+
+
+def exchanged(method, folder):
+    """Type and content of all messages to client 1 in a run."""
+    sent = []
+
+    def look(message, client, reply):
+        if client == "1":
+            sent.append((where(message)[1], from_elsewhere(message.content, {}, {})))
+
+    settings = {"local-epochs": 1, **OF_METHOD.get(method, {})}
+    run(folder, Case.of(method, settings).settings(PARTIAL), app=Tampering(after=look))
+    return sent
+
+
+@pytest.mark.parametrize("case", GROWING)
+def test_a_message_does_not_multiply_memory(case, tmp_path, in_a_run):
+    """Each took a thousand times the bytes that the server sent, and could end the node."""
+    method = case.partition("-")[0]
+    group, name, change = GROWING[case]
+    node = Node(same_data, None, tmp_path / "node")
+    refusals = []
+    for type, content in exchanged(method, tmp_path / "run"):
+        if group in content:
+            arrays = decode_arrays(content[group])
+            grown = from_elsewhere(content, {}, {})
+            grown[group] = encode_arrays(arrays | {name: change(arrays[name])})
+            before = psutil.Process().memory_info().rss
+            (reply,) = node.answers([(type, grown)])
+            refusals.append(str(reply["report"]["refusal"]))
+            assert psutil.Process().memory_info().rss - before < 2**28
+        (reply,) = node.answers([(type, content)])
+        assert "refusal" not in reply["report"], "the node goes on"
+    assert refusals
+    assert all(reason.startswith("the server sent") for reason in refusals)
+
+
+def test_global_units_need_memory_of_other_layers(tmp_path, monkeypatch, in_a_run):
+    sent = exchanged("fedma", tmp_path / "run")
+    monkeypatch.setattr("fedhet.messages.protocol.memory", lambda: 8000)
+    node = Node(same_data, None, tmp_path / "node")
+    replies = [reply["report"].get("refusal", "") for reply in node.answers(sent)]
+    assert any(str(reason).startswith("use a smaller model: the global units need") for reason in replies)

@@ -363,7 +363,7 @@ def test_train_union_of_own_data(run: Federate) -> None:
 
 @pytest.mark.parametrize("row", [-1, 10])
 def test_rows_beyond_the_public_dataset(row: int) -> None:
-    with pytest.raises(WireError, match="rows that the public dataset lacks"):
+    with pytest.raises(WireError, match="rows of the public dataset that are not distinct numbers from 0 to"):
         public_rows({"rows": np.array([0, row])}, torch.zeros(10, 4))
 
 

@@ -15,9 +15,10 @@ from fedhet.algorithms.graphs.states import (
     rows,
     set_rows,
     tie,
+    widths,
     widths_of,
 )
 
 __all__ = ["VALUE", "LayerGraph", "LayerNode", "PermutationGroup", "PermutationGroups", "Segment", "Slot", "Submodel"]
 __all__ += ["UnsupportedArchitecture", "architecture_graph", "blocks", "columns", "cut_out", "entries_of", "expand"]
-__all__ += ["layer_graph", "permute", "resizable_groups", "resize", "rows", "set_rows", "tie", "widths_of"]
+__all__ += ["layer_graph", "permute", "resizable_groups", "resize", "rows", "set_rows", "tie", "widths", "widths_of"]
