@@ -79,23 +79,27 @@ class Optimisation:
         return kind(groups, lr=self.learning_rate, weight_decay=0.0, amsgrad=self.optimizer == "amsgrad", fused=True)
 
 
-_NORMALISATION = re.compile(r"(Norm|(^|_|layer|batch|group|rms)norm)(?!al(?!i[sz]))|GRN")  # not NormalNet or enormous
+_NORMALISATION = re.compile(  # not NormalNet, NormedLinear or enormous
+    r"(Norm|(^|_|layer|batch|group|rms)norm)(?!al(?!i[sz]))(?!\w*([Ll]inear|[Cc]onv|[Dd]ense|[Ee]mbed))|GRN"
+)
 
 
 def decayed(model: nn.Module, parameters: Sequence[Tensor]) -> list[bool]:
     """Return for each of a model's `parameters` whether it has weight decay: biases and normalisation layers have none.
 
-    A bias has `bias` in its name, or is named `b`. A normalisation layer has running statistics, or `norm` in the name
-    of its class, of itself or of a parameter; it is no linear layer, convolution or embedding.
+    A bias has `bias` in its name, or is named `b`. A normalisation layer has running statistics, parameters `gamma` and
+    `beta`, or `norm` in the name of its class, of itself or of a parameter; it is no linear layer, convolution or
+    embedding.
     """
     exempt = set[int]()
     for path, module in model.named_modules():
         layer = path.rpartition(".")[2]
         kinds = [kind.__name__ for kind in type(module).__mro__]
         matrix = isinstance(module, nn.Linear | nn.Embedding | _ConvNd)
+        scaled = hasattr(module, "running_mean") or {"gamma", "beta"} <= module._parameters.keys()
         for name, parameter in module._parameters.items():
             name = layer if isinstance(module, ParametrizationList) else name  # of the tensor that has parameters
-            normalises = hasattr(module, "running_mean") or any(map(_NORMALISATION.search, (*kinds, layer, name)))
+            normalises = scaled or any(map(_NORMALISATION.search, (*kinds, layer, name)))
             if "bias" in name.lower() or name == "b" or (normalises and not matrix):
                 exempt.add(id(parameter))
     return [id(parameter) not in exempt for parameter in parameters]

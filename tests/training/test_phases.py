@@ -91,9 +91,26 @@ class T5LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(1, size))
 
 
+class NormedLinear(nn.Module):
+    """A layer of cosines, whose weight is a matrix."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size, size))
+
+
+class Affine(nn.Module):
+    """A user's own normalisation under another name."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.gamma, self.beta = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+
+
 EXEMPT = {
     *("norm.weight", "norm.bias", "batch.weight", "batch.bias", "own.weight", "linear.bias", "lstm.bias_ih_l0"),
     *("lstm.bias_hh_l0", "cosine.bias", "position_bias_table", "b", "group.weight", "group.bias"),
+    *("affine.gamma", "affine.beta"),
     *("convolution.parametrizations.bias.original0", "convolution.parametrizations.bias.original1"),
 }
 
@@ -106,6 +123,7 @@ class EnormousNet(nn.Module):
         self.norm, self.batch, self.own = nn.LayerNorm((2, 3, 3)), nn.BatchNorm1d(3), T5LayerNorm(3)
         self.linear, self.lstm, self.group = nn.Linear(3, 3), nn.LSTM(3, 3), nn.GroupNorm(1, 3)
         self.convolution = parametrizations.weight_norm(parametrizations.weight_norm(nn.Conv1d(3, 3, 1)), "bias")
+        self.angle, self.affine = NormedLinear(3), Affine(3)
         self.cosine = type("NormLinear", (nn.Linear,), {})(3, 3)
         self.scale, self.token = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(1, 1, 3))
         self.position_bias_table, self.b = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.zeros(1, 3))
