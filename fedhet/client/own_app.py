@@ -27,7 +27,7 @@ from fedhet.methods.options import Config, kebab
 from fedhet.setup import user_functions
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.tasks import LARGEST, Task
-from fedhet.tasks.outputs import OUTPUTS
+from fedhet.tasks.outputs import OUTPUTS, direction
 from fedhet.training import Backend, Evaluation, Scored, Trained, Training, attempt
 from fedhet.utils.randomness import derive_seed, splitting_alike
 from fedhet.utils.statistics import Metric
@@ -62,7 +62,7 @@ def wrap(
 
     Raises:
         ModelError: `model` is None.
-        ConfigError: `app` is not a ClientApp, or a mod cannot be used.
+        ConfigError: `app` is not a ClientApp, a mod cannot be used, or lower values of `accuracy` are better.
     """
     if not isinstance(app, ClientApp):
         raise ConfigError(
@@ -190,10 +190,12 @@ class _OwnApp:
         except WireError as error:  # which a node with a policy would tell the server
             if arrays.keys() == tensors.keys():
                 raise ModelError(str(error)) from error
+            local = "which batch-norm = local keeps at the clients"
+            if self.job.client.config.batch_norm != "local":
+                local = "and set batch-norm = local to keep them at the clients"
             raise ModelError(
-                f"{error}. Return the whole state dict of the model that fedhet.wrap got. To share only some arrays, "
-                "such as adapters, pass fedhet.wrap a module that has only these; to keep BatchNorm's statistics at "
-                "the clients, set batch-norm = local"
+                f"{error}. Return the whole state dict of the model that fedhet.wrap got, also BatchNorm's statistics, "
+                f"{local}. To share only some arrays, such as adapters, pass fedhet.wrap a module that has only these"
             ) from error
         load_into(tensors, arrays)
 
@@ -297,6 +299,10 @@ class _OwnApp:
 def _task_of(name: str) -> Task:
     """Return a task with the metric that an evaluate function calls `name`; accuracy if fedhet has no such metric."""
     metric = re.sub("^(eval|evaluate|test|val|valid|validation)-", "", name.lower().replace("_", "-"))
+    if direction(metric) < 0:
+        raise ConfigError(
+            f"accuracy = {name!r}: the score is a metric of which higher values are better, from 0 to 1: name another"
+        )
     for kind in OUTPUTS.values():
         if metric in kind.metrics and kind.metrics[metric].limits == (0.0, 1.0):
             return Task(kind.name).measuring(metric, ())

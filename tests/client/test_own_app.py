@@ -160,6 +160,7 @@ WRONG = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
         ),
         (lambda: fedhet.wrap("app", network), r"app must be a flwr\.clientapp\.ClientApp .*, not str"),
         (lambda: fedhet.wrap(hospital(), None), "needs the model that the app"),
+        (lambda: fedhet.wrap(hospital(), network, accuracy="eval_rmse"), "a metric of which higher values are better"),
     ],
 )
 def test_it_is_told_what_is_wrong(do, why):
@@ -276,7 +277,7 @@ def test_a_part_of_the_network_is_shared_by_wrapping_a_module_of_this_part():
     def part(arrays):
         return {name: tensor + 1 for name, tensor in arrays.items() if "body" not in name}
 
-    why = r"arrays missing \['body.bias', 'body.weight'\].* pass fedhet.wrap a module that has only these; to keep "
+    why = r"arrays missing \['body.bias', 'body.weight'\].* pass fedhet.wrap a module that has only these"
     with pytest.raises(FedhetError, match=why):
         start(fedhet.wrap(returning(part), Adapted))
     with pytest.raises(FedhetError, match="Return the whole state dict of the model that fedhet.wrap got"):
@@ -294,6 +295,9 @@ def test_statistics_stay_at_the_clients_with_batch_norm_local():
     result = fedhet.FedAvg(**SETTINGS, batch_norm="local").start(LocalGrid(app, 3))
     assert "1.weight" in result.arrays
     assert "1.running_mean" not in result.arrays
+    lacking = fedhet.wrap(returning(lambda arrays: {n: a for n, a in arrays.items() if "running" not in n}), normalised)
+    with pytest.raises(FedhetError, match="also BatchNorm's statistics, which batch-norm = local keeps"):
+        fedhet.FedAvg(**SETTINGS, batch_norm="local").start(LocalGrid(lacking, 3))
 
 
 def test_random_numbers_differ_by_round_and_splits_do_not():
