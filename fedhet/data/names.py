@@ -6,6 +6,7 @@ several tensors); `labels`, the columns of a table of labels.
 
 import operator
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
@@ -67,7 +68,7 @@ def _columns_of_rows(dataset: Any) -> Iterable[Any]:
     """Return the names of the columns of a dataset's or list's inputs, which are the rows of a table; () if unknown.
 
     A row is a pandas Series, or is read from the one table that is an attribute of a user's own dataset, or the dataset
-    has `feature_names`.
+    has a list of names, such as `feature_names` or `columns`.
     """
     if isinstance(dataset, Subset | DataLoader):
         return _columns_of_rows(dataset.dataset)
@@ -78,21 +79,30 @@ def _columns_of_rows(dataset: Any) -> Iterable[Any]:
         return members.pop() if len(members) == 1 else ()
     attributes = vars(dataset) if isinstance(dataset, Dataset) and hasattr(dataset, "__len__") else {}
     tables = [table for table in attributes.values() if hasattr(table, "to_numpy") and hasattr(table, "columns")]
-    features = attributes.get("feature_names")
-    features = () if features is None else features
-    if not (tables or len(features) or isinstance(dataset, list)) or not len(dataset):
+    lists = {name: value for name, value in attributes.items() if re.search("col|feat", name) and _is_list(value)}
+    if not (tables or lists or isinstance(dataset, list)) or not len(dataset):
         return ()
     rows = [_input(dataset[row]) for row in range(min(len(dataset), FEW))]
     indices = [row.index for row in rows if hasattr(row, "to_numpy") and hasattr(row, "index") and np.ndim(row) == 1]
     if len(indices) == len(rows):  # those of time series can be times, which differ
         return indices[0] if all(index.equals(indices[0]) for index in indices) else ()
-    if len(features):
-        return features if np.shape(rows[0]) == (len(features),) else ()
+    features = {tuple(value) for value in lists.values() if np.shape(rows[0]) == (len(value),)}
+    if len(features) == 1 or "feature_names" in lists:
+        return features.pop() if len(features) == 1 else ()
     if len(tables) != 1:
         return ()
     columns = [name for name in tables[0].columns if name not in LABELS]
-    read = [names for names in (columns, columns[:-1], columns[1:]) if _equal(rows, tables[0], names)]
+    orders = [names for names in (columns, columns[:-1], columns[1:]) if np.shape(rows[0]) == (len(names),)]
+    if orders:
+        rows = [_input(dataset[row]) for row in range(min(len(dataset), COMPARED))]
+    read = [names for names in orders if _equal(rows, tables[0], names)]
     return read[0] if len(read) == 1 else ()
+
+
+def _is_list(value: Any) -> bool:
+    """Return whether an attribute is a list of names, each once."""
+    names = [*value] if isinstance(value, list | tuple) or (hasattr(value, "tolist") and np.ndim(value) == 1) else []
+    return bool(names) and all(isinstance(name, str) for name in names) and len({*names}) == len(names)
 
 
 def _input(row: Any) -> Any:
@@ -103,12 +113,19 @@ def _input(row: Any) -> Any:
 
 
 def _equal(rows: Sequence[Any], table: Any, names: Sequence[Any]) -> bool:
-    """Return whether a table's first rows have the values `rows` in the columns `names`, each column other ones."""
+    """Return whether a table's first rows have the values `rows` in the columns `names`, each column other ones.
+
+    The values may be scaled by column: then each column is known by its correlation with the table's.
+    """
     try:
         values = np.stack([np.asarray(row, dtype=np.float64) for row in rows])
         expected = np.asarray(table[[*names]].to_numpy()[: len(rows)], dtype=np.float64)
         told_apart = len(np.unique(expected, axis=1).T) == len(names)  # else their order is unknown
-        return told_apart and values.shape == expected.shape and np.allclose(values, expected)
+        if values.shape != expected.shape or not told_apart or np.allclose(values, expected):
+            return told_apart and values.shape == expected.shape
+        with np.errstate(all="ignore"):  # columns may be constant
+            correlated = np.corrcoef(expected, values, rowvar=False)[: len(names), len(names) :] > 1 - 1e-5
+        return len(names) > 1 and len(rows) >= FEW and np.array_equal(correlated, np.eye(len(names)))
     except (RuntimeError, TypeError, ValueError):  # texts, no vectors, or values with gradients
         return False
 

@@ -760,6 +760,12 @@ class Rows(Dataset):
         if read == "features":
             self.feature_names = order
             self.values = table.to_numpy()
+        elif read == "columns":
+            self.columns = table.columns
+            self.values = table.to_numpy()
+        elif read == "chosen":
+            self.table = table.assign(patient=7.0, label=[0, 1, 1, 0])
+            self.feature_cols = order
         else:
             self.table = table.assign(label=[0, 1, 1, 0])
 
@@ -767,14 +773,14 @@ class Rows(Dataset):
         return 4
 
     def __getitem__(self, row):
-        if self.read == "features":
+        if self.read in ("features", "columns"):
             return torch.tensor(self.values[row]), 1
         series = self.table.iloc[row]
-        inputs = series.drop("label")
+        inputs = series[self.feature_cols] if self.read == "chosen" else series.drop("label")
         return (inputs if self.read == "series" else torch.tensor(inputs.to_numpy())), int(series["label"])
 
 
-@pytest.mark.parametrize("read", ["features", "tensor", "series"])
+@pytest.mark.parametrize("read", ["features", "columns", "chosen", "tensor", "series"])
 def test_columns_of_the_table_that_a_users_own_dataset_reads(read):
     one, other = Rows(["age", "bmi", "bp"], read), Rows(["bp", "age", "bmi"], read)
     assert names_of(one)[COLUMNS] == names_of(DataLoader(Subset(one, [2, 0])))[COLUMNS] == ("age", "bmi", "bp")
@@ -786,6 +792,29 @@ def test_columns_of_the_table_that_a_users_own_dataset_reads(read):
     assert names_of(ConcatDataset([one, one]))[COLUMNS] == ("age", "bmi", "bp")
     with pytest.raises(DataError, match="unlike columns"):
         names_of(ConcatDataset([one, other]))
+
+
+class Scaled(Dataset):
+    """Rows of a table that are scaled when they are read."""
+
+    def __init__(self, table, change=lambda rows: rows):
+        self.table, self.change = table, change
+
+    def __len__(self):
+        return len(self.table)
+
+    def __getitem__(self, row):
+        values = (self.table - self.table.mean()) / self.table.std()
+        return torch.tensor(self.change(values.iloc[row].to_numpy())), row % 2
+
+
+def test_columns_of_a_table_whose_rows_are_scaled():
+    rng = np.random.default_rng(0)
+    values = {"age": rng.normal(50, 9, 40), "smoker": rng.integers(0, 2, 40), "male": rng.integers(0, 2, 40)}
+    table = pd.DataFrame(values)
+    data = as_client_data("0", (Scaled(table), Scaled(table[["male", "age", "smoker"]])))
+    assert torch.equal(data.train.inputs[:], data.test.inputs[:])
+    assert names_of(Scaled(table, lambda row: np.roll(row, 1))) == {}
 
 
 def test_columns_of_equal_values_may_have_any_order():
