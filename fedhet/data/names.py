@@ -274,6 +274,9 @@ def _listed_classes(dataset: Any) -> tuple[str, ...]:
         return ()
     numbers = getattr(dataset, "class_to_idx", None)
     classes = getattr(dataset, "classes", getattr(dataset, "target_names", ()))  # the second of scikit-learn's
+    listed = numbers is not None or (isinstance(classes, Sized) and len(classes) > 0)
+    if not listed and isinstance(dataset, Dataset) and isinstance(dataset, Sized):
+        classes = _named_classes(dataset)
     if numbers is None and isinstance(classes, Mapping):
         numbers = classes if all(isinstance(name, str) for name in classes) else {n: k for k, n in classes.items()}
     if isinstance(numbers, Mapping):
@@ -286,6 +289,18 @@ def _listed_classes(dataset: Any) -> tuple[str, ...]:
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str | tuple) for name in classes):
         return ()
     return _printable(classes)
+
+
+def _named_classes(dataset: Any) -> Any:
+    """Return the one list of names of classes, or mapping of names and numbers, among a user's dataset's attributes."""
+    found = []
+    for name, value in vars(dataset).items():
+        listed = getattr(value, "classes_", value)  # of scikit-learn's `LabelEncoder`
+        pairs = listed.items() if isinstance(listed, Mapping) else ()
+        named = bool(pairs) and all({*map(type, pair)} == {str, int} for pair in pairs)
+        if re.search("class|label|categor|enc", name) and (named or (_is_list(listed) and len(listed) != len(dataset))):
+            found.append(listed)
+    return found[0] if len(found) == 1 else ()
 
 
 def _numbers_anew(dataset: Any, names: Sequence[str], outer: Sequence[Any]) -> bool:

@@ -639,6 +639,29 @@ def test_classes_of_the_dataset_that_a_users_own_reads(rows):
     assert data.test.labels.tolist() == (1 - order % 2).tolist()
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("label2id", {"bee": 0, "ant": 1}),
+        ("id2label", {0: "bee", 1: "ant"}),
+        ("class_names", ["bee", "ant"]),
+        ("categories", np.array(["bee", "ant"])),
+        ("encoder", SimpleNamespace(classes_=np.array(["bee", "ant"]))),
+    ],
+)
+def test_classes_in_attributes_of_a_users_own_dataset(attribute, value):
+    rows = Reading(TensorDataset(torch.arange(6.0)[:, None], torch.arange(6) % 2))
+    for name, other in {"class_weights": {"bee": 0.5, "ant": 2.5}, "label_smoothing": 0.1, "classes": 2}.items():
+        setattr(rows, name, other)
+    assert names_of(rows) == {}
+    setattr(rows, attribute, value)
+    assert names_of(rows) == {CLASSES: ("bee", "ant")}
+    rows.labels = ["a", "b", "a", "b", "a", "b"]  # of the rows
+    assert as_client_data("0", (Six(["ant", "bee"]), rows)).test.labels.tolist() == [1, 0] * 3
+    rows.other_classes = ["one", "two"]
+    assert names_of(rows) == {}, "it is unknown which are the labels'"
+
+
 def test_a_dataset_with_other_labels_than_the_one_that_it_reads_has_no_names():
     assert names_of(Reading(Six(["ant", "bee"]), label=lambda label: 1 - label)) == {}
     assert names_of(Reading(Six(["ant", "bee"]), [1, 0, 2], label=lambda label: 1 - label)) == {}
