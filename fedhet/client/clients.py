@@ -14,7 +14,7 @@ from fedhet.algorithms.graphs import PermutationGroups, Submodel
 from fedhet.client.client import AnySide, Client
 from fedhet.client.estimators import check_client, check_estimator, fit_to_data
 from fedhet.client.job import Job
-from fedhet.client.model_check import ModelCheck, check_model, reads_padding
+from fedhet.client.model_check import ModelCheck, check_model, notes_on_use
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
 from fedhet.client.state import ClientStore, check_order, other_model, start
@@ -192,17 +192,9 @@ class Clients:
             build = partial(self._build, info, part=network.part)
             redraw = partial(self._redraw, info, client)
             job = Job(info, side, payload, policy, build, redraw, account=secret if policy.noise else None)
-            unsaved = ""
-            if fits and (config.keep_best or config.save_every):
-                unsaved = "keep-best and save-every save no file of an estimator: fit it again to the client's examples"
             if request.question == HANDSHAKE:
-                for note in (checked.note, data.note, began, unsaved):
+                for note in (checked.note, data.note, began, *notes_on_use(side)):
                     job.say(note)
-                if side.network is not client.model and reads_padding(side.network, data.train, transform):
-                    job.say(
-                        f"the network that {config.method_name} adds reads the padding of the collate_fn: return an "
-                        "attention_mask, or name the token that pads in the network's config (pad_token_id)"
-                    )
             if info.name not in self._checked and self._data and request.question != HANDSHAKE:
                 check_unchanged(job)
             self._checked[info.name] = checked

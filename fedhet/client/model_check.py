@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fedhet.client.client import AnySide
 from fedhet.client.job import Job
 from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.data.names import CLASSES, shown
@@ -176,10 +177,12 @@ def _labels_are_inputs(examples: Examples) -> bool:
 def _repeated(train: Examples, test: Examples) -> int:
     """Return the number of test examples in memory that are training examples, if they are more than half, or 0."""
     hashes: list[list[int]] = []
+    kinds = {part.inputs.dtype for part in (train, test) if isinstance(part.inputs, Tensor)}
     for part in (train, test):
         if type(part.inputs) is not Tensor or not part.inputs.numel():
             return 0
-        rows = single(part.inputs).flatten(1) if part.inputs.ndim > 1 else part.inputs[:, None]
+        # Values of one part in float32 and of the other in float64 are compared in float32.
+        rows = (part.inputs if len(kinds) == 1 else single(part.inputs)).reshape(len(part), -1)
         pairs = zip(as_bytes(rows).view(len(rows), -1).numpy(), part.labels.tolist(), strict=True)
         hashes.append([hash((row.tobytes(), str(label))) for row, label in pairs])
     known = {*hashes[0]}
@@ -194,6 +197,21 @@ def _repeatable_outputs(model: nn.Module, inputs: Tensor, outputs: Tensor) -> bo
         return True
     change = again - outputs[:2]
     return not bool((change.abs() > 1e-3 + 0.02 * outputs.abs().max()).any())  # more than bfloat16 rounds
+
+
+def notes_on_use(side: AnySide) -> Iterator[str]:
+    """Yield what a run leaves unused or unsaved, and whether a network that its method adds reads padding."""
+    client = side.client
+    data = client.data
+    if (client.estimator or not side.trains_network) and (client.config.keep_best or client.config.save_every):
+        yield "keep-best and save-every save no file of an estimator: fit it again to the client's examples"
+    if client.own_data and data.validation and not client.config.validation:
+        yield "its validation examples are unused: set validation to a fraction, which is not drawn then"
+    if side.network is not client.model and reads_padding(side.network, data.train, client.transform):
+        yield (
+            f"the network that {client.config.method_name} adds reads the padding of the collate_fn: return an "
+            "attention_mask, or name the token that pads in the network's config (pad_token_id)"
+        )
 
 
 @torch.no_grad()

@@ -91,9 +91,12 @@ def test_images_with_the_values_of_bytes_are_pointed_out(new_watch: Any, scale: 
     assert any("images are floats up to 255" in line for line in strategy.run.told) is told
 
 
-def remarks(new_watch: Any, *, network: Any = model, method: Any = fedhet.FedAvg, **options: Any) -> str:
+def remarks(
+    new_watch: Any, *, network: Any = model, method: Any = fedhet.FedAvg, validation: float = 0.0, **options: Any
+) -> str:
     """Return the warnings of two clients' run."""
-    strategy = method(rounds=1, learning_rate=1e-6, observers=[new_watch()])
+    keys = {"validation": validation} if validation else {}
+    strategy = method(rounds=1, learning_rate=1e-6, observers=[new_watch()], **keys)
     strategy.start(LocalGrid(make_client_app(network, **options), 2))
     return " ".join(strategy.run.told)
 
@@ -111,6 +114,21 @@ def test_examples_that_are_used_twice_are_named(new_watch: Any) -> None:
     assert "6 of 6 test examples have inputs and label of training examples" in remarks(new_watch, data=leaking)
     relabelled = lambda client: (halves(client)[0], (halves(client)[0][0], (halves(client)[0][1] + 1) % 3))  # noqa: E731
     assert remarks(new_watch, data=relabelled) == ""
+
+
+def test_validation_examples_that_are_not_used_are_named(new_watch: Any) -> None:
+    def parts(client: Any) -> dict[str, Any]:
+        train, test = halves(client)
+        return {"train": train, "test": test, "validation": test}
+
+    assert "its validation examples are unused: set validation to a fraction" in remarks(new_watch, data=parts)
+    assert remarks(new_watch, data=parts, validation=0.2) == ""
+
+
+def test_repeated_examples_are_compared_in_full_precision(new_watch: Any) -> None:
+    network = lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()  # noqa: E731
+    large = lambda client: tuple((1e4 + 1e-5 * inputs.double(), labels) for inputs, labels in halves(client))  # noqa: E731
+    assert "examples have inputs and label of" not in remarks(new_watch, network=network, data=large)
 
 
 @pytest.mark.parametrize(
