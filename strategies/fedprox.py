@@ -1,15 +1,12 @@
 """FedProx (Li et al., MLSys 2020): FedAvg whose clients stay close to the network that they received.
 
-    client i:  w_i(t) = argmin_w  L_i(w) + mu / 2 ||w - w(t-1)||^2, from w(t-1)
-
-The server averages as in FedAvg.
+Client i computes w_i(t) = argmin_w L_i(w) + mu / 2 ||w - w(t-1)||^2, from w(t-1); the server averages as in FedAvg.
 """
 
 from dataclasses import dataclass
 
 from fedhet.server import Options, method, option
-
-from .fedavg import FedAvg
+from fedhet.strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
