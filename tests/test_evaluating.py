@@ -299,23 +299,19 @@ def table_with_gaps(client):
     return {"train": (inputs, labels), "test": (inputs[20:40], labels[20:40])}
 
 
-class Tolerant(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, inputs):
-        return self.head(inputs.nan_to_num())
+def linear(client):
+    return nn.Linear(6, 3)
 
 
 def test_a_description_equals_pooled_statistics(tmp_path):
     settings = {"method": "local", "rounds": 0, "clients": 3}
-    run = fedhet.run(settings, model=Tolerant, data=table_with_gaps, out=tmp_path / "run", progress=False)
+    run = fedhet.run(settings, model=linear, data=table_with_gaps, out=tmp_path / "run", progress=False)
     inputs, labels = (
         torch.cat(parts).numpy()
         for parts in zip(*(table_with_gaps(ClientInfo("", k, 3, None, {}))["train"] for k in range(3)), strict=True)
     )
     values = inputs[~np.isnan(inputs)].astype(float)
+    assert [row["failures"] for row in run.history] == [[], []], "examples with missing values are not evaluated"
     together = run.summary["data"]["all"]
     assert (together["train"], together["test"], together["shape"]) == (len(labels), 60, [6])
     assert together["missing"] == np.isnan(inputs).any(1).sum()
@@ -323,7 +319,7 @@ def test_a_description_equals_pooled_statistics(tmp_path):
     assert (together["mean"], together["std"]) == (pytest.approx(values.mean()), pytest.approx(values.std()))
     assert together["range"] == [pytest.approx(values.min()), pytest.approx(values.max())]
     with pytest.raises(FedhetError, match="row 0 contain nan"):
-        fedhet.run({**settings, "rounds": 1}, model=Tolerant, data=table_with_gaps, out=tmp_path / "b", progress=False)
+        fedhet.run({**settings, "rounds": 1}, model=linear, data=table_with_gaps, out=tmp_path / "b", progress=False)
 
 
 def lacking(client):
@@ -336,7 +332,7 @@ def lacking(client):
 
 def test_nodes_descriptions_are_added_by_name(elsewhere, new_watch):
     watch = new_watch()
-    fedhet.Local(observers=[watch], rounds=0).start(LocalGrid(make_client_app(Tolerant, lacking), 2))
+    fedhet.Local(observers=[watch], rounds=0).start(LocalGrid(make_client_app(linear, lacking), 2))
     together = pooled(watch.rows[0]["data"])
     counts = [np.bincount(drawn(k, 60)[1], minlength=3) * (np.arange(3) != k) for k in range(2)]
     assert dict(zip(together["names"], together["classes"], strict=True)) == {
@@ -349,7 +345,7 @@ def test_nodes_descriptions_are_added_by_name(elsewhere, new_watch):
 def test_a_description_adds_classes_by_name(tmp_path):
     """The network has an output for each class."""
     settings = {"method": "local", "rounds": 0, "clients": 2}
-    run = fedhet.run(settings, model=Tolerant, data=lacking, out=tmp_path / "run", progress=False)
+    run = fedhet.run(settings, model=linear, data=lacking, out=tmp_path / "run", progress=False)
     counts = [np.bincount(drawn(k, 60)[1], minlength=3) * (np.arange(3) != k) for k in range(2)]
     together = run.summary["data"]["all"]
     assert dict(zip(together["names"], together["classes"], strict=True)) == {
@@ -369,7 +365,7 @@ def test_a_node_describes_its_data_within_its_policy(elsewhere, new_watch):
         return {"train": (inputs, torch.tensor([0] * 40 + [1] * 17 + [2] * 3)), "test": (inputs[:20], labels[:20])}
 
     watch = new_watch()
-    grid = LocalGrid(make_client_app(Tolerant, few), 3)
+    grid = LocalGrid(make_client_app(linear, few), 3)
     grid._contexts[FIRST_NODE].node_config["allow"] = "weights,metrics"
     grid._contexts[FIRST_NODE + 1].node_config["min-examples"] = 10
     fedhet.Local(observers=[watch], rounds=0).start(grid)

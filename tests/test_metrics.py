@@ -183,6 +183,16 @@ def test_a_node_withholds_classes_with_few_examples_and_what_would_tell_their_nu
     )
 
 
+def test_the_largest_average_precision_is_one():
+    """The server refuses more, which scikit-learn's sums of fractions can be."""
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        labels = np.append(rng.random(rng.integers(4, 200)) < 0.5, [False, True])
+        outputs = labels + 0.5 * rng.random(len(labels))
+        tensors = torch.tensor(outputs)[:, None], torch.tensor(labels).long()
+        assert 1 - 1e-12 < evaluated("binary", "average-precision", *tensors).values[0] <= 1
+
+
 def one_class_at_the_last(client):
     inputs = torch.randn(80, 4, generator=torch.Generator().manual_seed(client.partition_id))
     labels = (inputs[:, 0] > 0).long()

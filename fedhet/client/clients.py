@@ -17,7 +17,7 @@ from fedhet.client.job import Job
 from fedhet.client.model_check import ModelCheck, check_model, notes_on_use
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
-from fedhet.client.state import ClientStore, check_order, other_model, start
+from fedhet.client.state import ClientStore, check_order, only_describes, other_model, start
 from fedhet.client.unchanged import check_unchanged
 from fedhet.data import ClientData, Examples, resident, with_validation
 from fedhet.data.examples import UNLABELLED
@@ -94,7 +94,7 @@ class Clients:
         network. No other client uses the network until the context ends.
         """
         config = info.config
-        described = config.method_name == "local" and not (config.rounds or config.start_from)
+        described = only_describes(config)
         self._serve(info, request)
         keep_freed_memory()
         # More threads than cores over all clients of a host slow every one of them down a hundredfold.

@@ -328,6 +328,11 @@ def only_evaluates(config: Config) -> bool:
     return bool(config.start_from) and not (config.rounds or registry.method(config.method_name).settles_rounds)
 
 
+def only_describes(config: Config) -> bool:
+    """Return whether a run describes data, which may have missing values, and reads no network."""
+    return config.method_name == "local" and not (config.rounds or config.start_from)
+
+
 def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
     """Load the weights of an earlier run (`start-from`) into a new network; return it, adapted to the method.
 

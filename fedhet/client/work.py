@@ -18,7 +18,7 @@ from torch import Tensor
 from fedhet.client.client import AnySide
 from fedhet.client.estimators import fit, fit_again
 from fedhet.client.job import Group, Job, Streams
-from fedhet.client.state import EVALUATE, EXAMPLE, PREDICTOR, ROUND, WIDTH, only_evaluates
+from fedhet.client.state import EVALUATE, EXAMPLE, PREDICTOR, ROUND, WIDTH, only_describes, only_evaluates
 from fedhet.data import Examples, resident
 from fedhet.errors import ConfigError, ModelError, Refused
 from fedhet.messages import Payload, to_arrays
@@ -398,6 +398,7 @@ def _evaluations(job: Job, when: str, predictor: Predictor) -> dict[str, Evaluat
         prefix: Evaluation(predictor, examples, client.task, client.transform, client.model, seed, f"{prefix}{when}")
         for prefix, examples in sets.items()
         if examples is not None and enough(job, len(client.task.counted(examples.labels)), f"{prefix}{when}")
+        if not (only_describes(client.config) and examples.incomplete)
     }
 
 
@@ -407,11 +408,10 @@ def _record(job: Job, evaluation: Evaluation, score: Scored | None, *, when: str
         return
     client = job.client
     if not abs(score.loss) <= LARGEST:
-        rate = client.config.learning_rate
         raise ModelError(
             f"the loss of the {when} model is {score.loss:.3g}: the network returns values that are not finite for "
             f"some example, its targets are large (divide them, for example by their standard deviation), or training "
-            f"diverged; a lower learning-rate than {rate:g} may help"
+            f"diverged; a lower learning-rate than {client.config.learning_rate:g} may help"
         )
     weight = job.policy.loss_weight(client.task, evaluation.examples.labels)
     for number, (name, metric) in enumerate(score.metrics.items()):

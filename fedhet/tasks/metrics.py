@@ -160,7 +160,8 @@ def _ranked(name: str, *, pairs: bool) -> Callable[..., Metric]:
         both = having * (len(labels) - having)
         weights = both if pairs else np.where(both > 0, len(labels), 0)
         score = getattr(metrics, name)
-        values = [score(y, x) if known else math.nan for x, y, known in zip(scores.T, labels.T, both, strict=True)]
+        listed = zip(scores.T, labels.T, both, strict=True)
+        values = [min(score(y, x), 1.0) if known else math.nan for x, y, known in listed]  # 1 + 2e-16 is 1
         least = np.minimum(having, len(labels) - having)
         return Metric(tuple(map(float, values)), tuple(map(float, weights)), tuple(least.tolist()))
 

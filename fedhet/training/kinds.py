@@ -105,6 +105,8 @@ class Kinds:
         """Return the key of a module without its children: class, attributes, hooks, and shapes of arrays."""
         if isinstance(module, nn.RNNBase):
             raise IncomparableError("torch.func.vmap has no rule for recurrent layers")
+        if getattr(module, "padding_idx", None) is not None:  # of an embedding
+            raise IncomparableError("torch.func.vmap trains the padding row of an embedding")
         own = vars(module)
         # PyTorch makes a class for each module with parametrizations.
         classes: Any = type(module).__bases__ if is_parametrized(module) else type(module)

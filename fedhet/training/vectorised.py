@@ -114,8 +114,8 @@ class Batches:
         return "evaluation", data, len(evaluation.examples).bit_length()
 
 
-_said: set[tuple[Hashable, str]] = set()
-"""Reasons in this process's log why networks of a kind are computed one by one."""
+_said: set[str] = set()
+"""Reasons in this process's log why networks are computed one by one."""
 
 
 def _by_kind(
@@ -135,8 +135,8 @@ def _by_kind(
         try:
             results |= zip(group, together([values[place] for place in group], kind), strict=True)
         except Exception as error:  # whatever it was, each client then finds out whether it is its own
-            if (kind, str(error)) not in _said:
-                _said.add((kind, str(error)))
+            if str(error) not in _said:  # a network that counts its calls is of another kind in each round
+                _said.add(str(error))
                 log.info("some clients are computed one by one: %s", error)
     rest = [place for place in range(len(values)) if place not in results]
     results |= zip(rest, alone([values[place] for place in rest]), strict=True)
@@ -162,11 +162,11 @@ def _evaluate(group: Sequence[Evaluation], kind: Hashable) -> list[Score]:
             count = len(group[1].examples)
             rows = padded_by_one(inputs[:, :count])
             second = models[1].eval()
-            of_second = [array[1:2] for array in stacked]
+            of_two = [array[:2] for array in stacked]
             verify(
                 *(kind, second, count),
-                alone=lambda draws: [forward(second, rows[0, :count])[0]],
-                together=lambda draws: [function(rows, *of_second)[0, :count]],
+                alone=lambda draws: [forward(second, rows[1, :count])[0]],
+                together=lambda draws: [function(rows, *of_two)[1, :count]],
             )
         outputs = function(inputs, *stacked)
     return [
@@ -278,11 +278,11 @@ class _Steps:
         """Compare the second network's first loss and gradients in a batch with what it computes alone."""
         second = self._group[1]
         model = second.network.train()
-        of_second = losses.of_second()
+        of_two = losses.of_two()
         inputs, labels, rows = (array[1, :count] for array in batch[:3])
         padded = [padded_by_one(array[:, :count]) for array in batch[:3]]
-        weights = torch.cat([batch[3].new_full((1, count), 1 / count), batch[3].new_zeros(1, 1)], 1)
-        leaves = [array[1:2].detach().requires_grad_(array.requires_grad) for array in state]
+        weights = torch.cat([batch[3].new_full((2, count), 1 / count), batch[3].new_zeros(2, 1)], 1)
+        leaves = [array[:2].detach().requires_grad_(array.requires_grad) for array in state]
 
         def alone(draws: Sequence[Draw]) -> list[Tensor]:
             parameters = [*compress(arrays_of(model), live)]
@@ -297,13 +297,13 @@ class _Steps:
             return [loss.detach(), *gradients]
 
         def together(draws: Sequence[Draw]) -> list[Tensor]:
-            generator = torch.Generator().manual_seed(second.seed)
-            dropped = masks(draws, [count], count + 1, [generator], inputs.device)
-            loss = of_second(0, leaves, (*padded, weights), dropped)[0]
+            generators = [torch.Generator().manual_seed(training.seed) for training in self._group[:2]]
+            dropped = masks(draws, [count, count], count + 1, generators, inputs.device)
+            loss = of_two(0, leaves, (*padded, weights), dropped)[0]
             trained = [*compress(leaves, live)]
             gradients = torch.autograd.grad(loss.sum(), trained, allow_unused=True, materialize_grads=True)
-            first = [gradient[0] for gradient in gradients]
-            return [loss[0].detach(), *transposed(first, [*compress(losses.linear, live)])]
+            its = [gradient[1] for gradient in gradients]
+            return [loss[1].detach(), *transposed(its, [*compress(losses.linear, live)])]
 
         with only_trained(model, second.phase.trains), torch.random.fork_rng([]):
             torch.default_generator.manual_seed(second.seed)
@@ -334,10 +334,10 @@ class _Losses:
         self.further = 0
         self.again = 0
 
-    def of_second(self) -> "_Losses":
-        """Return the losses of a batch that has only the second network."""
+    def of_two(self) -> "_Losses":
+        """Return the losses of a batch that has only the first two networks."""
         other = copy.copy(self)
-        other._leaves = [leaf[1:2] if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+        other._leaves = [leaf[:2] if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         other._function = vmap(other._of_one, randomness="error")
         return other
 

@@ -65,7 +65,7 @@ def verify(
             # Up to rounding, which depends on all values for arrays whose values cancel out.
             bound = least * max(float(other.abs().max()), least * largest)
             if not torch.allclose(mine, other, rtol=0.0, atol=bound, equal_nan=True):
-                raise ModelError("a batch computes other outputs or gradients, as if layers mixed examples")
+                raise ModelError("a batch computes other outputs or gradients than a network alone")
     except Exception:  # alone, it computed: a batch cannot, whatever it raises
         VERIFIED[kind] = None
         raise
@@ -93,5 +93,7 @@ def computing(kind: Hashable) -> Iterator[None]:
 
 
 def padded_by_one(array: Tensor) -> Tensor:
-    """Return the second network's rows of `array` (clients, n, ...) as a batch of one client, with another row."""
-    return torch.cat([array[1:2], array[1:2, :1]], 1)
+    """Return the second network's rows of `array` (clients, n, ...) and another row, as those of two networks."""
+    # Two, since `vmap` can be right for the first network only, such as with the padding row of an embedding.
+    rows = torch.cat([array[1], array[1, :1]])
+    return torch.stack([rows, rows])
