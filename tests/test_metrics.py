@@ -253,6 +253,7 @@ def test_a_client_with_one_class_has_no_auc_and_is_named(tmp_path):
     assert json.loads((tmp_path / "run/summary.json").read_text())["further"].keys() == {"f1", "accuracy"}
 
 
+@pytest.mark.slow
 def test_files_have_the_name_of_the_metric(tmp_path):
     settings = {"clients": 2, "rounds": 2, "metric": "auc", "metrics": "accuracy", "validation": 0.3, "keep-best": True}
     tuning = Tuning({"learning-rate": [0.1, 0.2]})

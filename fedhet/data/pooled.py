@@ -1,7 +1,7 @@
 """A user's examples of all clients together, which the configuration splits among clients like those of a data set."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -33,6 +33,7 @@ class Pooled:
         names: the names of classes and columns, if known.
         clients: the names of the clients, if each example belongs to one of them.
         owners: (n,) the number of the client, in `clients`, to which each of the n examples belongs.
+        test_owners: the same for the examples in `test`.
         note: what was aligned by name (see `fedhet.data.own.aligned`).
     """
 
@@ -41,6 +42,7 @@ class Pooled:
     names: Names = field(default_factory=dict)
     clients: tuple[str, ...] = ()
     owners: Indices | None = None
+    test_owners: Indices | None = None
     note: str = ""
 
     def dataset(self, seed: int | None, share: float) -> DataSet:
@@ -73,7 +75,8 @@ def _dataset(pool: Pooled, seed: int | None, share: float) -> DataSet:
         return DataSet("the data", train, test, classes, Task(), (), lambda inputs: inputs, groups=groups)
 
     if pool.test is not None:
-        given = dataset(pool.train, pool.test)
+        owned = pool.owners is not None and pool.test_owners is not None
+        given = dataset(pool.train, pool.test, Owners(pool.owners, pool.test_owners) if owned else None)
         return given if seed is None else with_drawn_test_set(given, seed, share, all_labelled=False)
     owners = np.zeros(len(labels), np.int64) if pool.owners is None else pool.owners
     rng = numpy_generator(seed or 0, "test part")
@@ -94,13 +97,15 @@ def as_pooled(value: Any) -> Pooled:
     """Convert examples that a user passes in place of a data function; raise a `DataError` if their form is unknown.
 
     They have a form that a data function may return for a part (see `fedhet.data.own`), except for a `DataLoader`, or
-    are a mapping with `train` and `test` of such forms.
+    are a mapping with `train` and `test` of such forms, or of two tables of `by_column`.
     """
     if isinstance(value, Pooled):
         return value
     parts = {"train": value}
     if isinstance(value, Mapping) and value.keys() == {"train", "test"}:
         parts = dict(value)
+    if any(isinstance(part, Pooled) for part in parts.values()):
+        return _with_test_table(**parts)
     examples: dict[str, Any] = {}
     for name, part in parts.items():
         if isinstance(part, DataLoader):
@@ -116,6 +121,17 @@ def as_pooled(value: Any) -> Pooled:
             raise DataError(f"data has {len(examples[name])} examples, which cannot be split among clients: give more")
     names, note = aligned(examples, {name: names_of(part) for name, part in parts.items()})
     return Pooled(**examples, names=names, note=note)
+
+
+def _with_test_table(train: Any, test: Any) -> Pooled:
+    """Return the rows of two tables of `by_column`, of training and of test examples."""
+    if not (isinstance(train, Pooled) and isinstance(test, Pooled)):
+        raise DataError("one of train and test is a fedhet.by_column: give both so, with the same column of clients")
+    if others := sorted({*train.clients} ^ {*test.clients}):
+        raise DataError(f"train and test must have rows of the same clients, but one of them has none of {others[0]!r}")
+    examples = {"train": train.train, "test": test.train}
+    names, note = aligned(examples, {"train": train.names, "test": test.names})
+    return replace(train, **examples, names=names, test_owners=test.owners, note=note)
 
 
 def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Pooled:

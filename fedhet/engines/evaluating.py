@@ -213,7 +213,7 @@ def _fill(
     scales: dict[str, Scales] = run.summary.get("scales", {})
     whole = next(iter(scales.values()), {})
     traits = registry.traits(config)
-    shared = (models / f"{GLOBAL}.safetensors").is_file() and traits.whole
+    shared = (models / f"{GLOBAL}.safetensors").is_file()
     known = [*map(str, range(config.clients)), *(row.client for row in run.clients)]
 
     @cache
@@ -225,8 +225,10 @@ def _fill(
         info = ClientInfo(client, place, len(clients), config)
         data = data_of(functions.data_of, info)
         for name in [*in_order(personal), *[GLOBAL] * shared]:
-            if name == GLOBAL and client in personal:
-                reason = "it is the client's own model, with statistics or units that are the client's own"
+            if name == GLOBAL and (client in personal or not traits.whole):
+                reason = "the client's own model is its part of it, or has statistics of its own"
+                if not traits.whole:
+                    reason = "it is a network of the server, which fedhet.load_model does not build"
                 result.refused[name, client] = f"model {name} at client {client}: {reason}"
                 continue
             # Others have that of a client without its own.

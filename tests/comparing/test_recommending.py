@@ -157,7 +157,10 @@ def test_a_budget_that_is_too_short(made):
     assert made.started == [f"local,rounds=1,local-epochs=1,seed={SEED}"]
 
 
-@pytest.mark.parametrize(("budget", "fewer"), [("130s", "2 rounds of 5 epochs"), ("80s", "2 rounds of 1 epoch")])
+@pytest.mark.parametrize(
+    ("budget", "fewer"),
+    [pytest.param("130s", "2 rounds of 5 epochs", marks=pytest.mark.slow), ("80s", "2 rounds of 1 epoch")],
+)
 def test_a_short_budget_is_enough_for_fewer_rounds(made, monkeypatch, budget, fewer):
     long = [{"round": 1, "timing": {"seconds": SECONDS / 10}}]
     monkeypatch.setattr(recommending, "read_run", lambda folder: replace(read_run(folder), rows=long))

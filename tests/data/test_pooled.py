@@ -155,6 +155,29 @@ def test_by_column(tmp_path):
     assert {*fedhet.evaluate(networks, model=model, data=pool).scores} == {"12", "north", "south"}
 
 
+def test_a_table_of_test_rows(tmp_path):
+    """Its columns have another order, and it lacks a class: rows keep what their names say."""
+    tested = FRAME[::3]
+    other = tested[tested["label"] != "ant"][["label", "sugar", "pulse", "hospital", "bmi", "age"]]
+    given = {
+        "train": fedhet.by_column(FRAME.drop(tested.index), "hospital"),
+        "test": fedhet.by_column(other, "hospital"),
+    }
+    for name, share in split_of(given).items():
+        rows = other[other["hospital"] == name]
+        assert share.test.inputs.float().tolist() == rows[["age", "bmi", "pulse", "sugar"]].to_numpy().tolist()
+        assert [("ant", "bee", "cat")[label] for label in share.test.labels] == rows["label"].tolist()
+        assert len(share.train) == (FRAME.drop(tested.index)["hospital"] == name).sum()
+    settings = {"method": "fedavg", "rounds": 1, "report": False}
+    done = fedhet.run(settings, model=lambda: nn.Linear(4, 3), data=given, out=tmp_path / "run")
+    assert list(done.summary["classes"]) == ["12", "north", "south"]
+    fewer = fedhet.by_column(other[other["hospital"] != "12"], "hospital")
+    with pytest.raises(DataError, match="must have rows of the same clients, but one of them has none of '12'"):
+        as_pooled({**given, "test": fewer})
+    with pytest.raises(DataError, match="one of train and test is a fedhet.by_column: give both so"):
+        as_pooled({**given, "test": (INPUTS, LABELS)})
+
+
 @pytest.mark.parametrize(
     ("given", "settings", "message"),
     [
