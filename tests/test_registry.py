@@ -165,6 +165,8 @@ mine = FedProx.method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
             7,
             0.7,
         )
+        with pytest.raises(ConfigError, match="fedprox-mine.mu has no effect with .*: set fedprox.mu, or leave"):
+            configuration.resolve({"method": f"{file}:mine", "fedprox-mine.mu": 0.7})
         assert registry.strategy("fedprox-mine").__name__ == "Mine"
         assert configuration.parse(config.text).options == config.options
         assert json.loads(config.text)["method"] == "fedprox-mine", "clients are told its name"

@@ -17,6 +17,8 @@ from fedhet.results.terminal import UNDISCLOSED
 from fedhet.utils.statistics import Metric, grouped
 
 CONFIDENCE = 0.95
+CONTROLS = ("local", "gradient-boosting", "label-spreading", "logistic-regression", "nearest-neighbour")
+"""Names of the methods in which clients exchange nothing. `recommend` compares federated methods with them."""
 FEWEST = 3
 """The smallest number of seeds for which confidence intervals are computed; with two, they are too wide."""
 
@@ -200,6 +202,8 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     """Return a sentence on which methods are significantly better or worse than the baseline, or an empty string."""
     other = "training alone" if any(is_local(outcome.files) for outcome in baseline.outcomes) else baseline.variant
     compared = differences(results, baseline)
+    methods = {result.variant: outcome.files.settings["method"] for result in results for outcome in result.outcomes}
+    alone = [name for name, method in methods.items() if other == "training alone" and method in CONTROLS]
     different = []
     same = []
     scored = [result.variant for result in results if None not in (result.mean(PERSONAL), baseline.mean(PERSONAL))]
@@ -216,7 +220,8 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
         else:
             low, high = sorted((abs(each.low), abs(each.high)))
             words = "beats" if sign * each.mean > 0 else "is worse than"
-            different.append(f"{name} {words} {other} by {abs(each.mean):.3f} [{low:.3f}, {high:.3f}]{each.where}")
+            than = "networks trained alone" if name in alone else other
+            different.append(f"{name} {words} {than} by {abs(each.mean):.3f} [{low:.3f}, {high:.3f}]{each.where}")
     if same:
         corrected = " after Holm's correction of p" if len(compared) > 1 else ""
         different.append(f"not significantly different from {other}{corrected}: {', '.join(same)}")

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fedhet.client.policy import Policy
 from fedhet.comparing import Comparison, publish
-from fedhet.comparing.measures import FEWEST, VariantResult, measure
+from fedhet.comparing.measures import CONTROLS, FEWEST, VariantResult, measure
 from fedhet.comparing.runs import Execution, check, continued, prepared, why_incomplete
 from fedhet.comparing.settings import (
     PLACES,
@@ -48,8 +48,6 @@ from fedhet.utils.process import alone
 from fedhet.utils.statistics import grouped
 from fedhet.utils.text import counted
 
-CONTROLS = ("local", "gradient-boosting", "label-spreading", "logistic-regression", "nearest-neighbour")
-"""Names of the methods in which clients exchange nothing. `recommend` compares federated methods with them."""
 FIRST = ("fedavg", "fedhenn", "fml", "fedproto")  # asked and tried first, if there is no time for all
 SEED = 1000  # of handshakes and trials
 LONGER = 1.5  # than expected a run of the comparison may take
@@ -379,7 +377,8 @@ class _Search:
         beats = all(difference is not None and difference.better(sign) for difference in differences)
         method = federated.variant if federated and beats else alone.variant
         verdict = _verdict(alone, federated, beats=beats)
-        absent = [f"{name} ({format_value(self.accuracies.get(name))})" for name in CONTROLS if name in self.refused]
+        scores = {name: self.accuracies[name] for name in CONTROLS if name in self.refused and name in self.accuracies}
+        absent = [f"{name} ({format_value(score)})" for name, score in scores.items()]
         if absent:
             verdict += f" Training without exchange, too, but not compared (validation): {', '.join(absent)}."
         if self.shorter:

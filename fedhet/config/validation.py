@@ -124,7 +124,9 @@ def effective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset(), *
             vain[key] = reason
     for key in sorted(origins.keys() - specs.keys()):
         if "." in key and origins[key] != "run":
-            vain[key] = Reason("method", f"method = {config.method_name}", f"set method = {key.rpartition('.')[0]}")
+            method, _, name = key.rpartition(".")
+            remedy = f"set method = {method}" if method != config.method_name else f"set {config.family}.{name}"
+            vain[key] = Reason("method", f"method = {config.method_name}", remedy)
     sentences = {key: reason.sentence(key) for key, reason in vain.items()}
     by_command = {key for key, origin in origins.items() if origin == "command"}
     refused = [sentences[key] for key in vain if key in by_command or vain[key].of not in by_command]

@@ -108,8 +108,7 @@ class RunDirectory(Observer):
             del flat["state-dir"]
         if self.engine not in ("local", "ray") and "clients" not in config.chosen:
             del flat["clients"]  # the federation says how many there are, when the run is resumed too
-        versions = {"versions.flwr": FLOWER} | {f"versions.{package}": version(package) for package in PACKAGES}
-        versions |= {"versions.fedhet": __version__, "versions.python": platform.python_version()}
+        versions = {f"versions.{name}": number for name, number in _versions().items()}
         noted = {f"own.{name}": words for name, words in self._supplied.items()}
         noted |= {f"ran.{name}": words for name, words in self._ran.items()}
         files.write_text(self.folder / "config.toml", to_toml({**flat, **noted, **versions}))
@@ -193,7 +192,7 @@ class RunDirectory(Observer):
         seconds = round(self.earlier_seconds + time.perf_counter() - self.started_at, 3)
         cpu, peak = spent()
         summary |= {"engine": self.engine, "seconds": seconds, "cpu_seconds": round(cpu - self._before, 3)}
-        summary |= {"peak_memory": peak, "ran": self._ran, "status": status, **further}
+        summary |= {"peak_memory": peak, "ran": self._ran, "versions": _versions(), "status": status, **further}
         files.write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _show(self) -> None:
@@ -348,6 +347,11 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
     begun = bool(history.read_bytes()) if history.is_file() else (folder / "config.toml").exists()
     if not resume and begun:  # a run that failed before its first round has nothing to lose
         raise ConfigError(f"{folder} already contains a run: choose another folder (out), or resume that run")
+
+
+def _versions() -> dict[str, str]:
+    packages = {package: version(package) for package in PACKAGES}
+    return {"flwr": FLOWER, **packages, "fedhet": __version__, "python": platform.python_version()}
 
 
 def _ran() -> dict[str, str]:

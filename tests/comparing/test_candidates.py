@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.comparing.recommending import CONTROLS, ask
+from fedhet.comparing.measures import CONTROLS
+from fedhet.comparing.recommending import ask
 from fedhet.config import configuration, validation
 from fedhet.errors import ConfigError
 from fedhet.methods import registry

@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
 from synthetic_runs import write_run
 
 from fedhet.comparing import recommending, runs
-from fedhet.comparing.recommending import CONTROLS, SEED, recommend
+from fedhet.comparing.measures import CONTROLS
+from fedhet.comparing.recommending import SEED, recommend
 from fedhet.config import configuration
 from fedhet.engines import running
 from fedhet.errors import ConfigError, FedhetError

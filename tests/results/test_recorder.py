@@ -63,6 +63,7 @@ def test_files_of_a_run(tmp_path):
     assert read_tensors(folder / "models" / "1.safetensors")["w"].tolist() == [1, 1]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary.pop("ran").keys() >= {"host", "command"}
+    assert summary.pop("versions").keys() >= {"fedhet", "flwr", "python", "torch"}
     assert summary.pop("cpu_seconds") >= 0
     assert summary.pop("peak_memory") > 0
     assert summary | {"seconds": 0} == {
