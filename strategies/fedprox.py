@@ -6,7 +6,8 @@ Client i computes w_i(t) = argmin_w L_i(w) + mu / 2 ||w - w(t-1)||^2, from w(t-1
 from dataclasses import dataclass
 
 from fedhet.server import Options, method, option
-from fedhet.strategies.fedavg import FedAvg
+
+from .fedavg import FedAvg
 
 
 @dataclass(frozen=True)

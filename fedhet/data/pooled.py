@@ -75,20 +75,22 @@ def _dataset(pool: Pooled, seed: int | None, share: float) -> DataSet:
         return DataSet("the data", train, test, classes, Task(), (), lambda inputs: inputs, groups=groups)
 
     if pool.test is not None:
-        owned = pool.owners is not None and pool.test_owners is not None
-        given = dataset(pool.train, pool.test, Owners(pool.owners, pool.test_owners) if owned else None)
+        owners = None
+        if pool.owners is not None and pool.test_owners is not None:
+            owners = Owners(pool.owners, pool.test_owners)
+        given = dataset(pool.train, pool.test, owners)
         return given if seed is None else with_drawn_test_set(given, seed, share, all_labelled=False)
-    owners = np.zeros(len(labels), np.int64) if pool.owners is None else pool.owners
+    owned = np.zeros(len(labels), np.int64) if pool.owners is None else pool.owners
     rng = numpy_generator(seed or 0, "test part")
     tested = np.zeros(len(labels), dtype=bool)
     labelled = pool.train.labelled.numpy()
     if not len(labelled):
         raise DataError("data has no labels, so no test examples can be drawn: pass a dict of train and labelled test")
-    for owner in range(int(owners.max()) + 1):
-        rows = labelled[owners[labelled] == owner]
+    for owner in range(int(owned.max()) + 1):
+        rows = labelled[owned[labelled] == owner]
         size = size_of_part(rows, share or TEST_SHARE)
         tested[rows[proportional_sample(labels[rows], size, rng)]] = True
-    groups = None if pool.owners is None else Owners(owners[~tested], owners[tested])
+    groups = None if pool.owners is None else Owners(owned[~tested], owned[tested])
     train, test = (pool.train.subset(np.flatnonzero(part)) for part in (~tested, tested))
     return dataset(train, test, groups)
 
@@ -131,7 +133,9 @@ def _with_test_table(train: Any, test: Any) -> Pooled:
         raise DataError(f"train and test must have rows of the same clients, but one of them has none of {others[0]!r}")
     examples = {"train": train.train, "test": test.train}
     names, note = aligned(examples, {"train": train.names, "test": test.names})
-    return replace(train, **examples, names=names, test_owners=test.owners, note=note)
+    return replace(
+        train, train=examples["train"], test=examples["test"], names=names, test_owners=test.owners, note=note
+    )
 
 
 def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Pooled:
