@@ -267,7 +267,19 @@ def test_parts_of_a_network_are_continued_but_evaluated_only_as_they_were(tmp_pa
     own = run.history[-1]["scores"]["received"]
     table = fedhet.evaluate(run, model=model, data=data)
     assert [table.value(client, client) for client in own] == [values[0][0] for values in own.values()]
-    assert table.refused["global", "0"].startswith("model global at client 0: it is the client's own model")
+    assert table.refused["global", "0"].startswith("model global at client 0: the client's own model is its part of it")
+
+
+def test_a_network_of_the_server_is_named_as_not_evaluated(tmp_path):
+    settings = {**SETTINGS, "method": "feddf", "clients": 2, "public-samples": 20, "feddf.server-steps": 2}
+    run = fedhet.run({**settings, "samples-per-client": 20}, out=tmp_path / "run", progress=False)
+    assert (run.folder / "models" / "global.safetensors").is_file()
+    table = fedhet.evaluate(run)
+    assert {*table.scores} == {"0", "1"}
+    assert (
+        "global at client 1: it is a network of the server, which fedhet.load_model does"
+        in table.refused["global", "1"]
+    )
 
 
 @pytest.fixture
