@@ -116,6 +116,11 @@ def check_model(
             "depend on the other examples of a batch: mask the padding (by torch.nn.utils.rnn.pack_padded_sequence "
             "or an attention mask)"
         )
+    if function is not None and (untrained := _untrained(model, inputs[:2])):
+        notes.append(
+            f"in training mode, outputs of {owner} do not depend on {', '.join(untrained)}, as they do in evaluation "
+            "mode: these layers are not trained, so return the same outputs in both modes"
+        )
     if function is not None and unsaved_state(model, inputs[:2]):
         notes.append(
             f"{owner} keeps values from training that its state dict lacks, such as a counter: files and other "
@@ -243,10 +248,13 @@ def _unlike_in_training(model: nn.Module, inputs: Tensor) -> str:
         shapes.append([[*leaf.shape] for leaf in leaves if isinstance(leaf, Tensor)])
 
     network.register_forward_hook(record, prepend=True)  # before the hook that returns `logits`
+    outputs = []
     for mode in (True, False):
         with seeded(0, "training mode"):
-            forward(network.train(mode), inputs.clone(), learns=False)
+            outputs.append(forward(network.train(mode), inputs.clone(), learns=False)[0].shape)
     trained, evaluated = shapes
+    if outputs[0] != outputs[1]:
+        trained, evaluated = ([[*shape]] for shape in outputs)
     if len(trained) > len(evaluated):
         return (
             "auxiliary outputs in training mode, which fedhet does not train: build the network without them, such as "
@@ -255,6 +263,25 @@ def _unlike_in_training(model: nn.Module, inputs: Tensor) -> str:
     if len(trained) == len(evaluated) and trained != evaluated:
         return f"shapes {trained} in training mode, but {evaluated} in evaluation mode: return the same in both"
     return ""
+
+
+def _untrained(model: nn.Module, inputs: Tensor) -> list[str]:
+    """Return the names of modules whose parameters change outputs in evaluation mode, but not in training mode."""
+    network = copied(model)
+    parameters = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+    def reached(mode: bool, number: int) -> set[str]:
+        with torch.enable_grad(), seeded(number, "training mode"):
+            outputs = forward(network.train(mode), inputs.clone())[0]
+            gradients = torch.autograd.grad(outputs.sum(), [*parameters.values()], allow_unused=True)
+        return {name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
+
+    with suppress(Exception):  # whatever a user's network raises, such as in a mode without gradients
+        lacking = reached(False, 0)
+        for number in range(4):  # layers that training leaves out at random are trained in other steps
+            lacking -= reached(True, number) if lacking else set()
+        return sorted({name.rpartition(".")[0] or name for name in lacking})
+    return []
 
 
 def unsaved_state(model: nn.Module, inputs: Tensor) -> bool:

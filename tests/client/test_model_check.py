@@ -116,6 +116,26 @@ def test_examples_that_are_used_twice_are_named(new_watch: Any) -> None:
     assert remarks(new_watch, data=relabelled) == ""
 
 
+class TwoHeads(nn.Module):
+    """A network that in training mode returns another head's outputs, or leaves out a layer at random."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.body, self.head, self.other = kind, nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.kind == "dropped" and self.training and torch.rand(()) < 0.5:  # a layer at random
+            return self.head(inputs)
+        outputs = (self.other if self.kind == "other" and self.training else self.head)(self.body(inputs))
+        return outputs + self.other(inputs) if self.kind == "both" and self.training else outputs
+
+
+@pytest.mark.parametrize(("kind", "told"), [("other", True), ("dropped", False), ("both", False)])
+def test_layers_that_only_evaluations_use_are_named(new_watch: Any, kind: str, told: bool) -> None:
+    warnings = remarks(new_watch, network=lambda: TwoHeads(kind), data=halves)
+    assert ("outputs of the client's TwoHeads do not depend on head, as they do in evaluation" in warnings) is told
+
+
 def test_validation_examples_that_are_not_used_are_named(new_watch: Any) -> None:
     def parts(client: Any) -> dict[str, Any]:
         train, test = halves(client)
@@ -386,6 +406,10 @@ class Auxiliary(nn.Module):
         (
             lambda *outputs: torch.stack(outputs, 1),
             r"shapes \[\[8, 2, 3\]\] in training mode, but \[\[8, 3\]\] in eval",
+        ),
+        (
+            lambda *outputs: type("Output", (), {"logits": torch.cat(outputs, 1)})(),
+            r"shapes \[\[8, 6\]\] in training mode, but \[\[8, 3\]\] in eval",
         ),
     ],
 )
