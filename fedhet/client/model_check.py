@@ -164,11 +164,24 @@ def _notes_on_data(data: ClientData, rows: Tensor, task: Task, *, inferred: bool
             "all times of the client's labels are 0 or 1, as events are: the first column must have times, and the "
             "second one events"
         )
+    if task.outputs.places == "tokens" and _counts_padding(train, task):
+        yield (
+            "labels that the collate_fn adds to pad an example count in loss and metrics: pad labels with -100, which "
+            "is ignored"
+        )
     if task.name == "token-classification" and _labels_are_inputs(train):
         yield (
             "the client's labels are its inputs, token for token, which a network can copy: to predict the next token, "
             "give inputs[:, :-1] and labels[:, 1:]"
         )
+
+
+def _counts_padding(examples: Examples, task: Task) -> bool:
+    """Return whether more labels of an example count in a batch, which a `collate_fn` may pad, than of it alone."""
+    batch = examples.at(slice(8))[1]
+    alone = [examples.at(slice(row, row + 1))[1] for row in range(len(batch))]
+    counts = [[int((~task.left_out(labels)).sum()) for labels in part] for part in (batch, alone)]
+    return any(padded > own for padded, own in zip(*counts, strict=True))
 
 
 def _labels_are_inputs(examples: Examples) -> bool:
@@ -241,27 +254,24 @@ def reads_padding(model: nn.Module, examples: Examples, transform: Callable[[Ten
 def _unlike_in_training(model: nn.Module, inputs: Tensor) -> str:
     """Return a message if a network returns other shapes for `inputs` in training mode, or an empty string."""
     network = copied(model)
-    shapes = list[list[list[int]]]()
+    tensors = list[int]()  # numbers of tensors that the network returns, and shapes of its outputs
+    shapes = list[list[int]]()
 
-    def record(_module: nn.Module, _args: object, value: Any) -> None:
+    def count(_module: nn.Module, _args: object, value: Any) -> None:
         leaves = tree_leaves(getattr(value, "__dict__", None) or value)
-        shapes.append([[*leaf.shape] for leaf in leaves if isinstance(leaf, Tensor)])
+        tensors.append(sum(isinstance(leaf, Tensor) for leaf in leaves))
 
-    network.register_forward_hook(record, prepend=True)  # before the hook that returns `logits`
-    outputs = []
+    network.register_forward_hook(count, prepend=True)  # before the hook that returns `logits`
     for mode in (True, False):
         with seeded(0, "training mode"):
-            outputs.append(forward(network.train(mode), inputs.clone(), learns=False)[0].shape)
-    trained, evaluated = shapes
-    if outputs[0] != outputs[1]:
-        trained, evaluated = ([[*shape]] for shape in outputs)
-    if len(trained) > len(evaluated):
+            shapes.append([*forward(network.train(mode), inputs.clone(), learns=False)[0].shape])
+    if tensors[0] > tensors[1]:
         return (
             "auxiliary outputs in training mode, which fedhet does not train: build the network without them, such as "
             "with aux_logits=False, or return one tensor from its forward"
         )
-    if len(trained) == len(evaluated) and trained != evaluated:
-        return f"shapes {trained} in training mode, but {evaluated} in evaluation mode: return the same in both"
+    if shapes[0] != shapes[1]:
+        return f"shape {shapes[0]} in training mode, but {shapes[1]} in evaluation mode: return the same in both"
     return ""
 
 

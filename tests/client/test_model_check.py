@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -195,6 +196,18 @@ def test_outputs_that_depend_on_padding_are_named(new_watch: Any) -> None:
     assert remarks(new_watch, network=lambda: Mean(masks=True), data=texts) == ""
     told = remarks(new_watch, network=lambda: Mean(masks=False), data=texts)
     assert "outputs of the client's Mean depend on the padding that the collate_fn adds" in told
+
+
+@pytest.mark.parametrize("value", [-100, 0])
+def test_labels_of_padding_that_count_are_named(new_watch: Any, value: int) -> None:
+    def padded(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+        pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
+        return pad(rows), pad([row % 3 for row in rows], padding_value=value)
+
+    rows = [torch.arange(1, 2 + (5 * row) % 8) for row in range(20)]
+    loaders = [DataLoader(part, batch_size=4, collate_fn=padded) for part in (rows[:10], rows[10:])]
+    told = remarks(new_watch, network=lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3)), data=lambda: loaders)
+    assert ("labels that the collate_fn adds to pad an example count" in told) is (value == 0)
 
 
 class Configured(Mean):
@@ -405,11 +418,11 @@ class Auxiliary(nn.Module):
         (lambda *outputs: outputs, "Auxiliary returned a tuple in training mode: a network must return a tensor"),
         (
             lambda *outputs: torch.stack(outputs, 1),
-            r"shapes \[\[8, 2, 3\]\] in training mode, but \[\[8, 3\]\] in eval",
+            r"shape \[8, 2, 3\] in training mode, but \[8, 3\] in eval",
         ),
         (
             lambda *outputs: type("Output", (), {"logits": torch.cat(outputs, 1)})(),
-            r"shapes \[\[8, 6\]\] in training mode, but \[\[8, 3\]\] in eval",
+            r"shape \[8, 6\] in training mode, but \[8, 3\] in eval",
         ),
     ],
 )
