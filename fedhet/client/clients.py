@@ -16,7 +16,7 @@ from fedhet.client.estimators import check_client, check_estimator, fit_to_data
 from fedhet.client.job import Job
 from fedhet.client.model_check import ModelCheck, check_model, notes_on_use
 from fedhet.client.policy import Policy
-from fedhet.client.secret import NodeSecret
+from fedhet.client.secret import NodeSecret, check_partition
 from fedhet.client.state import ClientStore, check_order, only_describes, other_model, start
 from fedhet.client.unchanged import check_unchanged
 from fedhet.data import ClientData, Examples, resident, with_validation
@@ -102,7 +102,7 @@ class Clients:
             torch.set_num_threads(threads)
         device = device_of(config.device)
         if policy.deployed and (self._data is None or self.pooled):
-            _check_partition(info, policy)
+            check_partition(info, policy)
         secret = self._secret_of(info, alone=not policy.deployed) if policy.keeps_secret else None
         with missing_allowed(described):
             data = self._data_of(info, device)
@@ -423,17 +423,6 @@ def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, e
         return epsilon
 
     return Privacy(policy.noise, policy.clip, spend)
-
-
-def _check_partition(info: ClientInfo, policy: Policy) -> None:
-    """Raise `Refused` if a server deals out examples by class, so that a client's number of them is that of a class."""
-    chosen = "partition" in info.node_config and not policy.noise
-    limited = policy.noise or not (policy.allowed is None or "statistics" in policy.allowed)
-    if limited and not chosen and info.config.partition in ("classes", "dirichlet"):
-        raise Refused(
-            f"partition = {info.config.partition} makes the number of the client's examples depend on their classes, "
-            "which this node does not disclose: set partition = iid"
-        )
 
 
 def _check_private(side: AnySide) -> None:

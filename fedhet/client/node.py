@@ -1,6 +1,7 @@
 """The check of a node before any run (`fedhet node check`)."""
 
 import importlib.util
+import math
 import os
 import shutil
 import ssl
@@ -13,15 +14,16 @@ from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
-from fedhet.client.policy import NODE_KEYS, Policy, settings_at_node, with_data
-from fedhet.client.secret import NodeSecret
+from fedhet.client.policy import NODE_KEYS, Policy, number_in, part_in, settings_at_node, with_data
+from fedhet.client.secret import LARGEST_EPSILON, NodeSecret, check_partition, epsilon_of
 from fedhet.client.state import CACHE
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import ConfigError, FedhetError, in_words, nearest
+from fedhet.methods import registry
 from fedhet.methods.options import Config
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo
-from fedhet.utils.files import check_place, plain_name, private_files, state_folder
+from fedhet.utils.files import check_place, expanded, plain_name, private_files, state_folder
 from fedhet.utils.machine import describe, device_of
 from fedhet.utils.text import __version__
 
@@ -71,6 +73,17 @@ def _machine(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks:
             False,
             f"{nearest('key in the node config', key, NODE_KEYS)}; rename it, unless your own functions read it",
         )
+    if policy.allowed == frozenset():
+        yield False, "allow is empty, with which the node serves no message: list the kinds of values that may be sent"
+    for key in ("data", "data-path", "state-dir"):
+        if node.get(key) and not Path(place := expanded(str(node[key]))).is_absolute():
+            yield False, f"{key}: {place} depends on the folder in which the node starts: give its path from / on"
+    number_in(node, "memory-limit", math.inf, at_least=1)  # fedhet alone takes nearly 1 GB
+    info = ClientInfo("", 0, 1, config, dict(node))
+    if "architecture" in node:
+        client_setup.architecture_of(info)
+    if registry.client_side(config.method_name).parts:
+        client_setup.width_of(info)
     if policy.noise and importlib.util.find_spec("dp_accounting") is None:
         yield False, "dp-noise needs the missing package dp-accounting: pip install 'fedhet[dp]'"
     yield True, f"device: {describe(device_of(config.device))}"
@@ -81,9 +94,11 @@ def _machine(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks:
 
 
 def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks:
-    place, parts = node.get("partition-id", 0), node.get("num-partitions", 1)
+    place, parts = part_in(node)
+    info = ClientInfo("", place, parts or 1, config, dict(node))
+    check_partition(info, policy)
     with private_files(), nothing_downloaded(state_folder(config.state_dir, CACHE)):
-        data = client_setup.data_of(ClientInfo("", place, parts, config, dict(node)))
+        data = client_setup.data_of(info)
     assert data.dataset is not None
     name = str(node.get("name", node.get("partition-id", "node")))
     if NodeSecret.path(state := state_folder(config.state_dir, ""), name).is_file():
@@ -98,6 +113,17 @@ def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks
     named = data.dataset.class_names or [str(label) for label in range(data.dataset.classes)]
     by_class = ", ".join(f"{named[label]}: {count}" for label, count in counts.items())
     yield used >= policy.least, f"data: {config.dataset}; the node trains on {used} of {whole} examples ({by_class})"
+    if used >= policy.least:
+        policy.check_examples(used, config.batch_size)
+    if policy.noise:
+        rate = min(config.batch_size / len(data.train), 1.0)
+        delta = policy.delta_of(len(data.train))
+        epsilon = epsilon_of([(policy.noise, rate, config.local_epochs * math.ceil(1 / rate))], delta)
+        yield (
+            epsilon <= min(policy.budget, LARGEST_EPSILON),
+            f"privacy: the first round of this run spends epsilon = {epsilon:.4g} at delta = {delta:.4g}, of "
+            f"{min(policy.budget, LARGEST_EPSILON):g}",
+        )
     for label, count in few.items():
         examples = f"class {named[label]} has {count} training examples, fewer than min-examples = {policy.least}"
         yield False, f"{examples}, and is not trained on: add examples, or reduce min-examples"

@@ -101,7 +101,9 @@ class Policy:
         least = int(number_in(node_config, "min-examples", LEAST if deployed else 1, at_least=1, whole=True))
         noise, clip = (number_in(node_config, key, 0.0) for key in ("dp-noise", "dp-clip"))
         budget = number_in(node_config, "dp-epsilon", math.inf)
-        delta = number_in(node_config, "dp-delta", 1.0, at_most=1) if "dp-delta" in node_config else None
+        delta = (
+            number_in(node_config, "dp-delta", 1.0, at_least=1e-99, at_most=0.5) if "dp-delta" in node_config else None
+        )
         if (noise > 0) != (clip > 0) or (not noise and {"dp-epsilon", "dp-delta"} & node_config.keys()):
             raise ConfigError(
                 "the node config has only some of the settings for differential privacy: set both dp-noise and "
@@ -307,10 +309,25 @@ def number_in(
     """Return a node config's number `key` (integer if `whole`), or `default`; raise a ConfigError if out of range."""
     value = node.get(key, default)
     kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not at_least <= value <= at_most:
+    valid = not isinstance(value, bool) and isinstance(value, kinds) and at_least <= value <= at_most
+    if key in node and not (valid and math.isfinite(value)):
         limits = f"at least {at_least:g}" + (f" and at most {at_most:g}" if at_most < math.inf else "")
         raise ConfigError(f"the node's {key} is {value!r}, but must be a {'whole ' * whole}number of {limits}")
     return value
+
+
+def part_in(node: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return `partition-id` and `num-partitions` of a node config, or None; raise a ConfigError if one is invalid."""
+    limits = {"partition-id": (0, MOST_PARTITIONS), "num-partitions": (1, MOST_PARTITIONS), "split-seed": (0, 2**63)}
+    read = {
+        key: int(number_in(node, key, least, at_least=least, at_most=most, whole=True))
+        for key, (least, most) in limits.items()
+        if key in node
+    }
+    place, partitions = read.get("partition-id"), read.get("num-partitions")
+    if place is not None and partitions is not None and place >= partitions:
+        raise ConfigError(f"the node's partition-id is {place}, but must be below num-partitions = {partitions}")
+    return place, partitions
 
 
 @contextmanager
@@ -362,9 +379,7 @@ def opened(
     node, name = with_data(context.node_config), name_of(context)
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} is not a valid file name: set another name in the node config")
-    limits = {"partition-id": MOST_PARTITIONS, "num-partitions": MOST_PARTITIONS, "split-seed": 2**63}
-    read = {key: int(number_in(node, key, 0, at_most=most, whole=True)) for key, most in limits.items() if key in node}
-    place, partitions = read.get("partition-id"), read.get("num-partitions")
+    place, partitions = part_in(node)
     if not here and partitions is None:  # the node shares its folder with no other, and has all examples
         partitions, node["partition"] = 1, node.get("partition", "iid")
     info = ClientInfo(name, place, partitions, settings_at_node(text, node, here=here), node)

@@ -22,10 +22,12 @@ from urllib.parse import unquote
 import torch
 from torch import Tensor
 
+from fedhet.client.policy import Policy
 from fedhet.data import ClientData
 from fedhet.data.examples import digest
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ConfigError, FedhetError, Refused, damage, in_words
+from fedhet.setup.client_setup import ClientInfo
 from fedhet.tasks import Outputs
 from fedhet.utils.files import file_name, locked, write_text, write_whole
 from fedhet.utils.randomness import SecretStream, permutation
@@ -251,6 +253,17 @@ def _epsilon(spent: tuple[tuple[float, float, int], ...], delta: float) -> float
     for noise, rate, steps in spent:
         accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps)
     return float(accountant.get_epsilon(delta))
+
+
+def check_partition(info: ClientInfo, policy: Policy) -> None:
+    """Raise `Refused` if a server deals out examples by class, so that a client's number of them is that of a class."""
+    chosen = "partition" in info.node_config and not policy.noise
+    limited = policy.noise or not (policy.allowed is None or "statistics" in policy.allowed)
+    if limited and not chosen and info.config.partition in ("classes", "dirichlet"):
+        raise Refused(
+            f"partition = {info.config.partition} makes the number of the client's examples depend on their classes, "
+            "which this node does not disclose: set partition = iid"
+        )
 
 
 def groups_of(

@@ -66,20 +66,36 @@ def _classes_of(file: Path) -> list[str]:
     try:
         lines = file.read_text("utf-8-sig").splitlines() if file.is_file() else []
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file} must have the names of classes in UTF-8, one a line ({error!r}): correct it"
-        ) from error
-    return [line.strip() for line in lines if line.strip()]
+        raise DataError(f"{file} must have the names of classes in UTF-8, one a line ({error}): correct it") from error
+    names = [line.strip() for line in lines if line.strip()]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{file} names the class {twice[0]!r} twice: remove a line")
+    return names
 
 
 def _rows_of(table: Path) -> list[tuple[Path, str, str]]:
     try:
         with table.open(encoding="utf-8-sig", newline="") as lines:
-            rows = [(row["file"], row["label"], row.get("patient", "")) for row in csv.DictReader(lines)]
-    except (UnicodeDecodeError, csv.Error, LookupError, TypeError) as error:
-        raise DataError(f"{table} must be CSV in UTF-8 with columns file and label ({error!r}): correct it") from error
-    for name, *_ in rows:
+            reader = csv.DictReader(lines, strict=True)
+            rows = [*reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{table} must be CSV in UTF-8 with columns file and label ({error}): correct it") from error
+    columns = [*(reader.fieldnames or ())]
+    if not {"file", "label"} <= {*columns} or len({*columns}) < len(columns):
+        raise DataError(
+            f"{table} must be CSV, with commas, with columns file and label, and none twice, but its first line has "
+            f"{', '.join(map(repr, columns))[:200]}: correct it"
+        )
+    named = set[str]()
+    for number, row in enumerate(rows, 1):
+        # Cells beyond the last column have the name None; a comma in a label needs quotes.
+        if None in row or None in row.values():
+            raise DataError(f"{table} must have {len(columns)} cells in each row, but row {number} has not: correct it")
+        name = row["file"]
         # A pipe is no regular file, and reading it may never end.
         if Path(name).is_absolute() or ".." in Path(name).parts or not os.path.isfile(table.parent / name):
             raise DataError(f"{table} names {name[:100]!r}, which is no file below {table.parent}: correct it")
-    return [(table.parent / name, label, patient) for name, label, patient in rows]
+        if (file := os.path.normpath(name)) in named:
+            raise DataError(f"{table} names {name[:100]!r} twice, but an image is one example: remove a row")
+        named.add(file)
+    return [(table.parent / row["file"], row["label"].strip(), row.get("patient", "").strip()) for row in rows]

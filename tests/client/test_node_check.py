@@ -1,5 +1,6 @@
 """`fedhet node check`."""
 
+import math
 import os
 import ssl
 import subprocess
@@ -55,6 +56,38 @@ def test_faults(tmp_path: Path) -> None:
     noise = {**base, "dp-noise": 1.0, "dp-clip": 1.0, "min-examples": 10}
     assert "dp-noise 1, no limit of epsilon (dp-epsilon)" in checked(noise)[0][0]
     assert "dp-noise 1, epsilon at most 5" in checked(noise | {"dp-epsilon": 5.0})[0][0]
+
+
+@pytest.mark.parametrize(
+    ("node", "fault"),
+    [
+        ({"allow": ""}, "allow is empty, with which the node serves no message"),
+        ({"state-dir": "state"}, "state-dir: state depends on the folder in which the node starts"),
+        ({"memory-limit": "8"}, "the node's memory-limit is '8', but must be a number"),
+        ({"memory-limit": 0.5}, "the node's memory-limit is 0.5, but must be a number of at least 1"),
+        ({"architecture": "nope"}, "unknown model 'nope'"),
+        ({"width": 7.0}, "the node's width"),
+        ({"partition-id": "a"}, "the node's partition-id is 'a', but must be a whole number"),
+        (
+            {"partition-id": 2, "num-partitions": 2},
+            "the node's partition-id is 2, but must be below num-partitions = 2",
+        ),
+        ({"num-partitions": 0}, "the node's num-partitions is 0, but must be a whole number of at least 1"),
+        ({"split-seed": "x"}, "the node's split-seed is 'x', but must be a whole number"),
+        ({"batch-size": 2}, "batch-size is 2, but the client's node requires at least 10 examples"),
+        ({"dp-noise": 1e-6, "dp-clip": 1.0}, "privacy: the first round of this run spends epsilon = 2e+12"),
+        ({"dp-noise": 1.0, "dp-clip": 1.0, "dp-epsilon": 0.01}, "privacy: the first round of this run spends epsilon"),
+        ({"dp-noise": math.inf, "dp-clip": 1.0}, "the node's dp-noise is inf, but must be a number"),
+        ({"dp-noise": 1.0, "dp-clip": 1.0, "dp-delta": 0}, "the node's dp-delta is 0, but must be a number"),
+        ({"dp-noise": 1.0, "dp-clip": 1.0, "partition": "classes"}, "partition = classes makes the number of"),
+    ],
+)
+def test_what_a_run_would_refuse_is_a_fault(node: dict[str, Any], fault: str, tmp_path: Path) -> None:
+    config = configuration.resolve({"method": "heterofl", "dataset": "digits"})
+    results = [*check_node({"name": "north", "state-dir": str(tmp_path), **node}, config, None, None)]
+    faults = [sentence for passed, sentence in results if not passed]
+    assert [told for told in faults if told.startswith(fault)], faults
+    assert len(faults) == 1
 
 
 def test_changed_images_are_named_before_a_run_refuses_them(tmp_path: Path) -> None:

@@ -105,6 +105,13 @@ def test_table_keeps_patients_together(tmp_path: Path) -> None:
         (["train/a/1.png", "test/b/1.png"], "", "move their subfolders by class"),
         (["1.png"], "file,class\n1.png,a", "with columns file and label"),
         (["1.png"], "file,label\n1.png,", "without empty cells"),
+        (["1.png"], "file;label\n1.png;a", "its first line has 'file;label'"),
+        (["1.png"], "file,label,label\n1.png,a,b", "none twice, but its first line has 'file', 'label', 'label'"),
+        (["1.png"], "file,label\n1.png,pneumonia, left", "2 cells in each row, but row 1 has not"),
+        (["1.png"], "file,label\n1.png", "2 cells in each row, but row 1 has not"),
+        (["1.png"], "file,label\n1.png,a\n./1.png,b", "names './1.png' twice"),
+        (["1.png"], 'file,label\n1.png,"a\n1.png,a\n', "unexpected end of data"),
+        (["1.png"], "file,label\n1.png,\udce4" + "a" * 5000, "decode byte 0xe4 in position 17: invalid"),
     ],
 )
 def test_faults_are_named(files: list[str], text: str, words: str, tmp_path: Path) -> None:
@@ -112,9 +119,10 @@ def test_faults_are_named(files: list[str], text: str, words: str, tmp_path: Pat
         write(tmp_path, f"{name}.png")
         (tmp_path / f"{name}.png").rename(tmp_path / name)
     if text:
-        (tmp_path / "labels.csv").write_text(text)
-    with pytest.raises(DataError, match=words):
+        (tmp_path / "labels.csv").write_text(text, errors="surrogateescape")
+    with pytest.raises(DataError, match=words) as told:
         data.load("folder", tmp_path)
+    assert len(str(told.value)) < 400, "it does not quote the table"
 
 
 @pytest.mark.parametrize("name", ["../other.png", "/etc/passwd", "pipe.png", "none.png", "", "\0.png", "a" * 5000])
@@ -134,6 +142,9 @@ def test_an_image_of_too_many_pixels_and_names_in_another_encoding_are_refused(t
         write(tmp_path, f"ill/{number}.png")
     (tmp_path / "classes.txt").write_bytes(b"\xff")
     with pytest.raises(DataError, match=r"classes\.txt must have the names of classes in UTF-8"):
+        data.load("folder", tmp_path)
+    (tmp_path / "classes.txt").write_text("ill\nwell\nwell\n")
+    with pytest.raises(DataError, match="names the class 'well' twice"):
         data.load("folder", tmp_path)
     (tmp_path / "classes.txt").unlink()
     size = struct.pack(">II", 20000, 20000)
