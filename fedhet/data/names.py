@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedhet.errors import DataError
 Names = Mapping[str, tuple[str, ...]]
 
 CLASSES, COLUMNS, LABEL_COLUMNS = "classes", "columns", "labels"
+NAMING = ("feature_names", "target_names", "classes")
 FEW = 8  # number of rows that are compared with those of a table
 COMPARED = 256  # number of rows, at most, whose labels are compared to find out whether a dataset changes them
 
@@ -46,6 +48,8 @@ def names_of(value: Any) -> Names:
     columns = {kind: names for kind, table in tables.items() if (names := _printable(_columns(table)))}
     for listed in columns.values():
         check_distinct("column", listed)
+    if type(given) is dict:  # with entries as the attributes of scikit-learn's data sets
+        given = SimpleNamespace(**{name: given[name] for name in given.keys() & {*NAMING}})
     features = getattr(given, "feature_names", None)  # of scikit-learn's data sets
     if features is not None and not isinstance(given, Dataset) and np.shape(inputs)[1:] == (len(features),):
         columns.setdefault(COLUMNS, _printable(features))

@@ -252,6 +252,16 @@ def test_names_in_data_sets_of_scikit_learn():
     assert names_of(Bunch(data=FRAME, target=LABELS, feature_names=["a", "b"]))[COLUMNS] == ("age", "bmi", "bp")
 
 
+@pytest.mark.parametrize("key", ["target_names", "classes"])
+def test_names_beside_the_columns_of_a_mapping(key):
+    inputs, names = FRAME.to_numpy(), ["age", "bmi", "bp"]
+    train = {"x": inputs, "y": LABELS, "feature_names": names, key: ["ant", "bee"]}
+    test = {"x": inputs[:, ::-1], "y": 1 - LABELS, "feature_names": names[::-1], key: ["bee", "ant"]}
+    data = as_client_data("0", (train, test))
+    assert torch.equal(data.train.inputs, data.test.inputs)
+    assert torch.equal(data.train.labels, data.test.labels)
+
+
 def test_rows_with_one_index_in_different_orders_are_refused():
     labels = pd.Series(LABELS.numpy())
     for inputs in (FRAME[::-1], {"a": FRAME, "b": FRAME[::-1]}):
