@@ -259,6 +259,13 @@ class TestOtherCommands:
         assert (done.returncode, done.stderr) == (1, "")
         assert not Path("unread").exists()
 
+    @pytest.mark.parametrize("words", [["list"], ["keys"]])
+    def test_a_full_disk_behind_the_output_is_named(self, words: list[str]) -> None:
+        with Path("/dev/full").open("w") as full:
+            command = [sys.executable, "-c", "from fedhet.cli import main; main()", *words]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (1, "fedhet: OSError: No space left on device\n")
+
     def test_help_list_and_keys_import_neither_torch_nor_flower(self) -> None:
         code = (
             "import psutil, sys, fedhet.cli; assert not {'torch', 'flwr', 'rich.table'} & sys.modules.keys()\n"

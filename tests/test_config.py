@@ -219,6 +219,8 @@ def test_a_file_that_is_missing_or_no_toml(tmp_path):
     (tmp_path / "bad.toml").write_text("rounds = = 3")
     with pytest.raises(ConfigError, match="bad.toml is not a TOML file"):
         read(tmp_path / "bad.toml")
+    (tmp_path / "marked.toml").write_text("rounds = 3", encoding="utf-8-sig")
+    assert read(tmp_path / "marked.toml")["rounds"] == 3
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is not a TOML file"):
         read(tmp_path / "binary.toml")

@@ -333,8 +333,9 @@ def list_names() -> None:
         "library models": ["torchvision/NAME", "timm/NAME (pip install timm)"],
         "presets": configuration.presets(),
     }
-    for heading, names in sections.items():
-        typer.echo(_filled(f"{heading + ':':20}{', '.join(names)}", 20))
+    with _errors():  # of a full disk
+        for heading, names in sections.items():
+            typer.echo(_filled(f"{heading + ':':20}{', '.join(names)}", 20))
 
 
 @app.command()

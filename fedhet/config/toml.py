@@ -23,7 +23,7 @@ def load(path: Path) -> dict[str, Any]:
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # reading it may never end
             raise ConfigError(f"{path} is a pipe or a device: give the path of a TOML file")
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors of Windows add a mark
         if _depth(table) > DEEPEST:
             raise ValueError("it is nested too deeply")
     except FileNotFoundError as error:
