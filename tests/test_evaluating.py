@@ -199,7 +199,7 @@ def test_the_global_model_is_evaluated_everywhere_and_what_does_not_fit_is_named
 def test_new_labels_are_scored_in_the_runs_task(trained):
     run = trained("fedavg", equal_network)
     inputs, labels = drawn(7, 50)
-    with pytest.raises(FedhetError, match="its labels are of shape .n, 3., but its outputs .*: give a class per"):
+    with pytest.raises(FedhetError, match="its labels are 0 or 1 for each output .*: give class numbers"):
         fedhet.evaluate(run, model=equal_network, data={"test": (inputs, nn.functional.one_hot(labels, 3))})
 
 

@@ -222,7 +222,10 @@ def _unlike(outputs: Tensor, labels: Tensor) -> str:
         "give a class per prediction, or set task = multi-label for several labels of 0 and 1 per example, with an "
         "output for each"
     )
-    if outputs.shape[1:] == labels.shape[1:] and not (labels.is_floating_point() or zeros_and_ones(labels)):
+    if outputs.shape[1:] == labels.shape[1:] and labels.ndim > 1 and zeros_and_ones(labels):
+        remedy = "give class numbers, labels.argmax(1)" + (", or set task = multi-label" if labels.ndim == 2 else "")
+        return f"its labels are 0 or 1 for each output ({_sizes(labels)}): {remedy}"
+    if outputs.shape[1:] == labels.shape[1:] and not labels.is_floating_point():
         return (
             f"its labels are whole numbers {_sizes(labels)}, each with an output: set task = regression to predict "
             "them, or give 0 and 1 for a multi-label task"

@@ -76,6 +76,14 @@ def test_whole_numbers_to_predict_are_told_from_classes(refused: Any, labels: Te
     assert "set task = regression to predict" in told
 
 
+def test_one_hot_labels_of_pixels_are_told_from_classes() -> None:
+    labels = nn.functional.one_hot(torch.arange(4).view(1, 2, 2) % 2, 2).permute(0, 3, 1, 2)
+    message = fedhet.Task("segmentation").problem(torch.zeros(1, 2, 2, 2), labels)
+    assert (
+        message == "its labels are 0 or 1 for each output (of shape (n, 2, 2, 2)): give class numbers, labels.argmax(1)"
+    )
+
+
 @pytest.mark.parametrize("convert", [lambda inputs: (10 * inputs).long(), lambda inputs: inputs > 0])
 def test_inputs_without_floats_are_refused_if_the_network_needs_floats(refused: Any, convert: Any) -> None:
     part = convert(INPUTS), LABELS
