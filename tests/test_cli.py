@@ -319,6 +319,7 @@ def test_what_left_a_node() -> None:
         in fedhet_command("node", "log", "--since", "2026-11-30", "--state-dir", ".").stdout
     )
     assert "write today, yesterday or a date" in refused("node", "log", "--since", "Monday")
+    assert "has no audit.jsonl" in refused("node", "log"), "the default folder is not this node's"
 
 
 def test_evaluate_and_describe(tmp_path):

@@ -152,7 +152,14 @@ def answered(folder: Path, begin: datetime) -> int:
 
 
 def summary(folder: Path, begin: datetime) -> list[str]:
-    """Return two lines for each run since `begin`: whose it is, and kinds, bytes and epsilon of all that was sent."""
+    """Return two lines for each run since `begin`: whose it is, and kinds, bytes and epsilon of all that was sent.
+
+    Raises a ConfigError without a file, since another folder's silence is no answer.
+    """
+    if not (folder / FILE).is_file():
+        raise ConfigError(
+            f"{folder} has no {FILE}: its node has had no message yet, or its state is elsewhere; give its --state-dir"
+        )
     runs: dict[str, list[dict[str, Any]]] = {}
     for entry in entries(folder, begin):
         origin = f"run {entry['run']} (Flower's {entry['flower-run']}), app {entry['app']}"
