@@ -10,6 +10,7 @@ chooses what the network learns decides which examples of a group have a gradien
 """
 
 import json
+import os
 import secrets
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ from fedhet.data.reading import LazyInputs
 from fedhet.errors import ConfigError, FedhetError, Refused, damage, in_words
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.tasks import Outputs
-from fedhet.utils.files import file_name, locked, write_text, write_whole
+from fedhet.utils.files import file_name, locked, write_whole
 from fedhet.utils.randomness import SecretStream, permutation
 from fedhet.utils.statistics import grouped
 from fedhet.utils.text import log
@@ -222,8 +223,19 @@ class NodeSecret:
 
     def _write(self, content: Mapping[str, Any], path: Path | None = None) -> None:
         path = path or self._path
-        write_text(path, json.dumps(content))
+
+        def write(temporary: Path) -> None:
+            with temporary.open("wb") as file:
+                file.write(json.dumps(content).encode())
+                file.flush()
+                os.fsync(file.fileno())
+
+        write_whole(path, write)
         path.chmod(0o600)
+        if os.name == "posix":  # else a charge could be lost with the machine's power, after the reply was sent
+            folder = os.open(path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
 
 
 def epsilon_of(spent: Iterable[Sequence[float]], delta: float = DELTA) -> float:

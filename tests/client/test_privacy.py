@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -183,6 +184,16 @@ def test_epsilon_grows_over_all_runs_until_the_budget_is_spent(tmp_path) -> None
         assert reply is None or "train-loss" not in reply["metrics"]
     assert "privacy budget is spent" in victim.refusals[0]
     assert spent(tmp_path) == [[1.0, 0.25, 4]] * 2
+
+
+def test_a_charge_outlasts_a_loss_of_power(tmp_path, monkeypatch) -> None:
+    secret = NodeSecret(tmp_path, "north", "digits")
+    steps: list[str] = []
+    for name in ("fsync", "replace"):
+        call = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *args, call=call, name=name: (steps.append(name), call(*args))[1])
+    secret.spend(1.0, 0.5, 1, 10.0)
+    assert steps == ["fsync", "replace", "fsync"], "the content, and then its name, are on the disk"
 
 
 def test_nodes_with_one_state_dir_have_one_budget_also_after_a_move(tmp_path) -> None:
