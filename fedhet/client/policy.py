@@ -442,7 +442,9 @@ def _fix(info: ClientInfo, request: Request, policy: Policy) -> None:
     now |= {"dp-noise": policy.noise > 0, "allow": policy.allowed is not None}
     kept = ClientStore(info.config.state_dir, request.run, request.called or info.name).first("settings", now)
     if changed := [key for key, value in now.items() if kept[key] != value]:
+        key = changed[0]
+        values = "" if key in keys_that("path") else f" from {kept[key]!r} to {now[key]!r}"  # of the node's own paths
         raise Refused(
-            f"the first message of a run fixes its settings at this node, but {changed[0]} has changed from "
-            f"{kept[changed[0]]!r} to {now[changed[0]]!r}: start another run"
+            f"the first message of a run fixes its settings at this node, but {key} has changed{values}: "
+            "start another run"
         )

@@ -227,13 +227,22 @@ class Encoder:
         return self._done[id(group)][1]
 
 
+class Received(dict[str, Any]):
+    """Entries of a message by name; a name that is missing raises a WireError instead of a KeyError."""
+
+    def __missing__(self, name: str) -> Any:
+        raise WireError(f"the message lacks {name!r}: use one version of fedhet at the server and at all nodes")
+
+
 def decode(record: RecordDict) -> Payload:
     """Return the payload in a record, with arrays as read-only views; raise a WireError if the record is damaged."""
-    arrays = {name: decode_arrays(group) for name, group in record.items() if isinstance(group, ArrayRecord)}
+    arrays = Received(
+        {name: Received(decode_arrays(group)) for name, group in record.items() if isinstance(group, ArrayRecord)}
+    )
     values = record["values"] if "values" in record else ConfigRecord()
     if RESERVED & arrays.keys() or not isinstance(values, ConfigRecord):
         raise WireError("the message's records have wrong types: send values in a ConfigRecord, arrays in ArrayRecords")
-    return Payload(arrays, dict(values))
+    return Payload(arrays, Received(values))
 
 
 def decode_arrays(record: ArrayRecord) -> Arrays:

@@ -422,6 +422,16 @@ def test_settings_are_fixed_within_a_run(changed, told, node):
     assert (refusal(asked(node, "train", first | changed, run="c")) == "") == ("samples-per-client" not in changed)
 
 
+def test_a_changed_path_of_the_node_is_not_told(node, tmp_path):
+    first = {"method": "local", "rounds": 1}
+    config = node._contexts[FIRST_NODE + 1].node_config
+    config["allow"] = "metrics"
+    assert refusal(asked(node, "query", first, run="a", question="first")) == ""
+    config["start-from"] = str(tmp_path / "patient 4711")
+    told = refusal(asked(node, "query", first, run="a", question="first"))
+    assert told.endswith("but start-from has changed: start another run")
+
+
 @pytest.mark.parametrize("type", ["train", "evaluate"])
 @pytest.mark.parametrize("question", ["handshake", DESCRIBE, FIRST, JOIN])
 def test_only_a_query_has_a_question(type, question, node):

@@ -230,3 +230,19 @@ def test_global_units_need_memory_of_other_layers(tmp_path, monkeypatch, in_a_ru
     node = Node(same_data, None, tmp_path / "node")
     replies = [reply["report"].get("refusal", "") for reply in node.answers(sent)]
     assert any(str(reason).startswith("use a smaller model: the global units need") for reason in replies)
+
+
+@pytest.mark.parametrize(("method", "group"), [("fedgh", "head"), ("fedma", "assignment"), ("fedma", "values")])
+def test_what_a_message_lacks_is_named(method, group, tmp_path, in_a_run):
+    sent = exchanged(method, tmp_path / "run")
+    node = Node(same_data, None, tmp_path / "node")
+    missing = []
+    for type, content in sent:
+        if group in content and type == "train":
+            lacking = from_elsewhere(content, {}, {})
+            del lacking[group]
+            missing += node.answers([(type, lacking)])
+        assert "refusal" not in next(node.answers([(type, content)]))["report"]
+    lacks = {str(reply["report"]["refusal"]) for reply in missing}
+    assert lacks
+    assert all("the message lacks" in reason or "the server sent units of no group" in reason for reason in lacks)
