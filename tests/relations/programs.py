@@ -380,6 +380,19 @@ class Recurrent(nn.Module):
         return self.head(self.layer(inputs[..., None])[0][:, -1])
 
 
+class Words(nn.Module):
+    """A network that reads numbers as words, of which the first one pads."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 6, padding_idx=0)
+        self.head = nn.Linear(6, outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        words: Tensor = self.words((2 * inputs).round().clamp(-2, 2).long() + 2)
+        return self.head(words.sum(1).tanh())
+
+
 class Tied(nn.Module):
     """A network whose two hidden layers have one weight, and whose first layer is frozen."""
 
@@ -498,6 +511,7 @@ NETWORKS: dict[str, Callable[[int, Program], Any]] = {
     "convolutional": convolutional,
     "recurrent": lambda client, program: Recurrent(program.outputs),
     "tied": lambda client, program: Tied(program.outputs),
+    "words": lambda client, program: Words(program.outputs),
     "start": starting_at,
     "repeated": lambda client, program: Repeated(program.outputs),
     "beside trees": beside_trees,

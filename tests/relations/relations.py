@@ -691,15 +691,18 @@ def batches_of_clients(draw: Draw, program: Program, folder: Path) -> None:
     """Clients whose networks are trained in one batch get what they get one by one, up to rounding."""
     settings = {"local-epochs": 3} | ({"rounds": 1} if "rounds" in program.all_settings else {})
     settings |= {"optimizer": program.all_settings.get("optimizer", "sgd")}  # Adam divides rounding by rounding
-    included = of_digits(draw, program, settings)
-    first = complete(included.having(client_batching="off"), folder)
-    changed = run(included.having(client_batching=str(draw(st.sampled_from((2, 10))))), folder)
+    either = replace(program, settings={**program.settings, **settings})
+    if draw(st.booleans()):
+        either = of_digits(draw, program, settings)
+    first = complete(either.having(client_batching="off"), folder)
+    changed = run(either.having(client_batching=str(draw(st.sampled_from((2, 10))))), folder)
     assert not changed.refused
+    deep = str(either.all_settings.get("architectures", "")).startswith("flha")  # which amplifies rounding in float32
     for name, arrays in first.models.items():
         for key, array in arrays.items():
             scale = max(1e-3, np.abs(array).max(initial=0.0))
             gap = np.abs(np.float64(changed.models[name][key]) - array).max(initial=0.0) / scale
-            assert gap < 2e-3, f"{name} {key}: {gap}"
+            assert gap < (5e-2 if deep else 2e-3), f"{name} {key}: {gap}"
 
 
 @relation()
