@@ -153,7 +153,7 @@ def evaluate(
         by_reason: dict[str, str] = {}
         for text in result.refused.values():
             by_reason.setdefault(text.partition(": ")[2], text)
-        reasons = "\n".join(by_reason.values()) or "there are no models"
+        reasons = "\n".join(by_reason.values()) or "there are no models; of an estimator, a run saves no file"
         raise FedhetError(f"no model in {models} could be evaluated:\n{reasons}")
     _write(result)
     return result

@@ -21,7 +21,7 @@ from fedhet.methods import registry
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.testing import Case
-from tests.small import SMALL
+from tests.test_contract import OF_METHOD
 
 ROUNDS = 7
 TRAINING = {"clients": 10, "samples-per-client": 64, "rounds": ROUNDS, "learning-rate": 0.01, "momentum": 0.0}
@@ -83,7 +83,7 @@ def own_networks() -> tuple[float, float]:
 
 def of_method(name: str) -> tuple[float, float]:
     """Ten clients with the networks of the contract test."""
-    return ratio(Case.of(name, SMALL.get(name, {})).settings(TRAINING))
+    return ratio(Case.of(name, OF_METHOD.get(name, {})).settings(TRAINING))
 
 
 def main(names: list[str]) -> None:
