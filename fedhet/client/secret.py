@@ -270,11 +270,13 @@ def _epsilon(spent: tuple[tuple[float, float, int], ...], delta: float) -> float
 def check_partition(info: ClientInfo, policy: Policy) -> None:
     """Raise `Refused` if a server deals out examples by class, so that a client's number of them is that of a class."""
     chosen = "partition" in info.node_config and not policy.noise
-    limited = policy.noise or not (policy.allowed is None or "statistics" in policy.allowed)
+    # With prototypes, numbers of examples by class are sent anyway.
+    limited = policy.noise or not (policy.allowed is None or {"statistics", "prototypes"} & policy.allowed)
     if limited and not chosen and info.config.partition in ("classes", "dirichlet"):
+        consent = "" if policy.noise else ", or let its owner set partition in the node config"
         raise Refused(
             f"partition = {info.config.partition} makes the number of the client's examples depend on their classes, "
-            "which this node does not disclose: set partition = iid"
+            f"which this node does not disclose: set partition = iid{consent}"
         )
 
 

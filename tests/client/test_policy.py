@@ -341,6 +341,7 @@ def test_split_is_pinned_within_a_run(changed):
         ({"allow": "weights"}, False),
         ({"allow": "weights", "partition": "classes"}, True),
         ({"allow": "weights,statistics"}, True),
+        ({"allow": "weights,prototypes"}, True),
         ({"dp-noise": 1.0, "dp-clip": 1.0}, False),
         ({"dp-noise": 1.0, "dp-clip": 1.0, "partition": "classes"}, False),
     ],
