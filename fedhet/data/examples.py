@@ -155,13 +155,34 @@ def in_order(part: P, kind: str, ours: Sequence[str], theirs: Sequence[str]) -> 
     """Return `part` with its classes or columns (`kind`, with the names `ours`) in the order of the names `theirs`."""
     if kind == CLASSES:
         return relabelled(part, renumbering(ours, theirs))
-    places = {name: place for place, name in enumerate(ours)}
-    order = torch.tensor([places[name] for name in theirs])
     if kind == LABEL_COLUMNS:
-        return relabelled(part, lambda labels: labels[:, order.to(labels.device)])
-    tensors = parts_of(part.inputs[:], COLUMNS)
-    tensors[kind] = tensors[kind][:, order.to(tensors[kind].device)]
-    return replace(part, inputs=from_parts(tensors, COLUMNS))
+        return relabelled(part, lambda labels: labels[:, _places(ours, theirs).to(labels.device)])
+    return replace(part, inputs=_with_columns(part.inputs[:], kind, ours, theirs))
+
+
+def _places(ours: Sequence[str], theirs: Sequence[str]) -> Tensor:
+    places = {name: place for place, name in enumerate(ours)}
+    return torch.tensor([places[name] for name in theirs])
+
+
+def _with_columns(inputs: Tensor, kind: str, ours: Sequence[str], theirs: Sequence[str]) -> Tensor:
+    """Return inputs whose columns `kind` have the names `ours` with these columns in the order of `theirs`."""
+    tensors = parts_of(inputs, COLUMNS)
+    tensors[kind] = tensors[kind][:, _places(ours, theirs).to(tensors[kind].device)]
+    return from_parts(tensors, COLUMNS)
+
+
+def _augmenting(augment: Augment, kind: str, ours: Sequence[str], theirs: Sequence[str]) -> Augment:
+    """Return a user's function `augment`, which knows the columns in the order `ours`, for inputs in that of `theirs`.
+
+    The columns are `kind` of the names in both lists.
+    """
+
+    def augmented(inputs: Tensor, generator: torch.Generator) -> Tensor:
+        changed = augment(_with_columns(inputs, kind, theirs, ours), generator)
+        return _with_columns(changed, kind, ours, theirs)
+
+    return augmented
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +227,11 @@ class ClientData:
                 parts: dict[str, Any] = {n: p for n, p in vars(data).items() if isinstance(p, Examples | PublicDataset)}
                 parts = {name: in_order(part, kind, ours, theirs) for name, part in parts.items()}
                 note = f"{data.note}; its {kind} ({shown(ours)}) are put in the server's order: {shown(theirs)}"
-                data = replace(data, **parts, names={**data.names, kind: theirs}, note=note.removeprefix("; "))
+                augment = data.augment
+                if augment and kind.startswith(COLUMNS):
+                    augment = _augmenting(augment, kind, ours, theirs)
+                about: dict[str, Any] = {"names": {**data.names, kind: theirs}, "note": note.removeprefix("; ")}
+                data = replace(data, **parts, **about, augment=augment)
         return data
 
 

@@ -252,6 +252,19 @@ def test_names_in_data_sets_of_scikit_learn():
     assert names_of(Bunch(data=FRAME, target=LABELS, feature_names=["a", "b"]))[COLUMNS] == ("age", "bmi", "bp")
 
 
+def test_an_augmentation_gets_the_columns_in_the_users_order():
+    """Also if the server chose another order."""
+
+    def older(inputs):
+        inputs[:, 0] += 100
+        return inputs
+
+    data = as_client_data("0", {"train": (FRAME, LABELS), "test": (FRAME, LABELS), "augment": older})
+    moved = data.aligned({COLUMNS: ("bp", "bmi", "age")})
+    inputs = moved.augment(moved.train.inputs, torch.Generator())
+    assert torch.equal(inputs - moved.train.inputs, torch.tensor([[0.0, 0.0, 100.0]] * 4).double())
+
+
 @pytest.mark.parametrize("key", ["target_names", "classes"])
 def test_names_beside_the_columns_of_a_mapping(key):
     inputs, names = FRAME.to_numpy(), ["age", "bmi", "bp"]
