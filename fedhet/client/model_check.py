@@ -116,11 +116,6 @@ def check_model(
             "depend on the other examples of a batch: mask the padding (by torch.nn.utils.rnn.pack_padded_sequence "
             "or an attention mask)"
         )
-    if function is not None and (untrained := _untrained(model, inputs[:2])):
-        notes.append(
-            f"in training mode, outputs of {owner} do not depend on {', '.join(untrained)}, as they do in evaluation "
-            "mode: these layers are not trained, so return the same outputs in both modes"
-        )
     if function is not None and unsaved_state(model, inputs[:2]):
         notes.append(
             f"{owner} keeps values from training that its state dict lacks, such as a counter: files and other "
@@ -225,6 +220,13 @@ def notes_on_use(side: AnySide) -> Iterator[str]:
         yield "keep-best and save-every save no file of an estimator: fit it again to the client's examples"
     if client.own_data and data.validation and not client.config.validation:
         yield "its validation examples are unused: set validation to a fraction, which is not drawn then"
+    # Exits of submodels differ between the modes.
+    whole = client.described and client.least == 1 and not (side.parts or client.estimator or client.privacy)
+    if whole and (layers := _untrained(client.model, client.transform(data.train.inputs[:2]))):
+        yield (
+            f"in training mode, outputs of the client's {client.model._get_name()} do not depend on {layers}, as they "
+            "do in evaluation mode: these layers are not trained, so return the same outputs in both modes"
+        )
     if side.network is not client.model and reads_padding(side.network, data.train, client.transform):
         yield (
             f"the network that {client.config.method_name} adds reads the padding of the collate_fn: return an "
@@ -275,7 +277,7 @@ def _unlike_in_training(model: nn.Module, inputs: Tensor) -> str:
     return ""
 
 
-def _untrained(model: nn.Module, inputs: Tensor) -> list[str]:
+def _untrained(model: nn.Module, inputs: Tensor) -> str:
     """Return the names of modules whose parameters change outputs in evaluation mode, but not in training mode."""
     network = copied(model)
     parameters = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
@@ -287,11 +289,10 @@ def _untrained(model: nn.Module, inputs: Tensor) -> list[str]:
         return {name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
 
     with suppress(Exception):  # whatever a user's network raises, such as in a mode without gradients
-        lacking = reached(False, 0)
-        for number in range(4):  # layers that training leaves out at random are trained in other steps
-            lacking -= reached(True, number) if lacking else set()
-        return sorted({name.rpartition(".")[0] or name for name in lacking})
-    return []
+        # Layers that training leaves out at random are trained in other steps.
+        lacking = reached(False, 0).difference(*(reached(True, number) for number in range(4)))
+        return ", ".join(sorted({name.rpartition(".")[0] or name for name in lacking}))
+    return ""
 
 
 def unsaved_state(model: nn.Module, inputs: Tensor) -> bool:
