@@ -94,7 +94,6 @@ def check_model(
             if classes:
                 problem += f" (its classes, with or without examples, are {shown(classes)})"
             raise DataError(problem if name == "train" else f"{name}: {problem}")
-    joined = task.check_loss(outputs, task.outputs.labels(labels["train"]))
     last = _last_function(model, inputs[:2])
     if last == "Sigmoid" and (task.name == "binary" or (task.name == "segmentation" and outputs.shape[1] == 1)):
         raise ModelError(
@@ -122,7 +121,7 @@ def check_model(
             "processes lose them, so results depend on the number of workers; register them in __init__ as buffers, "
             "self.register_buffer('step', torch.zeros(()))"
         )
-    notes.append(joined)
+    notes.append(task.check_loss(outputs, task.outputs.labels(labels["train"])))
     return ModelCheck(task, task.outputs.scores(outputs).shape[-1], "; ".join(filter(None, notes)))
 
 
@@ -175,7 +174,7 @@ def _counts_padding(examples: Examples, task: Task) -> bool:
     """Return whether more labels of an example count in a batch, which a `collate_fn` may pad, than of it alone."""
     batch = examples.at(slice(8))[1]
     alone = [examples.at(slice(row, row + 1))[1] for row in range(len(batch))]
-    counts = [[int((~task.left_out(labels)).sum()) for labels in part] for part in (batch, alone)]
+    counts = ([int((~task.left_out(labels)).sum()) for labels in part] for part in (batch, alone))
     return any(padded > own for padded, own in zip(*counts, strict=True))
 
 
