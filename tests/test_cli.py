@@ -305,6 +305,7 @@ def test_all_that_a_node_wrote_is_removed_but_its_secrets(tmp_path: Path, monkey
     assert "remove them by hand, but only with the images" in done.stdout
 
 
+@pytest.mark.usefixtures("home")
 def test_what_left_a_node() -> None:
     line = {"time": "2026-11-28T10:00:00+00:00", "client": "north", "run": "7", "flower-run": 8, "app": "9"}
     answers = [{"sent": {"weights": 10}, "epsilon": 1.0}, {"sent": {"weights": 20}, "epsilon": 2.0}, {"refused": "no"}]

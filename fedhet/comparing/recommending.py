@@ -202,7 +202,8 @@ def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str,
         if not registry.traits(config).serves_clients:
             return "it trains a model of the server only, and recommend compares clients' models: use fedhet compare"
         public = functions.public_dataset(config)
-        strategy = shake_hands(config, functions, None if public is None else public.unlabelled, node_config)
+        owned = node_config and {**node_config, "partition": config.partition}  # the owner's choice, as its data are
+        strategy = shake_hands(config, functions, None if public is None else public.unlabelled, owned)
     except Exception as error:
         return _line(error)
     return "; ".join(strategy.run.round.lines())

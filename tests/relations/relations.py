@@ -1171,7 +1171,8 @@ def start_from_a_run(draw: Draw, program: Program, folder: Path) -> None:
     last = {name: arrays for name, arrays in first.models.items() if "best/" not in name}
     for name, arrays in last.items():
         for key, array in arrays.items():
-            if array.dtype.kind == "f" and "running" not in key:
+            # Statistics of the inputs change without a step.
+            if array.dtype.kind == "f" and "running" not in key and key != "mean":
                 np.testing.assert_allclose(
                     changed.models[name][key], array, rtol=1e-5, atol=1e-6, err_msg=f"{name} {key}"
                 )
