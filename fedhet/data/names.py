@@ -26,6 +26,7 @@ Names = Mapping[str, tuple[str, ...]]
 CLASSES, COLUMNS, LABEL_COLUMNS = "classes", "columns", "labels"
 NAMING = ("feature_names", "target_names", "classes")
 FEW = 8  # number of rows that are compared with those of a table
+MOST_CORRELATED = 1000  # number of columns whose correlations are computed: memory grows with its square
 COMPARED = 256  # number of rows, at most, whose labels are compared to find out whether a dataset changes them
 
 
@@ -105,7 +106,9 @@ def _columns_of_rows(dataset: Any) -> Iterable[Any]:
 
 def _is_list(value: Any) -> bool:
     """Return whether an attribute is a list of names, each once."""
-    names = [*value] if isinstance(value, list | tuple) or (hasattr(value, "tolist") and np.ndim(value) == 1) else []
+    names = value if isinstance(value, list | tuple) else []
+    if getattr(getattr(value, "dtype", None), "kind", "") in ("O", "U", "T") and np.ndim(value) == 1:
+        names = value.tolist()
     return bool(names) and all(isinstance(name, str) for name in names) and len({*names}) == len(names)
 
 
@@ -123,13 +126,15 @@ def _equal(rows: Sequence[Any], table: Any, names: Sequence[Any]) -> bool:
     """
     try:
         values = np.stack([np.asarray(row, dtype=np.float64) for row in rows])
-        expected = np.asarray(table[[*names]].to_numpy()[: len(rows)], dtype=np.float64)
+        expected = np.asarray(table[[*names]][: len(rows)].to_numpy(), dtype=np.float64)
         told_apart = len(np.unique(expected, axis=1).T) == len(names)  # else their order is unknown
         if values.shape != expected.shape or not told_apart or np.allclose(values, expected):
             return told_apart and values.shape == expected.shape
+        if len(rows) < FEW or not 1 < len(names) <= MOST_CORRELATED:
+            return False
         with np.errstate(all="ignore"):  # columns may be constant
             correlated = np.corrcoef(expected, values, rowvar=False)[: len(names), len(names) :] > 1 - 1e-5
-        return len(names) > 1 and len(rows) >= FEW and np.array_equal(correlated, np.eye(len(names)))
+        return np.array_equal(correlated, np.eye(len(names)))
     except (RuntimeError, TypeError, ValueError):  # texts, no vectors, or values with gradients
         return False
 
@@ -252,16 +257,12 @@ def _classes(dataset: Any, outer: Sequence[Any] = ()) -> tuple[str, ...]:
         whole: Any = dataset.dataset
         names = _classes(whole, outer)
         if names and dataset.collate_fn is not default_collate:
-            pairs = _pairs(lambda row: _collated(dataset, row), whole, range(len(whole)))
+            collate = dataset.collate_fn
+            pairs = _pairs(lambda row: (None, pair_of(collate([whole[row]]))[1][0]), whole, range(len(whole)))
             return () if _renumbered(pairs) else names
         return names
     names = _listed_classes(dataset)
     return (() if _numbers_anew(dataset, names, outer) else names) if names else _wrapped_classes(dataset, outer)
-
-
-def _collated(loader: Any, row: int) -> Any:
-    """Return a row's label as a loader's `collate_fn` gives it, behind None for the input."""
-    return None, pair_of(loader.collate_fn([loader.dataset[row]]))[1][0]
 
 
 def _reads_as(dataset: Any, kind: Any) -> bool:
@@ -278,8 +279,9 @@ def _listed_classes(dataset: Any) -> tuple[str, ...]:
         return ()
     numbers = getattr(dataset, "class_to_idx", None)
     classes = getattr(dataset, "classes", getattr(dataset, "target_names", ()))  # the second of scikit-learn's
-    listed = numbers is not None or (isinstance(classes, Sized) and len(classes) > 0)
-    if not listed and isinstance(dataset, Dataset) and isinstance(dataset, Sized):
+    # An array without axes has no length.
+    listed = isinstance(classes, Sized) and getattr(classes, "shape", None) != () and len(classes) > 0
+    if numbers is None and not listed and isinstance(dataset, Dataset) and isinstance(dataset, Sized):
         classes = _named_classes(dataset)
     if numbers is None and isinstance(classes, Mapping):
         numbers = classes if all(isinstance(name, str) for name in classes) else {n: k for k, n in classes.items()}
@@ -299,10 +301,17 @@ def _named_classes(dataset: Any) -> Any:
     """Return the one list of names of classes, or mapping of names and numbers, among a user's dataset's attributes."""
     found = []
     for name, value in vars(dataset).items():
+        if not re.search("class|label|categor|target|^enc", name) or re.search("col|feat|file|path", name):
+            continue
         listed = getattr(value, "classes_", value)  # of scikit-learn's `LabelEncoder`
-        pairs = listed.items() if isinstance(listed, Mapping) else ()
-        named = bool(pairs) and all({*map(type, pair)} == {str, int} for pair in pairs)
-        if re.search("class|label|categor|enc", name) and (named or (_is_list(listed) and len(listed) != len(dataset))):
+        if listed is value and not re.search("class|label|categor", name):  # such as a vocabulary
+            continue
+        if isinstance(listed, Mapping):
+            named = all({*map(type, pair)} == {str, int} for pair in listed.items())
+            named = named and len({*listed.values()}) == len(listed)  # else it may have the labels of files
+        else:
+            named = _is_list(listed)
+        if named and 1 < len(listed) != len(dataset):
             found.append(listed)
     return found[0] if len(found) == 1 else ()
 
@@ -310,10 +319,12 @@ def _named_classes(dataset: Any) -> Any:
 def _numbers_anew(dataset: Any, names: Sequence[str], outer: Sequence[Any]) -> bool:
     """Return whether a dataset numbers classes in another way than what its `names` are from."""
     known = getattr(dataset, "targets", None)
-    if isinstance(files := getattr(dataset, "samples", None), list):  # of torchvision's folders
-        known = [label for _, label in files]
-        if any(dataset.class_to_idx.get(_folder(path, dataset), label) != label for path, label in files):
-            return True
+    if any(kind.__name__ == "DatasetFolder" for kind in type(dataset).__mro__):  # of torchvision
+        known = [label for _, label, *_ in dataset.samples]
+        for path, label, *_ in dataset.samples[:: 1 + len(known) // COMPARED]:
+            folder = os.path.relpath(path, dataset.root).split(os.sep)[0]
+            if dataset.class_to_idx.get(folder, label) != label:
+                return True
     sources = [(whole, _orders(dataset, whole)) for whole, theirs, _ in _inner(dataset, outer) if theirs == names]
     if hasattr(dataset, "with_format") and dataset.format["type"] == "custom":
         sources.append((dataset.with_format(None), [range(len(dataset))]))  # without the user's transform
@@ -324,11 +335,6 @@ def _numbers_anew(dataset: Any, names: Sequence[str], outer: Sequence[Any]) -> b
         if any(map(_renumbered, pairs)) and not any(map(_equal_labels, pairs)):
             return True
     return False
-
-
-def _folder(path: str, dataset: Any) -> str:
-    """Return the name of the folder of a class, in a folder with a folder for each class."""
-    return os.path.relpath(path, dataset.root).split(os.sep)[0]
 
 
 def _wrapped_classes(dataset: Any, outer: Sequence[Any]) -> tuple[str, ...]:

@@ -652,6 +652,16 @@ class Reading(Dataset):
         return inputs, self.label(label)
 
 
+class Counting(torch.Tensor):
+    """A tensor that counts how often its entries are listed."""
+
+    read = 0
+
+    def __iter__(self):
+        self.read += 1
+        return super().__iter__()
+
+
 @pytest.mark.parametrize("rows", [None, [3, 0, 1], range(1, 5), np.array([5, 2]), torch.tensor([4, 4, 4])])
 def test_classes_of_the_dataset_that_a_users_own_reads(rows):
     assert names_of(Reading(Six(["ant", "bee"]), rows)) == {CLASSES: ("ant", "bee")}
@@ -683,6 +693,48 @@ def test_classes_in_attributes_of_a_users_own_dataset(attribute, value):
     assert as_client_data("0", (Six(["ant", "bee"]), rows)).test.labels.tolist() == [1, 0] * 3
     rows.other_classes = ["one", "two"]
     assert names_of(rows) == {}, "it is unknown which are the labels'"
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("labels", {f"patient-{row}.png": row % 2 for row in range(8)}),  # of files, as in many users' datasets
+        ("labels", {0: "a text", 1: "another", 2: "a third", 3: "one more", 4: "the fifth", 5: "the last"}),  # of rows
+        ("labels", {"a.png": [0, 1]}),
+        ("label_columns", ["diagnosis", "age"]),
+        ("label_files", ["a.csv", "b.csv"]),
+        ("label_names", ["diagnosis"]),
+        ("encoder", {"the": 0, "patient": 1}),  # a vocabulary
+        ("sentences", ["a text", "another"]),
+        ("country_encoder", SimpleNamespace(classes_=np.array(["DE", "FR"]))),
+        ("classes", torch.tensor(2)),
+    ],
+)
+def test_attributes_that_are_no_names_of_classes(attribute, value):
+    rows = Reading(TensorDataset(torch.arange(6.0)[:, None], torch.arange(6) % 2))
+    setattr(rows, attribute, value)
+    assert names_of(rows) == {}
+
+
+def test_labels_of_a_users_own_dataset_are_not_listed_one_by_one():
+    rows = Reading(TensorDataset(torch.arange(6.0)[:, None], torch.arange(6) % 2))
+    rows.labels = Counting(torch.arange(6) % 2)
+    assert names_of(rows) == {}
+    assert rows.labels.read == 0
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        ["a.png", "b.png"] * 3,
+        [("a.png", row % 2) for row in range(6)],
+        [("a.png", row % 2, "north") for row in range(6)],
+    ],
+)
+def test_samples_of_a_users_own_dataset_may_have_any_form(samples):
+    rows = Reading(TensorDataset(torch.arange(6.0)[:, None], torch.arange(6) % 2))
+    rows.classes, rows.samples = ["ant", "bee"], samples
+    assert names_of(rows) == {CLASSES: ("ant", "bee")}
 
 
 def test_a_dataset_with_other_labels_than_the_one_that_it_reads_has_no_names():
