@@ -77,14 +77,15 @@ def _rows_of(table: Path) -> list[tuple[Path, str, str]]:
     try:
         with table.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.DictReader(lines, strict=True)
+            columns = [*(reader.fieldnames or ())]
             rows = [*reader]
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{table} must be CSV in UTF-8 with columns file and label ({error}): correct it") from error
-    columns = [*(reader.fieldnames or ())]
-    if not {"file", "label"} <= {*columns} or len({*columns}) < len(columns):
+    names = [*filter(None, columns)]  # spreadsheets add columns without a name
+    if not {"file", "label"} <= {*names} or len({*names}) < len(names):
         raise DataError(
             f"{table} must be CSV, with commas, with columns file and label, and none twice, but its first line has "
-            f"{', '.join(map(repr, columns))[:200]}: correct it"
+            f"{', '.join(map(repr, names))[:200] or 'no columns'}: correct it"
         )
     named = set[str]()
     for number, row in enumerate(rows, 1):

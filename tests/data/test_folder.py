@@ -86,10 +86,10 @@ def test_all_classes_are_listed(tmp_path: Path) -> None:
 
 
 def test_table_keeps_patients_together(tmp_path: Path) -> None:
-    rows = ["file,label,patient"]
+    rows = ["file,label,patient,,"]  # as a spreadsheet may write it
     for number in range(20):
         write(tmp_path, f"{number}.png", number)
-        rows.append(f"{number}.png,{'ab'[number % 2]},{number // 2:02}")
+        rows.append(f"{number}.png,{'ab'[number % 2]},{number // 2:02},,")
     (tmp_path / "labels.csv").write_text("\n".join(rows))
     dataset = data.load("folder", tmp_path)
     assert dataset.test.inputs[:, 0, 0, 0].tolist() == [8, 9, 18, 19]
@@ -105,6 +105,7 @@ def test_table_keeps_patients_together(tmp_path: Path) -> None:
         (["train/a/1.png", "test/b/1.png"], "", "move their subfolders by class"),
         (["1.png"], "file,class\n1.png,a", "with columns file and label"),
         (["1.png"], "file,label\n1.png,", "without empty cells"),
+        (["1.png"], "\n", "its first line has no columns"),
         (["1.png"], "file;label\n1.png;a", "its first line has 'file;label'"),
         (["1.png"], "file,label,label\n1.png,a,b", "none twice, but its first line has 'file', 'label', 'label'"),
         (["1.png"], "file,label\n1.png,pneumonia, left", "2 cells in each row, but row 1 has not"),
