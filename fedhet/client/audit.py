@@ -110,11 +110,11 @@ def _counted(lines: Sequence[bytes], entry: dict[str, Any]) -> int:
 
 
 def _read(line: str | bytes) -> dict[str, Any]:
-    """Return the entry in a line, with a text as time; an empty one if the line is damaged."""
+    """Return the entry in a line, with a time in a zone; an empty one if the line is damaged."""
     try:
         entry: dict[str, Any] = {"times": 1} | json.loads(line)
-        datetime.fromisoformat(entry["time"])
-        return entry if isinstance(entry["times"], int) else {}
+        zone = datetime.fromisoformat(entry["time"]).tzinfo
+        return entry if zone and isinstance(entry["times"], int) else {}
     except (ValueError, LookupError, TypeError, RecursionError):
         return {}
 

@@ -173,9 +173,8 @@ def _notes_on_data(data: ClientData, rows: Tensor, task: Task, *, inferred: bool
 def _counts_padding(examples: Examples, task: Task) -> bool:
     """Return whether more labels of an example count in a batch, which a `collate_fn` may pad, than of it alone."""
     batch = examples.at(slice(8))[1]
-    alone = [examples.at(slice(row, row + 1))[1] for row in range(len(batch))]
-    counts = ([int((~task.left_out(labels)).sum()) for labels in part] for part in (batch, alone))
-    return any(padded > own for padded, own in zip(*counts, strict=True))
+    pairs = ((labels, examples.at(slice(row, row + 1))[1]) for row, labels in enumerate(batch))
+    return any((~task.left_out(padded)).sum() > (~task.left_out(own)).sum() for padded, own in pairs)
 
 
 def _labels_are_inputs(examples: Examples) -> bool:
@@ -288,8 +287,9 @@ def _untrained(model: nn.Module, inputs: Tensor) -> str:
         return {name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
 
     with suppress(Exception):  # whatever a user's network raises, such as in a mode without gradients
-        # Layers that training leaves out at random are trained in other steps.
-        lacking = reached(False, 0).difference(*(reached(True, number) for number in range(4)))
+        lacking = reached(False, 0)
+        for number in range(32):  # layers that training leaves out at random are trained in other steps
+            lacking = lacking and lacking - reached(True, number)
         return ", ".join(sorted({name.rpartition(".")[0] or name for name in lacking}))
     return ""
 

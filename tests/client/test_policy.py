@@ -158,7 +158,7 @@ def test_audit_log(federate, caplog, tmp_path):
         "weights (612 bytes), metrics (692 bytes)"
     )
     with (node / audit.FILE).open("a") as file:
-        file.write('{"time"\n')
+        file.write('{"time"\n{"time": "2999-01-01"}\n')
     assert "is damaged" in audit.summary(node, audit.since("today"))[2]
     caplog.clear()
     federate("FedProto", {"allow": "weights", "state-dir": str(node)})
