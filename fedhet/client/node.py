@@ -119,11 +119,9 @@ def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks
         rate = min(config.batch_size / len(data.train), 1.0)
         delta = policy.delta_of(len(data.train))
         epsilon = epsilon_of([(policy.noise, rate, config.local_epochs * math.ceil(1 / rate))], delta)
-        yield (
-            epsilon <= min(policy.budget, LARGEST_EPSILON),
-            f"privacy: the first round of this run spends epsilon = {epsilon:.4g} at delta = {delta:.4g}, of "
-            f"{min(policy.budget, LARGEST_EPSILON):g}",
-        )
+        limit = min(policy.budget, LARGEST_EPSILON)
+        spent = f"epsilon = {epsilon:.4g} at delta = {delta:.4g}; at most {limit:g} is allowed"
+        yield epsilon <= limit, f"privacy: the first round of this run spends {spent}"
     for label, count in few.items():
         examples = f"class {named[label]} has {count} training examples, fewer than min-examples = {policy.least}"
         yield False, f"{examples}, and is not trained on: add examples, or reduce min-examples"
