@@ -1,7 +1,6 @@
 """Client side of PerFCL: trains a shared and a personal extractor with a common head and two contrastive losses."""
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -26,38 +25,23 @@ class TwoExtractors(nn.Module):
         network.set_submodule(name, nn.Identity())
         self.shared = network
         self.personal = copied(network)
-        self.width = head.out_features
         self.head = nn.Linear(2 * head.in_features, head.out_features, dtype=head.weight.dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         try:
             outputs: Tensor = self.head(torch.cat([self.shared(inputs), self.personal(inputs)], -1))
         except RuntimeError as error:
-            # Other causes, such as a full memory, do not depend on the head.
-            if not self._fails(inputs[:2]) or self._fails(inputs[:2], width=self.width):
-                raise
-            raise ModelError(
-                f"perfcl replaces the head, here {self.replaced!r}, which must be the last layer, but without it the "
-                f"network fails with {error}: name the last layer by the key head, or choose another method"
-            ) from error
-        return outputs
-
-    def _fails(self, inputs: Tensor, width: int = 0) -> bool:
-        """Return whether the extractors and the head fail for `inputs`, with `width` outputs in place of the head's."""
-
-        def of_width(_module: nn.Module, _args: object, values: Tensor) -> Tensor:
-            return values.new_zeros(*values.shape[:-1], width)
-
-        replaced = self.shared.get_submodule(self.replaced)
-        hook = replaced.register_forward_hook(of_width) if width else nullcontext()
-        try:
-            with hook, torch.no_grad():
-                features = self.shared(inputs)
-                if not width:
+            try:  # the network alone was checked: without the head, it also fails for few examples
+                with torch.no_grad():
+                    features = self.shared(inputs[:2])
                     self.head(torch.cat([features, features], -1))
-        except RuntimeError:
-            return True
-        return False
+            except RuntimeError:
+                raise ModelError(
+                    f"perfcl replaces the head, here {self.replaced!r}, which must be the last layer, but without it "
+                    f"the network fails with {error}: name the last layer by the key head, or choose another method"
+                ) from error
+            raise  # for other causes, such as a full memory
+        return outputs
 
 
 class PerFCL(ClientSide[Keys]):

@@ -24,7 +24,6 @@ from fedhet.errors import DataError
 Names = Mapping[str, tuple[str, ...]]
 
 CLASSES, COLUMNS, LABEL_COLUMNS = "classes", "columns", "labels"
-NAMING = ("feature_names", "target_names", "classes")
 FEW = 8  # number of rows that are compared with those of a table
 MOST_CORRELATED = 1000  # number of columns whose correlations are computed: memory grows with its square
 COMPARED = 256  # number of rows, at most, whose labels are compared to find out whether a dataset changes them
@@ -50,7 +49,8 @@ def names_of(value: Any) -> Names:
     for listed in columns.values():
         check_distinct("column", listed)
     if type(given) is dict:  # with entries as the attributes of scikit-learn's data sets
-        given = SimpleNamespace(**{name: given[name] for name in given.keys() & {*NAMING}})
+        naming = given.keys() & {"feature_names", "target_names", "classes"}
+        given = SimpleNamespace(**{name: given[name] for name in naming})
     features = getattr(given, "feature_names", None)  # of scikit-learn's data sets
     if features is not None and not isinstance(given, Dataset) and np.shape(inputs)[1:] == (len(features),):
         columns.setdefault(COLUMNS, _printable(features))
@@ -366,8 +366,9 @@ def _inner(dataset: Any, outer: Sequence[Any]) -> list[tuple[Any, tuple[str, ...
 
 def _orders(dataset: Any, whole: Any) -> list[Any]:
     """Return the orders in which a user's own dataset may read the rows of another one."""
-    lists = [value for value in vars(dataset).values() if isinstance(value, list | range | np.ndarray | Tensor)]
-    return [order for order in [range(len(whole)), *lists] if np.shape(order)[:1] == (len(dataset),)]
+    kinds: Any = list | range | np.ndarray | Tensor
+    lists = [each for each in vars(dataset).values() if isinstance(each, kinds) and getattr(each, "shape", None) != ()]
+    return [order for order in [range(len(whole)), *lists] if len(order) == len(dataset)]
 
 
 def _pairs(read: Callable[[int], Any], other: Any, order: Any) -> list[tuple[str, str]]:

@@ -842,6 +842,7 @@ def test_attributes_that_are_no_rows_do_not_matter():
     rows = Reading(Six(["ant", "bee"]), {0: 3, 1: 0})
     for name, value in {"mean": torch.tensor(0.5), "lines": [7, "a"], "feature_names": None, "itself": rows}.items():
         setattr(rows, name, value)
+    rows.boxes = [[1], [1, 2]]
     assert names_of(rows) == {}
     rows.order = [3, 0]
     assert names_of(rows) == {CLASSES: ("ant", "bee")}
