@@ -99,7 +99,7 @@ def _columns_of_rows(dataset: Any) -> Iterable[Any]:
     columns = [name for name in tables[0].columns if name not in LABELS]
     orders = [names for names in (columns, columns[:-1], columns[1:]) if np.shape(rows[0]) == (len(names),)]
     if orders:
-        rows = [_input(dataset[row]) for row in range(min(len(dataset), COMPARED))]
+        rows += [_input(dataset[row]) for row in range(len(rows), min(len(dataset), COMPARED))]
     read = [names for names in orders if _equal(rows, tables[0], names)]
     return read[0] if len(read) == 1 else ()
 
@@ -301,13 +301,13 @@ def _named_classes(dataset: Any) -> Any:
     """Return the one list of names of classes, or mapping of names and numbers, among a user's dataset's attributes."""
     found = []
     for name, value in vars(dataset).items():
-        if not re.search("class|label|categor|target|^enc", name) or re.search("col|feat|file|path", name):
-            continue
         listed = getattr(value, "classes_", value)  # of scikit-learn's `LabelEncoder`
-        if listed is value and not re.search("class|label|categor", name):  # such as a vocabulary
+        words = "class|label|categor" if listed is value else "class|label|categor|target|^enc"
+        if not re.search(words, name) or re.search("col|feat|file|path", name):
             continue
         if isinstance(listed, Mapping):
-            named = all({*map(type, pair)} == {str, int} for pair in listed.items())
+            pairs = (sorted(pair, key=lambda each: isinstance(each, str)) for pair in listed.items())
+            named = all(isinstance(number, int | np.integer) and isinstance(text, str) for number, text in pairs)
             named = named and len({*listed.values()}) == len(listed)  # else it may have the labels of files
         else:
             named = _is_list(listed)
@@ -318,7 +318,7 @@ def _named_classes(dataset: Any) -> Any:
 
 def _numbers_anew(dataset: Any, names: Sequence[str], outer: Sequence[Any]) -> bool:
     """Return whether a dataset numbers classes in another way than what its `names` are from."""
-    known = getattr(dataset, "targets", None)
+    known = getattr(dataset, "__dict__", {}).get("targets")  # a property may be slow, or raise
     if any(kind.__name__ == "DatasetFolder" for kind in type(dataset).__mro__):  # of torchvision
         known = [label for _, label, *_ in dataset.samples]
         for path, label, *_ in dataset.samples[:: 1 + len(known) // COMPARED]:

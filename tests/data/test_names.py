@@ -677,6 +677,7 @@ def test_classes_of_the_dataset_that_a_users_own_reads(rows):
     [
         ("label2id", {"bee": 0, "ant": 1}),
         ("id2label", {0: "bee", 1: "ant"}),
+        ("label_map", {np.str_("bee"): np.int64(0), np.str_("ant"): np.int64(1)}),
         ("class_names", ["bee", "ant"]),
         ("categories", np.array(["bee", "ant"])),
         ("encoder", SimpleNamespace(classes_=np.array(["bee", "ant"]))),
@@ -714,6 +715,20 @@ def test_attributes_that_are_no_names_of_classes(attribute, value):
     rows = Reading(TensorDataset(torch.arange(6.0)[:, None], torch.arange(6) % 2))
     setattr(rows, attribute, value)
     assert names_of(rows) == {}
+
+
+class Unknown(Reading):
+    """A user's own dataset that has targets for some of its classes only."""
+
+    @property
+    def targets(self):
+        raise NotImplementedError
+
+
+def test_a_property_that_raises_does_not_matter():
+    rows = Unknown(TensorDataset(torch.arange(6.0)[:, None], torch.arange(6) % 2))
+    rows.classes = ["ant", "bee"]
+    assert names_of(rows) == {CLASSES: ("ant", "bee")}
 
 
 def test_labels_of_a_users_own_dataset_are_not_listed_one_by_one():
