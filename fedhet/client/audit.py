@@ -1,7 +1,7 @@
 """A node's audit file, `state-dir`/audit.jsonl: what each message asked for and what was sent, as lines of JSON.
 
-A server must not fill the disk by messages that are refused: equal refusals of an hour have one line, which counts them
-(`times`), and so have all that are not among the first `MOST` of a day.
+A server must not fill the disk by messages that are refused: equal refusals of an hour, between two replies, have one
+line, which counts them (`times`), and so have all that are not among the first `MOST` of a day.
 """
 
 import json

@@ -78,7 +78,7 @@ def _machine(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks:
     for key in ("data", "data-path", "state-dir"):
         if node.get(key) and not Path(place := expanded(str(node[key]))).is_absolute():
             yield False, f"{key}: {place} depends on the folder in which the node starts: give its path from / on"
-    number_in(node, "memory-limit", math.inf, at_least=1)  # fedhet alone takes nearly 1 GB
+    number_in(node, "memory-limit", 1, at_least=1, at_most=1e9)  # fedhet alone takes nearly 1 GB
     info = ClientInfo("", 0, 1, config, dict(node))
     if "architecture" in node:
         client_setup.architecture_of(info)

@@ -310,7 +310,7 @@ def number_in(
     value = node.get(key, default)
     kinds = int if whole else (int, float)
     valid = not isinstance(value, bool) and isinstance(value, kinds) and at_least <= value <= at_most
-    if key in node and not (valid and math.isfinite(value)):
+    if key in node and not (valid and (math.isfinite(value) or value == default)):  # infinity can be no limit
         limits = f"at least {at_least:g}" + (f" and at most {at_most:g}" if at_most < math.inf else "")
         raise ConfigError(f"the node's {key} is {value!r}, but must be a {'whole ' * whole}number of {limits}")
     return value

@@ -109,6 +109,8 @@ def test_refusal_before_loading(method):
 def test_default_policies():
     assert Policy.of({}, deployed=False) == Policy(None, 1, False)
     assert Policy.of({}, deployed=True) == Policy(None, 10, True)
+    unlimited = {"max-per-hour": float("inf"), "dp-noise": 1.0, "dp-clip": 1.0, "dp-epsilon": float("inf")}
+    assert Policy.of(unlimited, deployed=True).budget == float("inf")
     assert Policy.of({"min-examples": 3, "allow": "weights, metrics"}, deployed=True).allowed == {"weights", "metrics"}
 
 
