@@ -81,6 +81,10 @@ def _dataset(pool: Pooled, seed: int | None, share: float) -> DataSet:
         given = dataset(pool.train, pool.test, owners)
         return given if seed is None else with_drawn_test_set(given, seed, share, all_labelled=False)
     owned = np.zeros(len(labels), np.int64) if pool.owners is None else pool.owners
+    if alone := [name for name, rows in zip(pool.clients, np.bincount(owned), strict=False) if rows < 2]:
+        raise DataError(
+            f"by_column: client {alone[0]!r} has one row, but needs one to train and one to test: remove it"
+        )
     rng = numpy_generator(seed or 0, "test part")
     tested = np.zeros(len(labels), dtype=bool)
     labelled = pool.train.labelled.numpy()
@@ -148,7 +152,7 @@ def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Po
             by default the one column named `label`, `labels`, `target`, `targets` or `y`.
 
     Raises:
-        DataError: a column is missing, cannot be read or identifies rows, or a client has fewer than two rows.
+        DataError: a column is missing, cannot be read or identifies rows.
     """
     columns = [*getattr(frame, "columns", ())]
     if not hasattr(frame, "to_numpy"):
@@ -173,7 +177,9 @@ def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Po
             )
     owners, clients = _owners_of(frame[column].to_numpy(), column)
     target, classes = (frame[labels], ()) if len(labels) > 1 else _classes_of(frame[labels[0]])
-    pair = np.asarray(frame[inputs].to_numpy(), dtype=np.float64), target
+    # One by one, since missing values of a whole table of pandas have no number.
+    values = np.array([frame[name].to_numpy() for name in inputs], dtype=np.float64)
+    pair = values.reshape(len(inputs), len(frame)).T, target
     names = {**names_of(pair), COLUMNS: tuple(map(str, inputs))}
     if classes:
         names[CLASSES] = classes
@@ -189,14 +195,10 @@ def _identifies(name: Any, values: Indices) -> bool:
 def _owners_of(values: Any, column: str) -> tuple[Indices, tuple[str, ...]]:
     if any(value is None or value != value for value in values):
         raise DataError(f"by_column: column {column!r} has missing values: remove these rows, or name their client")
-    names, owners, sizes = np.unique(values.astype(str), return_inverse=True, return_counts=True)
-    for name, size in zip(names.tolist(), sizes, strict=True):
+    names, owners = np.unique(values.astype(str), return_inverse=True)
+    for name in names.tolist():
         if not plain_name(name):
             raise DataError(f"by_column: {name!r} in column {column!r} cannot name a client's file: rename it")
-        if size < 2:
-            raise DataError(
-                f"by_column: client {name!r} has one row, but needs one to train and one to test: remove it"
-            )
     return owners.astype(np.int64), tuple(names.tolist())
 
 
