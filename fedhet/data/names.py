@@ -24,6 +24,8 @@ from fedhet.errors import DataError
 Names = Mapping[str, tuple[str, ...]]
 
 CLASSES, COLUMNS, LABEL_COLUMNS = "classes", "columns", "labels"
+NUMBERING = "(2|to_?)(id|idx|index|int|num|number)"
+NAMING = f"(class|classes|labels?|category|categories)_?(names?|indices|list|map|mapping|dict|{NUMBERING})?$"
 FEW = 8  # number of rows that are compared with those of a table
 MOST_CORRELATED = 1000  # number of columns whose correlations are computed: memory grows with its square
 COMPARED = 256  # number of rows, at most, whose labels are compared to find out whether a dataset changes them
@@ -302,8 +304,7 @@ def _named_classes(dataset: Any) -> Any:
     found = []
     for name, value in vars(dataset).items():
         listed = getattr(value, "classes_", value)  # of scikit-learn's `LabelEncoder`
-        words = "class|label|categor" if listed is value else "class|label|categor|target|^enc"
-        if not re.search(words, name) or re.search("col|feat|file|path", name):
+        if not re.search(NAMING if listed is value else "class|label|target|^enc", name.lower()):
             continue
         if isinstance(listed, Mapping):
             pairs = (sorted(pair, key=lambda each: isinstance(each, str)) for pair in listed.items())

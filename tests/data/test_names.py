@@ -677,6 +677,9 @@ def test_classes_of_the_dataset_that_a_users_own_reads(rows):
     [
         ("label2id", {"bee": 0, "ant": 1}),
         ("id2label", {0: "bee", 1: "ant"}),
+        ("label_to_idx", {"bee": 0, "ant": 1}),
+        ("classNames", ("bee", "ant")),
+        ("tumour_classes", ["bee", "ant"]),
         ("label_map", {np.str_("bee"): np.int64(0), np.str_("ant"): np.int64(1)}),
         ("class_names", ["bee", "ant"]),
         ("categories", np.array(["bee", "ant"])),
@@ -705,6 +708,9 @@ def test_classes_in_attributes_of_a_users_own_dataset(attribute, value):
         ("label_columns", ["diagnosis", "age"]),
         ("label_files", ["a.csv", "b.csv"]),
         ("label_names", ["diagnosis"]),
+        ("labeled_ids", ["patient-1", "patient-2"]),
+        ("label_to_patient", {0: "Ann", 1: "Ben"}),
+        ("class_dirs", ["/data/a", "/data/b"]),
         ("encoder", {"the": 0, "patient": 1}),  # a vocabulary
         ("sentences", ["a text", "another"]),
         ("country_encoder", SimpleNamespace(classes_=np.array(["DE", "FR"]))),
