@@ -8,6 +8,7 @@ import pandas
 import pandas as pd
 import pytest
 import torch
+from sklearn.ensemble import RandomForestClassifier
 from torch import nn
 
 import fedhet
@@ -443,3 +444,17 @@ def test_a_model_with_another_activation_is_noted(trained, tmp_path, caplog, met
         assert any("model has other modules" in warning for warning in started.summary.get("warnings", [])) == noted
     with pytest.raises(FedhetError, match="the client's network changed since this run began"):
         fedhet.run({"rounds": 3}, model=other, data=data, resume=run.folder)
+
+
+def test_clients_without_a_file_of_their_model_are_named(tmp_path, caplog):
+    """A forest takes part in a run, but the table has no row for it."""
+
+    def model(client):
+        return RandomForestClassifier(5) if client.partition_id == 1 else network(client)
+
+    run = fedhet.run({"method": "local", **SETTINGS}, model=model, data=data, out=tmp_path / "run", progress=False)
+    scores = fedhet.evaluate(run, model=model, data=data)
+    assert [row[0] for row in scores.table] == ["model", "0", "2"]
+    assert scores.warnings == ["no row for 1: there is no file of an estimator, or of a client without a round"]
+    assert scores.warnings[0] in caplog.text
+    assert scores.warnings[0] in (run.folder / "evaluation.html").read_text()

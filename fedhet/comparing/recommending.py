@@ -124,7 +124,9 @@ def recommend(
         base = {"test-split": "drawn"} | base
         base["public-samples"] = config_of(base, {"method": "local"}).public_samples
     execute.tell(f"checking which of {len(wanted)} methods can train the clients")
-    choices, refused = ask(wanted, base, functions, allow=allow, deadline=began + seconds / 10)
+    choices, refused = ask(
+        wanted, base, functions, allow=allow, deadline=began + seconds / 10, latest=began + seconds / 3
+    )
     execute.tell(f"these methods can train the clients: {', '.join(choices) or 'none'}")
     _tell(refused, "tried", execute)
     if "local" not in choices:
@@ -153,14 +155,15 @@ def ask(
     *,
     allow: str | None,
     deadline: float = math.inf,
+    latest: float = math.inf,
 ) -> tuple[dict[str, Choice], dict[str, str]]:
     """Find out which `methods` can train the clients, by a handshake with the clients and without training.
 
     Returns two dictionaries by method: the settings to change for each suitable method (often none), and the reason why
     each other method is unsuitable. `base` has settings for all methods, `functions` the user's models and data, and
     `allow` the kinds of arrays that may leave the clients, such as `"posteriors,prototypes"` (None allows all). Methods
-    without a handshake by the `deadline` (in seconds, as `time.monotonic()`) count as unsuitable if another method is
-    suitable. Raises a ConfigError for invalid settings.
+    without a handshake by the `deadline` (in seconds, as `time.monotonic()`) count as unsuitable if a federated method
+    is suitable, and those without one by `latest` if any method is. Raises a ConfigError for invalid settings.
     """
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)
@@ -169,7 +172,8 @@ def ask(
     logging.disable(logging.CRITICAL)
     try:
         for reference in methods:
-            if choices and time.monotonic() > deadline:
+            federated = choices.keys() - {*CONTROLS}
+            if choices and time.monotonic() > (deadline if federated else latest):
                 refused[reference] = "the budget left no time to check whether it can train the clients"
                 continue
             try:

@@ -155,6 +155,8 @@ def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Po
         DataError: a column is missing, cannot be read or identifies rows.
     """
     columns = [*getattr(frame, "columns", ())]
+    if isinstance(frame, Mapping):
+        raise DataError("by_column needs one table: for two, pass {'train': by_column(...), 'test': by_column(...)}")
     if not hasattr(frame, "to_numpy"):
         raise DataError(f"by_column needs a data frame, as of pandas, not a {type(frame).__name__}")
     check_distinct("column", columns)

@@ -215,6 +215,11 @@ def _fill(
     traits = registry.traits(config)
     shared = (models / f"{GLOBAL}.safetensors").is_file()
     known = [*map(str, range(config.clients)), *(row.client for row in run.clients)]
+    absent = dict.fromkeys(row.client for row in run.clients if row.client not in personal)
+    if personal and absent and not shared:
+        warning = f"no row for {', '.join(absent)}: there is no file of an estimator, or of a client without a round"
+        log.warning("%s", warning)
+        result.warnings.append(warning)
 
     @cache
     def network_of(owner: str) -> nn.Module:

@@ -141,3 +141,16 @@ def test_users_networks_replace_architectures(method, keys):
 
 def test_feddf_is_tried_with_a_server_that_teaches():
     assert asked("feddf").choices["feddf"] == {"feddf.teach": True}
+
+
+def test_methods_are_asked_until_a_federated_one_can_train_the_clients():
+    """A regression, which the methods that are asked first refuse, was left with training alone and time to spare."""
+    names = ["local", "fedavg", "gradient-boosting", "layer-average", "fedhenn"]
+    late = "the budget left no time to check whether it can train the clients"
+    choices, refused = ask(names, DIGITS, UserFunctions(), allow=None, deadline=0.0)
+    assert [*choices] == ["local", "gradient-boosting", "layer-average"]
+    assert "needs equal architectures" in refused["fedavg"]
+    assert refused["fedhenn"] == late
+    choices, refused = ask(names, DIGITS, UserFunctions(), allow=None, deadline=0.0, latest=0.0)
+    assert [*choices] == ["local"]
+    assert {*refused.values()} == {late}

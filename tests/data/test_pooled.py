@@ -235,6 +235,7 @@ def test_what_cannot_be_split(tmp_path, given, settings, message):
             "more than one column has the name age, label: rename or remove them",
         ),
         (INPUTS, {"column": "hospital"}, "needs a data frame, as of pandas, not a ndarray"),
+        ({"train": FRAME, "test": FRAME}, {"column": "hospital"}, r"pass \{'train': by_column\(...\), 'test':"),
     ],
 )
 def test_tables_that_cannot_be_split(frame, arguments, message):
