@@ -185,6 +185,15 @@ class TestSides:
                 find("broken")
 
 
+class TestKeys:
+    def test_of_a_class_that_is_no_dataclass_are_refused(self):
+        class Undecorated(Options):
+            weight: float = option(0.5, "of mine")
+
+        with pytest.raises(ConfigError, match=r"method 'mine': .*Undecorated has options, but is no dataclass"):
+            Method("mine", Options=Undecorated)
+
+
 class TestRegistered:
     def test_installed_methods_cannot_be_replaced(self, install):
         install(mine="of_mine:method")

@@ -194,6 +194,8 @@ class TestMethodsThatAFolderNames:
             fedhet.run({"rounds": 3}, resume=folder)
         with pytest.raises(ConfigError, match="--method MODULE:NAME"):
             fedhet.run(folder / "config.toml")
+        with pytest.raises(ConfigError, match=rf"call fedhet\.methods\.registry\.method\('{method}'\) in Python"):
+            fedhet.load_model(folder, 0)
         assert not Path("marker").exists()
         assert not Path("runs").exists()
 

@@ -206,7 +206,7 @@ def keep(job: Job) -> None:
     client = job.client
     request = client.request
     kept = {f"model/{name}": tensor for name, tensor in _lasting(job.side).items()}
-    kept |= {f"memory/{name}": tensor for name, tensor in client.memory.items()}
+    kept |= {f"memory/{name}": tensor for name, tensor in job.memory(restored=bool(kept)).items()}
     if kept:
         client.store.save(request.round, kept, after=request.expected, closing=request.closing)
 

@@ -1,7 +1,7 @@
 """The declaration of a method: its name, its keys and its traits, with the names of its server and client classes."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import Field, dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
 from fedhet.errors import ConfigError
@@ -183,6 +183,14 @@ class Method:
     own: Mapping[str, Value] = field(default_factory=dict, hash=False)
     trains: str = ""
     variant_of: str = ""
+
+    def __post_init__(self) -> None:
+        for kind in self.Options.__mro__:
+            if any(isinstance(value, Field) for value in vars(kind).values()):
+                raise ConfigError(
+                    f"method {self.name!r}: the class {kind.__qualname__} has options, but is no dataclass, so that "
+                    "they are no keys: write @dataclass(frozen=True) over it"
+                )
 
     @property
     def family(self) -> str:

@@ -103,8 +103,8 @@ def check_known(reference: str, place: Path) -> None:
     if reference not in methods() and not _imported_before(reference):
         raise ConfigError(
             f"{place} names the method {reference!r}, which is not part of fedhet or of an installed package; its "
-            "code is not imported without your consent: if you trust it, pass --method MODULE:NAME (in Python, "
-            "fedhet.methods.registry.register)"
+            "code is not imported without your consent: if you trust it, pass --method MODULE:NAME to fedhet run, "
+            f"or call fedhet.methods.registry.method({reference!r}) in Python"
         )
 
 

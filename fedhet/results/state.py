@@ -72,6 +72,15 @@ class State:
     without_better: int = 0
     stopped: int = 0
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A checkpoint has fields only: another attribute would be lost when the run is resumed.
+        if name not in type(self).__dataclass_fields__ and not hasattr(getattr(type(self), name, None), "__set__"):
+            raise AttributeError(
+                f"{type(self).__name__} has no field {name!r}, which is lost when a run is resumed: declare it with "
+                "its type in your subclass of State, under @dataclass"
+            )
+        super().__setattr__(name, value)
+
     def aside(self) -> Self:
         """Return a copy with new dictionaries and lists; it shares arrays and `clients` with this state."""
         values = vars(self) | {"clients": ()}  # which may be many
@@ -85,6 +94,11 @@ class State:
         for name, kind in _kinds(type(self)).items():
             value = getattr(self, name)
             if kind is None:
+                if not _plain(value):
+                    raise FedhetError(
+                        f"{type(self).__name__}.{name} cannot be saved and read again unchanged: give it plain JSON "
+                        "values (text keys, no NumPy numbers or tensors), or the type Arrays or ArraysBy"
+                    )
                 values[name] = value
                 continue
             for member, group in (value if kind == ArraysBy else {"": value}).items():
@@ -123,6 +137,15 @@ class State:
             raise FedhetError(
                 f"{path} cannot be read as a checkpoint: {damage(error)}; restore it from a copy"
             ) from error
+
+
+def _plain(value: object) -> bool:
+    """Return whether JSON keeps `value`, in which tuples become lists."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _plain(member) for key, member in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def _kinds(state: type[State]) -> dict[str, Any]:

@@ -36,6 +36,20 @@ P = TypeVar("P", bound=Options)
 S = TypeVar("S", bound=State)
 
 
+def _numbers(metrics: object) -> dict[str, float]:
+    """Return what `aggregate_fit` returned, with NumPy's and PyTorch's numbers as Python's; raise a TypeError."""
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+        raise TypeError(f"it returned {metrics!r:.80}: return a dict of metrics by name, {{}} for none")
+    numbers: dict[str, float] = {}
+    for name, value in metrics.items():
+        item = getattr(value, "item", None)
+        number = item() if item and math.prod(value.shape) == 1 else value
+        if not isinstance(number, int | float):
+            raise TypeError(f"its metric {name!r} is {value!r:.80}: return a number")
+        numbers[name] = number
+    return numbers
+
+
 class FederatedStrategy(FlowerInterface, Generic[P, S]):
     """The base class of all strategies: a `flwr.serverapp.strategy.Strategy` that runs on any Flower Grid.
 
@@ -299,7 +313,7 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
         if trained and len(trained) >= min(self.config.min_clients, len(round.training)):
             before = self.state.model
             with run.calling("aggregate_fit"):
-                metrics = self.aggregate_fit(round.number, trained)
+                metrics = _numbers(self.aggregate_fit(round.number, trained))
                 changed = self.state.model is not before
                 self.state.model = as_declared(self.state.model, self.federation.specs.values())
             if run.privacy and changed:

@@ -133,3 +133,21 @@ def test_names_that_are_paths_are_refused(tmp_path, values):
     State(**values).save(tmp_path / "state")
     with pytest.raises(FedhetError, match="cannot be read as a checkpoint"):
         State.load(tmp_path / "state")
+
+
+class Undecorated(State):
+    eta: float = 0.0
+
+
+class TestWhatACheckpointWouldLose:
+    @pytest.mark.parametrize("kind", [State, Undecorated])
+    def test_other_attributes_than_fields_are_refused(self, kind):
+        with pytest.raises(AttributeError, match=f"{kind.__name__} has no field 'eta', which is lost .* @dataclass"):
+            kind().eta = 0.5
+
+    @pytest.mark.parametrize(
+        "value", [{1: 2}, {"a": {2: "b"}}, {3}, np.float32(1), [torch.ones(1)], {"a": np.ones(1)}], ids=repr
+    )
+    def test_values_that_change_are_refused(self, tmp_path, value):
+        with pytest.raises(FedhetError, match=r"Own\.seen_by cannot be saved and read again unchanged"):
+            Own(seen_by=value).save(tmp_path / "state")

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import fedhet
+from fedhet.client import ClientSide
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.messages import STOPPED
@@ -209,3 +210,51 @@ def test_methods_override_only_hooks(name):
         if each is FederatedStrategy:
             break
         assert vars(each).keys() & base <= HOOKS | OF_ALL | {"_abc_impl", "_is_protocol"}
+
+
+class Forgetful(ClientSide):
+    def end(self, payload):
+        self.client.memory = {"before": torch.ones(2)}
+        return super().end(payload)
+
+
+def test_memory_that_would_be_lost_is_refused(tmp_path):
+    name = registry.name_of(fedhet.FedAvg.method.variant("forgetful", client=Forgetful))
+    settings = {"preset": "", "clients": 2, "rounds": 1, "architectures": "mlp", "local-epochs": 1, "workers": 1}
+    with pytest.raises(FedhetError, match="Forgetful sets client.memory, which would be lost: .* remembers = True"):
+        fedhet.run({"method": name, **settings}, out=tmp_path / "run", progress=False)
+
+
+class TestAggregateFit:
+    """What a method's own `aggregate_fit` returns."""
+
+    @pytest.fixture
+    def returning(self, tiny, new_watch, tmp_path):
+        def run(result):
+            class Own(fedhet.FedAvg):
+                def aggregate_fit(self, round, replies):
+                    super().aggregate_fit(round, replies)
+                    return result
+
+            watch = new_watch()
+            Own(observers=[watch], rounds=1, state_dir=str(tmp_path)).start(LocalGrid(tiny.app(), 2))
+            return watch
+
+        return run
+
+    @pytest.mark.parametrize("value", [np.float32(0.5), np.array(0.5), torch.tensor([0.5]), 0.5], ids=repr)
+    def test_numbers_of_any_kind_are_recorded(self, returning, value):
+        assert returning({"spread": value}).rows[1]["metrics"]["spread"] == 0.5
+
+    @pytest.mark.parametrize(
+        ("result", "reason"),
+        [
+            (None, "it returned None: return a dict of metrics by name"),
+            ({1: 0.5}, "it returned {1: 0.5}: return a dict of metrics by name"),
+            ({"spread": np.ones(2)}, r"its metric 'spread' is array\(\[1., 1.\]\): return a number"),
+            ({"spread": "wide"}, "its metric 'spread' is 'wide': return a number"),
+        ],
+    )
+    def test_other_values_are_refused_by_name(self, returning, result, reason):
+        with pytest.raises(FedhetError, match=f"round 1: aggregate_fit of fedavg failed .*{reason}"):
+            returning(result)
