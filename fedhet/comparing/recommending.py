@@ -30,7 +30,7 @@ from fedhet.comparing.settings import (
     shared_settings,
     variants_of,
 )
-from fedhet.comparing.tables import notes_below
+from fedhet.comparing.tables import notes_below, unequal_steps
 from fedhet.comparing.tuning import WHOLE, Tuning, check_tuning, held_out, trial_run, validation_accuracies
 from fedhet.config.toml import to_toml
 from fedhet.config.validation import ineffective
@@ -382,6 +382,8 @@ class _Search:
         beats = all(difference is not None and difference.better(sign) for difference in differences)
         method = federated.variant if federated and beats else alone.variant
         verdict = _verdict(alone, federated, beats=beats)
+        if federated and (unequal := unequal_steps(federated, alone)):
+            verdict += f" {unequal}"
         scores = {name: self.accuracies[name] for name in CONTROLS if name in self.refused and name in self.accuracies}
         absent = [f"{name} ({format_value(score)})" for name, score in scores.items()]
         if absent:

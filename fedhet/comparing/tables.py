@@ -189,6 +189,7 @@ def notes_below(
             "among clients that both scored. "
             "Worst tenth: mean difference to local of the tenth of clients that gain least."
         )
+    notes += filter(None, (unequal_steps(result, baseline) for result in results))
     if any(result.equalised for result in results):
         notes.append(f"* needs equal architectures: every client got {EQUAL_MODEL}.")
     told = ((line, outcome.run.variant) for outcome in outcomes for line in outcome.files.summary.get("warnings", ()))
@@ -200,6 +201,18 @@ def notes_below(
         how += ", then trained on whole training parts." if whole else "; validation parts stay held out."
         notes.append(f"{how} Chosen for {'; '.join(tuned)}.")
     return notes
+
+
+def unequal_steps(result: VariantResult, baseline: VariantResult) -> str:
+    """Return a sentence if a method's gradient steps on clients' own examples are far from the baseline's.
+
+    The result is empty if they are between 0.8 and 1.25 times as many, or if one of the two methods takes none.
+    """
+    steps = result.mean("private_steps")
+    usual = baseline.mean("private_steps")
+    if not steps or not usual or 0.8 <= steps / usual <= 1.25:
+        return ""
+    return f"{result.variant} takes {steps / usual:.1f} times {baseline.variant}'s gradient steps on own examples."
 
 
 def comparison_figure(results: Sequence[VariantResult], width: float = WIDTH, height: float = 3.2) -> Figure:

@@ -40,6 +40,7 @@ class Recommendations:
         self.folder, self.now, self.printed = folder, 0.0, ""
         self.levels = {"fedhenn": 0.9, "fedmd": 0.7, "local": 0.6}
         self.sent = {"layer-average": 5000}
+        self.steps: dict[str, int] = {}
         self.started: list[str] = []
         self.page: list[str] = []
 
@@ -53,6 +54,7 @@ class Recommendations:
         write_run(out, settings=settings, level=level, **{name: settings[name] for name in names})
         summary = json.loads((out / "summary.json").read_text())
         summary |= {"seconds": SECONDS, "validation_accuracy": {"weighted": level}}
+        summary["work"]["private_steps"] = self.steps.get(settings["method"], 120)
         (out / "summary.json").write_text(json.dumps(summary))
         sent = self.sent.get(settings["method"], 0)
         clients = (out / "clients.csv").read_text().replace(",321000,540000", f",{sent},0")
@@ -122,6 +124,12 @@ def test_the_best_wins_after_one_try_each(made):
     assert (config.method, config.clients, config.validation) == ("fedhenn", 2, 0.0)
     with (made.folder / "comparison.csv").open() as rows:
         assert {row["seed"] for row in csv.DictReader(rows) if row["method"] == "local"} >= set("01234")
+
+
+def test_the_verdict_says_if_the_best_method_trains_longer(made):
+    assert "gradient steps" not in made.go().verdict
+    made.steps["fedhenn"], made.folder = 420, made.folder / "longer"
+    assert made.go().verdict.endswith("fedhenn takes 3.5 times local's gradient steps on own examples.")
 
 
 @pytest.mark.parametrize("budget", ["110s", "150s"])

@@ -30,6 +30,7 @@ from fedhet.comparing.tables import (
     notes_below,
     number_rows,
     separate_tables,
+    unequal_steps,
 )
 from fedhet.config import configuration
 from fedhet.results.history import RunFiles
@@ -108,6 +109,18 @@ def test_p_values_are_corrected():
     assert "corrected for the number of differences in the table (2, Holm)" in "\n".join(
         notes_below(results, results[0])
     )
+
+
+def test_methods_that_train_longer_are_named():
+    """FedMA, which trains after each layer, "beat" training alone by three times its gradient steps without a word."""
+    steps = {"local": 100, "fedavg": 110, "fedma": 350, "gradient-boosting": 0}
+    results = [result(name, {0: 0.5, 1: 0.6, 2: 0.7}) for name in steps]
+    for each in results:
+        for run in each.outcomes:
+            run.values["private_steps"] = steps[each.variant]
+    sentence = "fedma takes 3.5 times local's gradient steps on own examples."
+    assert [unequal_steps(each, results[0]) for each in results] == ["", "", sentence, ""]
+    assert [note for note in notes_below(results, results[0]) if "gradient steps on own" in note] == [sentence]
 
 
 def test_two_seeds_are_too_few():
