@@ -153,6 +153,10 @@ def test_every_task_has_its_metric_first_and_unknown_ones_are_refused():
         Task("").measuring("macrof1", ())
     with pytest.raises(ConfigError, match="auc is no metric of the task regression: choose among r2, rmse, mae"):
         Task("regression").measuring("", ["auc"])
+    with pytest.raises(
+        ConfigError, match=r"macro-f1, auc, or, for two classes, set task=\"binary\" \(networks have one"
+    ):
+        Task("classification").measuring("average-precision", ())
 
 
 def test_lower_errors_are_better():

@@ -193,6 +193,8 @@ class Task:
                 raise ConfigError(nearest("metric", name, measures))
             if self.name and name not in self.outputs.metrics:
                 possible = ", ".join(self.outputs.metrics)
+                if self.name == "classification" and name in OUTPUTS["binary"].metrics:
+                    possible += ', or, for two classes, set task="binary" (networks have one output)'
                 raise ConfigError(f"{name} is no metric of the task {self.name}: choose among {possible}")
         if not self.name or not (metric or further):
             return self
