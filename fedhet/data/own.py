@@ -20,20 +20,8 @@ from torch.utils.data.dataloader import default_collate
 from torch.utils.data.sampler import BatchSampler, RandomSampler, WeightedRandomSampler
 
 from fedhet.data.examples import UNLABELLED, Augment, ClientData, Examples, PublicDataset, in_order
-from fedhet.data.names import (
-    CLASSES,
-    COLUMNS,
-    Names,
-    alike,
-    check_index,
-    merged,
-    names_of,
-    numbered,
-    permuted,
-    plain,
-    shown,
-    unlike,
-)
+from fedhet.data.names import CLASSES, COLUMNS, Names, alike, merged, permuted, plain, shown, unlike
+from fedhet.data.naming import check_index, names_of, numbered
 from fedhet.data.reading import (
     INPUTS,
     LABELS,

@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from fedhet.data.examples import DataSet, Examples, Indices, Owners
-from fedhet.data.names import CLASSES, COLUMNS, Names, check_distinct, listed_categories, names_of, numbered
+from fedhet.data.names import CLASSES, COLUMNS, Names, check_distinct
+from fedhet.data.naming import listed_categories, names_of, numbered
 from fedhet.data.own import aligned, examples_of
 from fedhet.data.partitions import proportional_sample, size_of_part, with_drawn_test_set
 from fedhet.data.reading import IDENTIFIERS, LABELS, LazyInputs, check_finite

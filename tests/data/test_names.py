@@ -18,7 +18,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
 
 import fedhet
-from fedhet.data.names import CLASSES, COLUMNS, alike, names_of
+from fedhet.data.names import CLASSES, COLUMNS, alike
+from fedhet.data.naming import names_of
 from fedhet.data.own import as_client_data
 from fedhet.data.pooled import as_pooled
 from fedhet.errors import DataError
