@@ -155,20 +155,22 @@ def in_order(part: P, kind: str, ours: Sequence[str], theirs: Sequence[str]) -> 
     """Return `part` with its classes or columns (`kind`, with the names `ours`) in the order of the names `theirs`."""
     if kind == CLASSES:
         return relabelled(part, renumbering(ours, theirs))
+    order = _places(ours, theirs)
     if kind == LABEL_COLUMNS:
-        return relabelled(part, lambda labels: labels[:, _places(ours, theirs).to(labels.device)])
-    return replace(part, inputs=_with_columns(part.inputs[:], kind, ours, theirs))
+        return relabelled(part, lambda labels: labels[:, order.to(labels.device)])
+    return replace(part, inputs=_with_columns(part.inputs[:], kind, order))
 
 
 def _places(ours: Sequence[str], theirs: Sequence[str]) -> Tensor:
+    """Return the places in `ours` of the names `theirs`."""
     places = {name: place for place, name in enumerate(ours)}
     return torch.tensor([places[name] for name in theirs])
 
 
-def _with_columns(inputs: Tensor, kind: str, ours: Sequence[str], theirs: Sequence[str]) -> Tensor:
-    """Return inputs whose columns `kind` have the names `ours` with these columns in the order of `theirs`."""
+def _with_columns(inputs: Tensor, kind: str, order: Tensor) -> Tensor:
+    """Return inputs whose columns `kind` are those at the places `order`, in this order."""
     tensors = parts_of(inputs, COLUMNS)
-    tensors[kind] = tensors[kind][:, _places(ours, theirs).to(tensors[kind].device)]
+    tensors[kind] = tensors[kind][:, order.to(tensors[kind].device)]
     return from_parts(tensors, COLUMNS)
 
 
@@ -177,10 +179,11 @@ def _augmenting(augment: Augment, kind: str, ours: Sequence[str], theirs: Sequen
 
     The columns are `kind` of the names in both lists.
     """
+    back = _places(theirs, ours)
+    forth = _places(ours, theirs)
 
     def augmented(inputs: Tensor, generator: torch.Generator) -> Tensor:
-        changed = augment(_with_columns(inputs, kind, theirs, ours), generator)
-        return _with_columns(changed, kind, ours, theirs)
+        return _with_columns(augment(_with_columns(inputs, kind, back), generator), kind, forth)
 
     return augmented
 

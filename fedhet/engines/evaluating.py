@@ -231,9 +231,9 @@ def _fill(
         data = data_of(functions.data_of, info)
         for name in [*in_order(personal), *[GLOBAL] * shared]:
             if name == GLOBAL and (client in personal or not traits.whole):
-                reason = "the client's own model is its part of it, or has statistics of its own"
-                if not traits.whole:
-                    reason = "it is a network of the server, which fedhet.load_model does not build"
+                of_client = "the client's own model is its part of it, or has statistics of its own"
+                of_server = "it is a network of the server, which fedhet.load_model does not build"
+                reason = of_client if traits.whole else of_server
                 result.refused[name, client] = f"model {name} at client {client}: {reason}"
                 continue
             # Others have that of a client without its own.
