@@ -36,7 +36,7 @@ class FedKD(Projected[SmallNetworkKeys]):
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         small = Representation(self.pair, f"small.{self.small_head}".rstrip("."))
         captures = self.captures | {"own": self.client.representation, "shared": small}
-        return (Term(mutual_with_hidden, captures=captures),)
+        return (Term(mutual_with_hidden, captures=captures, weighted=True),)
 
     def end(self, payload: Payload) -> Payload:
         client = self.client
@@ -56,4 +56,5 @@ def mutual_with_hidden(step: Step) -> Tensor:
     learnt = step.divergence(step.outputs, shared)
     taught = step.divergence(shared, step.outputs)
     projected = F.linear(step.captured["shared"].to(hidden.dtype), step.parameters["projector.weight"])
-    return shared_loss + (learnt + taught + F.mse_loss(projected, hidden)) / both
+    apart = step.mean((projected - hidden).square())
+    return shared_loss + (learnt + taught + apart) / both
