@@ -276,10 +276,14 @@ def _listed_classes(dataset: Any) -> tuple[str, ...]:
     if numbers is None and isinstance(classes, Mapping):
         numbers = classes if all(isinstance(name, str) for name in classes) else {n: k for k, n in classes.items()}
     if isinstance(numbers, Mapping):
-        by_number = {number: name for name, number in numbers.items()}
-        if {*by_number} != {*range(len(by_number))}:  # the user's own numbering, which has gaps
+        names: dict[Any, list[Any]] = {}
+        for name, number in numbers.items():
+            names.setdefault(number, []).append(name)
+        if {*names} != {*range(len(names))}:  # the user's own numbering, which has gaps
             return ()
-        classes = [by_number[number] for number in range(len(by_number))]
+        # Several names of one class, such as those of ImageNet's, are one name.
+        by_number = [names[number] for number in range(len(names))]
+        classes = [same[0] if len(same) == 1 else " or ".join(sorted(map(str, same))) for same in by_number]
     if hasattr(classes, "tolist"):  # an array, such as scikit-learn's `LabelEncoder.classes_`, or a pandas Index
         classes = classes.tolist()
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str | tuple) for name in classes):

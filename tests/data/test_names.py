@@ -157,6 +157,9 @@ def test_names_of_forms(folders):
     folder = ImageFolder(folders["two"].root)
     folder.class_to_idx = {"bee": 1, "cat": 2}  # numbers that a user gave to all clients' classes
     assert names_of(folder) == {}
+    folder.class_to_idx = {"kitten": 0, "cat": 0, "dog": 1}
+    folder.samples = [(f"{folder.root}/dog/1.png", 1)]
+    assert names_of(folder) == {CLASSES: ("cat or kitten", "dog")}
     numbers = pd.Series([3, 1], dtype="category")  # are the classes themselves
     assert as_client_data("0", ((FRAME[:2], numbers), (FRAME[:2], numbers))).train.labels.tolist() == [3, 1]
 
