@@ -13,7 +13,7 @@ from fedhet.utils import text
 __all__ = ["Array", "ArrayRecord", "ConfigRecord", "Context", "Error", "Message", "MessageType", "MetricRecord"]
 __all__ += ["ClientApp", "Grid", "RecordDict", "Result", "ServerApp", "Strategy", "__version__", "newer_than_tested"]
 
-NEWEST = 42
+NEWEST = 43
 """The newest minor version 1.x of Flower that the tests pass with."""
 
 

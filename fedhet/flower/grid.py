@@ -108,9 +108,15 @@ class LocalGrid(Grid):
                 self._waiting |= {message.metadata.message_id: batch for message in batch}
         return pushed
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Handle the stored messages with these ids, batch by batch, and return the replies."""
-        keys = [*message_ids]
+    def pull_messages(
+        self, message_ids: Iterable[str] | None = None, reply_to_message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
+        """Handle the stored messages with these ids (default: all), batch by batch, and return the replies.
+
+        From Flower 1.43 on, the ids have the name `reply_to_message_ids`.
+        """
+        chosen = reply_to_message_ids if message_ids is None else message_ids
+        keys = [*self._waiting, *self._done] if chosen is None else [*chosen]
         for key in keys:
             if key in self._waiting:
                 self._handle(self._taken(key))

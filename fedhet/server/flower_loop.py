@@ -1,10 +1,11 @@
 """Strategies in Flower's own loop (`Strategy.start`), or wrapped by a Flower strategy for differential privacy."""
 
 import atexit
+import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, cast
+from typing import Any
 
 from fedhet.config.flower_names import to_send
 from fedhet.errors import ConfigError, FedhetError
@@ -14,7 +15,7 @@ from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.flower.privacy import check_wrapper
 from fedhet.messages import Reply
 from fedhet.server.initial import check_initial_arrays, take_initial_arrays
-from fedhet.server.loop import EvaluateFunction, Steps, finish, run_all, running
+from fedhet.server.loop import EvaluateFunction, Steps, StopFunction, finish, run_all, running
 from fedhet.server.reporter import metric_record, own_metrics, statistics
 from fedhet.server.run import Round, Run
 from fedhet.utils.text import log
@@ -57,11 +58,25 @@ class FlowerLoop:
         # The global arrays at the beginning of the run, and from round 1 on the newest ones.
         self._arrays: tuple[ArrayRecord | None, ...] = ()
 
-    def run_all(self, grid: Grid, initial_arrays: ArrayRecord | None, evaluate_fn: EvaluateFunction | None) -> Result:
+    def run_all(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None,
+        evaluate_fn: EvaluateFunction | None,
+        should_stop: StopFunction | None,
+    ) -> Result:
         """Run all rounds by Flower's `Strategy.start`, which calls the methods that a strategy's class overrides."""
+        if should_stop and "should_stop" not in inspect.signature(Strategy.start).parameters:
+            raise ConfigError("should_stop of a strategy that overrides Flower's hooks needs Flower 1.43: update flwr")
 
         def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
             return evaluate_fn(round, arrays) if evaluate_fn and arrays else None
+
+        def stop(round: int, result: Result) -> bool:
+            stopped = bool(should_stop and should_stop(round, result))
+            if stopped:
+                self.steps.run.state.stopped = round
+            return stopped
 
         self._begin(grid, initial_arrays)
         with self._ended_by_errors():
@@ -69,8 +84,9 @@ class FlowerLoop:
             first = encode_arrays(self.steps.global_arrays(), flower=True)
             self._arrays = (first,)
             configs = ConfigRecord(run.train_config), ConfigRecord(run.evaluate_config)
-            strategy = cast(Strategy, self.steps)
-            result = Strategy.start(strategy, grid, first, run.config.rounds, run.config.timeout, *configs, evaluate)
+            strategy: Any = self.steps
+            functions = (evaluate, stop) if should_stop else (evaluate,)
+            result = Strategy.start(strategy, grid, first, run.config.rounds, run.config.timeout, *configs, *functions)
             if self._contexts:  # aggregate_evaluate of a subclass did not call super()
                 self._complete()
         return result
@@ -263,6 +279,7 @@ class FlowerInterface(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFunction | None = None,
+        should_stop: StopFunction | None = None,
     ) -> Result:
         """Run all rounds, the closing round if there is one, and the evaluation at the end.
 
@@ -281,6 +298,7 @@ class FlowerInterface(Strategy):
                 clients with fedhet's training loop, they set keys of training, also by Flower's names (`lr`).
             evaluate_config: entries for the clients' own evaluate functions, sent unchanged.
             evaluate_fn: evaluates the global model at the server, before the first round and after each round.
+            should_stop: ends training after a round if it returns True for the round and the results so far.
 
         Raises:
             FedhetError: too few clients can take part, no client gave a valid reply in the first round, the last rounds
@@ -300,8 +318,8 @@ class FlowerInterface(Strategy):
         if evaluate_fn and not evaluate:
             run.warn_once(f"evaluate_fn is not called, since {run.method.name} has no global model: leave it out")
         if self.overridden:
-            return self._flower.run_all(grid, initial_arrays, evaluate)
-        return run_all(steps, grid, initial_arrays, evaluate)
+            return self._flower.run_all(grid, initial_arrays, evaluate, should_stop)
+        return run_all(steps, grid, initial_arrays, evaluate, should_stop)
 
     def summary(self) -> None:
         """Log the method's name and the values of its configuration keys."""

@@ -21,6 +21,9 @@ from fedhet.utils.text import log
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
+StopFunction = Callable[[int, Result], bool]
+"""A function of a round and the results so far that returns whether training ends after this round."""
+
 
 class Steps(Protocol):
     """The steps of a run, which fedhet's loop and Flower's loop call; `FederatedStrategy` implements them."""
@@ -51,7 +54,11 @@ class Steps(Protocol):
 
 
 def run_all(
-    steps: Steps, grid: Grid, initial_arrays: ArrayRecord | None, evaluate_fn: EvaluateFunction | None
+    steps: Steps,
+    grid: Grid,
+    initial_arrays: ArrayRecord | None,
+    evaluate_fn: EvaluateFunction | None,
+    should_stop: StopFunction | None,
 ) -> Result:
     """Run all rounds, the closing round if there is one, and the evaluation at the end."""
     run = steps.run
@@ -68,6 +75,8 @@ def run_all(
             if evaluated and steps.reporter.evaluated:
                 result.evaluate_metrics_clientapp[evaluated] = steps.reporter.evaluated
             _evaluate_globally(steps, evaluate_fn, result)
+            if should_stop and round < run.training_rounds and should_stop(round, result):
+                run.state.stopped = round
         if last := finish(steps):
             result.evaluate_metrics_clientapp[run.last_round] = last
         result.arrays = encode_arrays(steps.global_arrays(), flower=True)

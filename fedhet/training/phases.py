@@ -24,6 +24,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import Optimizer
 
 from fedhet.data import Augment, Examples
+from fedhet.errors import ModelError
 from fedhet.models.copies import in_evaluation_mode
 from fedhet.models.representation import Capturing, RandomStream, Representation
 from fedhet.tasks import Task
@@ -363,6 +364,10 @@ class Phase:
     augmented: bool = False
     augment: Augment | None = None
     continues: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.terms, Sequence):
+            raise ModelError(f"loss terms must be a tuple, such as (Term(...),), not a {type(self.terms).__name__}")
 
     @cached_property
     def captures(self) -> dict[str, Capturing]:

@@ -18,7 +18,7 @@ from fedhet.errors import ModelError
 from fedhet.models.representation import isolated
 from fedhet.tasks import LARGEST, Task
 from fedhet.training.evaluation import forward, uses_batch_statistics
-from fedhet.training.phases import Phase, Step, Term, Trained
+from fedhet.training.phases import Loss, Phase, Step, Term, Trained
 from fedhet.training.privacy import ExampleLoss, Privacy, one_by_one
 from fedhet.utils.inputs import for_each
 from fedhet.utils.machine import brought
@@ -235,10 +235,20 @@ def loss_of(step: Step, phase: Phase, recorded: Recorded, loss: Tensor | None = 
         value = term(step)
         if isinstance(value, tuple):
             value, values = value
+            for scalar in values.values():
+                _check_scalar(scalar, term)
             record(recorded, values)
         if value is not None:
+            _check_scalar(value, term)
             loss = loss + value
     return loss
+
+
+def _check_scalar(value: object, term: Loss) -> None:
+    if not isinstance(value, Tensor) or value.ndim:
+        name = getattr(getattr(term, "function", term), "__name__", "of a phase")
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ModelError(f"the loss term {name} returned {got}, not a scalar tensor, such as step.mean(values)")
 
 
 def record(recorded: Recorded, values: Mapping[str, Tensor]) -> None:

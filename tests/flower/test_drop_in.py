@@ -1,5 +1,6 @@
 """Habits of Flower's users, one small app each: fedhet's strategies behave as Flower's own do in the same app."""
 
+import inspect
 import logging
 import math
 import re
@@ -180,6 +181,42 @@ def test_overridden_hooks_are_called_as_in_flower():
         found.append((level(result), rates, means, strategy.calls))
     assert found[0] == found[1]
     assert found[0] == (14.0, [0.4] * 3 + [0.2] * 3, [1.0, 1.0], ["summary", (1, 4.667), (2, 14.0)])
+
+
+def test_should_stop_ends_training_as_in_flower():
+    asked = []
+
+    def should_stop(round, result):
+        asked.append((round, len(result.evaluate_metrics_clientapp)))
+        return round == 2
+
+    strategy = fedhet.FedAvg()
+    result = ours(wrapped(), strategy, num_rounds=5, should_stop=should_stop)
+    assert set(result.train_metrics_clientapp) == {1, 2}
+    assert strategy.state.stopped == strategy.state.round == 2
+    assert [round for round, _ in asked] == [1, 2]
+    if "should_stop" not in inspect.signature(flower.FedAvg.start).parameters:
+        with pytest.raises(ConfigError, match=r"should_stop of a strategy that overrides .* needs Flower 1\.43"):
+            ours(wrapped(), decaying(fedhet.FedAvg), num_rounds=5, should_stop=should_stop)
+        return
+    asked.clear()
+    for base, run, app in ((fedhet.FedAvg, ours, wrapped), (flower.FedAvg, theirs, hospital)):
+        result = run(app(), decaying(base), num_rounds=5, should_stop=should_stop, train_config=ConfigRecord({"lr": 1}))
+        assert set(result.evaluate_metrics_clientapp) == {1, 2}
+    assert asked == [(1, 1), (2, 2)] * 2
+
+
+def test_replies_are_pulled_by_the_ids_of_their_messages():
+    grid = LocalGrid(wrapped(), 3)
+    messages = [grid.create_message(RecordDict(), "query", node, "") for node in grid.get_node_ids()]
+    one, two, three = grid.push_messages(messages)
+
+    def answered(replies):
+        return {reply.metadata.reply_to_message_id for reply in replies}
+
+    assert answered(grid.pull_messages(message_ids=[])) == set()
+    assert answered(grid.pull_messages(reply_to_message_ids=[two])) == {two}
+    assert answered(grid.pull_messages()) == {one, three}
 
 
 def test_hooks_without_a_use_are_refused_by_name():

@@ -134,6 +134,21 @@ def test_loss_terms():
     assert seen == [(0, (24, 5), (24,), (24, 3), {})]
 
 
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (0.5, "term <lambda> returned a float, not a scalar tensor"),
+        (torch.ones(2), r"a tensor of shape \(2,\)"),
+        ((torch.zeros(()), {"distance": 3.0}), "returned a float"),
+    ],
+)
+def test_loss_terms_that_are_no_scalars(result, message):
+    with pytest.raises(ModelError, match=message):
+        run(network(), Phase(1, Optimisation(), terms=(Term(lambda step: result),)))
+    with pytest.raises(ModelError, match=r"must be a tuple, such as \(Term\(...\),\), not a Term"):
+        Phase(1, Optimisation(), terms=Term(lambda step: result))
+
+
 def test_captures():
     model, seen = network(), []
 
