@@ -19,9 +19,8 @@ class FedHeNN(SameWidth[Keys]):
     def handshake(self, payload: Payload) -> Payload:
         if self.options.sent == "posteriors":
             self.client.check_scores("which the spectral target compares (fedhenn.target = kernel compares Phi)")
-        if self.options.target != "contrast":
-            return Payload()
-        return Payload(values={"width": self.client.represent(self.client.data.train.inputs[:2]).shape[1]})
+        width = self.client.represent(self.client.data.train.inputs[:2]).shape[1]
+        return Payload(values={"width": width} if self.options.target == "contrast" else {})
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         if "eta" not in payload.values:

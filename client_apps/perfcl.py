@@ -30,12 +30,12 @@ class TwoExtractors(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         try:
             outputs: Tensor = self.head(torch.cat([self.shared(inputs), self.personal(inputs)], -1))
-        except RuntimeError as error:
+        except (AttributeError, RuntimeError, TypeError) as error:
             try:  # the network alone was checked: without the head, it also fails for few examples
                 with torch.no_grad():
                     features = self.shared(inputs[:2])
                     self.head(torch.cat([features, features], -1))
-            except RuntimeError:
+            except (AttributeError, RuntimeError, TypeError):
                 raise ModelError(
                     f"perfcl replaces the head, here {self.replaced!r}, which must be the last layer, but without it "
                     f"the network fails with {error}: name the last layer by the key head, or choose another method"

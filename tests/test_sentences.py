@@ -306,7 +306,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "an empty parameter": (lambda: run(lambda client: empty()), "whose nothing cannot be sent"),
     "a head that is read": (
         lambda: run(lambda client: Head(), method="fedproto"),
-        "reads weight of its last layer, before which a layer is inserted",
+        "reads weight of its last layer, which the method extends: call the last layer instead, or set METHOD.width",
+    ),
+    "a head that a method replaces": (
+        lambda: run(lambda client: Head(), method="perfcl"),
+        "perfcl replaces the head, here 'head', which must be the last layer, but without it the network fails with",
     ),
     "no gradients": (
         lambda: run(lambda client: Detached()),

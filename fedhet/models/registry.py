@@ -180,16 +180,24 @@ def _check_library(name: str) -> None:
         raise ModelError(nearest("model", name, (f"{library}/{each}" for each in names)))
 
 
-class Placed(nn.Sequential):
-    """A head with layers inserted before it. Networks can call this module, but not read the head's attributes."""
+class _Called(nn.Module):
+    """A module in place of a network's head. Networks can call it, but not read the head's attributes."""
+
+    advice = ""
 
     def __getattr__(self, name: str) -> Any:
         if name in nn.Linear.__constants__ or name in ("weight", "bias"):
             raise AttributeError(
-                f"the network's forward reads {name} of its last layer, before which a layer is inserted: call the "
-                "last layer instead, or set METHOD.width (such as fedproto.width) to 0 and name models without :WIDTH"
+                f"the network's forward reads {name} of its last layer, which the method extends: call the last layer "
+                f"instead{self.advice}"
             )
         return super().__getattr__(name)
+
+
+class Placed(_Called, nn.Sequential):
+    """A head with layers inserted before it."""
+
+    advice = ", or set METHOD.width (such as fedproto.width) to 0 and name models without :WIDTH"
 
 
 def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], width: int) -> nn.Module:
@@ -208,7 +216,7 @@ def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], w
     return model
 
 
-class Beside(nn.Module):
+class Beside(_Called):
     """A `head` and modules beside it, which only loss terms apply to the head's inputs (`Step.beside`)."""
 
     def __init__(self, modules: Mapping[str, nn.Module], head: nn.Module) -> None:

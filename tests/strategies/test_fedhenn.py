@@ -351,6 +351,18 @@ def test_train_union_with_other_data(settings: dict[str, Any]) -> None:
         FedHeNN(rad_source="train-union", **settings)
 
 
+class Read(nn.Sequential):
+    """A network whose forward reads the weights of its head, and does not call it."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.linear(self[1](self[0](inputs)), self[2].weight, self[2].bias)
+
+
+def test_a_head_that_is_not_called_is_refused_before_training(run: Federate) -> None:
+    with pytest.raises(FedhetError, match=r"no client can take part:\n.*did not compute the input of head '2' of Read"):
+        run({}, model=lambda client: Read(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10)))
+
+
 def test_train_union_of_own_data(run: Federate) -> None:
     examples = torch.rand(20, 1, 8, 8), torch.arange(20) % 2
     with pytest.raises(FedhetError, match="fedhenn.rad-source = train-union takes .* must be of a configured data set"):
