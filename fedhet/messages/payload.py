@@ -249,10 +249,10 @@ class Fields:
         right = f"text of at most {longest} characters"
         return str(self._read(key, default, str, right, lambda text: len(text) <= longest))
 
-    def line(self, key: str, default: str | None = None) -> str:
+    def line(self, key: str, default: str | None = None, *, longest: int = LONGEST) -> str:
         """Return the field `key`, one line of printable text, or `default` if it is missing."""
-        right = f"printable text of one line, of at most {LONGEST} characters"
-        return str(self._read(key, default, str, right, lambda text: len(text) <= LONGEST and text.isprintable()))
+        right = f"printable text of one line, of at most {longest} characters"
+        return str(self._read(key, default, str, right, lambda text: len(text) <= longest and text.isprintable()))
 
     def name(self, key: str, default: str | None = None) -> str:
         """Return the field `key`, text that is a valid file name, or `default` if it is missing."""

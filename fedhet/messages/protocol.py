@@ -57,6 +57,7 @@ WHOLE = "whole"
 
 MOST_PARTITIONS = 100_000
 """Largest number of partitions of the data, and so of simulated clients."""
+LONGEST_NOTE = 2000  # largest number of characters of a client's remarks in a reply
 MOST_ARRAYS = 2**15  # largest number of arrays that a client may share with the server
 MOST_NAMES, MOST_LISTS = 2**20, 64  # largest numbers of characters and lists in the names of classes and columns
 MOST_WEIGHT = 1e18  # largest accepted weight of a client's metric, such as a number of predictions
@@ -164,7 +165,7 @@ class Report:
     public: Name = ""
     public_size: int = field(default=0, metadata={"at_most": 10**8})
     device: str = ""
-    note: str = ""
+    note: str = field(default="", metadata={"longest": LONGEST_NOTE})
     outputs: int = field(default=0, metadata={"at_most": 2**31})
     noise: float = 0.0
     groups: Text = field(default="", metadata={"longest": 2**20})  # ResNet-152 has 200,000 characters
@@ -184,7 +185,7 @@ class Report:
     def fields(self) -> dict[str, Any]:
         """Return the report as a dict of plain values to send; fields with default values are left out."""
         spec = {f"spec.{name}": ",".join([dtype, *map(str, shape)]) for name, (shape, dtype) in self.spec.items()}
-        return written(replace(self, note=self.note[:LONGEST])) | spec
+        return written(replace(self, note=self.note[:LONGEST_NOTE])) | spec
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Report":

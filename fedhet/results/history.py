@@ -160,7 +160,7 @@ def scored_curve(rows: Sequence[Row], which: Which, **options: Any) -> list[tupl
 
 
 def absences(rows: Sequence[Row], scored: Which, *, shared: bool) -> Iterator[str]:
-    """Yield a line each about clients that took no part, failed in the last evaluation, or are scored untrained.
+    """Yield a line each about clients that took no part, failed in the last evaluation or before, or never trained.
 
     With `shared`, received networks are one global model, whose score does not depend on the client's own training.
     """
@@ -172,9 +172,11 @@ def absences(rows: Sequence[Row], scored: Which, *, shared: bool) -> Iterator[st
     there = trained | {*evaluated, *absent, *late}
     own = bool(trained) and not (shared and scored == "received")
     untrained = final - trained if own else ()
+    failed = {str(failure.get("client")): str(failure.get("reason")) for row in rows for failure in row["failures"]}
     for words, group in (
         (ABSENT, absent),
         ("clients failed in the last evaluation", late),
+        ("clients failed in a round, but are scored", {name: why for name, why in failed.items() if name in final}),
         ("clients never trained, but are scored", dict.fromkeys(untrained, "raise fraction-train or rounds")),
     ):
         by_reason = grouped((group[client], client) for client in sorted(group, key=client_order))

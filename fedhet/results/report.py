@@ -313,13 +313,10 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
             value = f"epsilon {privacy['epsilon']:.4g}"
             note = f"delta {privacy['delta']:g}; {note}"
         facts.append(("privacy", value, note))
-    problems = [line.partition(":")[0] for line in run.absences]
-    if summary.get("failures"):
-        problems.append(f"failures: {summary['failures']}")
     return [
         *facts,
         ("time", format_seconds(summary.get("seconds")), ""),
-        ("clients", str(summary.get("clients", "?")), "; ".join(problems)),
+        ("clients", str(summary.get("clients", "?")), "; ".join(line.partition(":")[0] for line in run.absences)),
     ]
 
 

@@ -51,6 +51,23 @@ def refused(new_watch: Any) -> Callable[..., str]:
     return refused
 
 
+def test_every_remark_of_a_client_reaches_the_server_whole(new_watch: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Counter(nn.Sequential):
+        calls = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.calls += self.training
+            return super().forward(inputs)
+
+    names = [*"abcd"]
+    part, other = ((pandas.DataFrame(INPUTS, columns=order), LABELS) for order in (names, names[::-1]))
+    strategy = fedhet.FedAvg(rounds=1, learning_rate=0.01, observers=[new_watch()])
+    app = make_client_app(lambda: Counter(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), lambda: (part, other))
+    strategy.start(LocalGrid(app, 1))
+    assert f"({', '.join(names[::-1])}) are aligned by name: {', '.join(names)}" in caplog.text
+    assert "register them in __init__ as buffers, self.register_buffer('step', torch.zeros(()))" in caplog.text
+
+
 def test_labels_beyond_the_outputs_are_told_with_the_classes_names(refused: Any) -> None:
     """A category without examples is a class, too."""
     texts = pandas.Categorical(["gull", "tern"] * (len(INPUTS) // 2), categories=["auk", "gull", "tern"])

@@ -12,7 +12,7 @@ import fedhet
 from fedhet.config import configuration
 from fedhet.engines.running import RunResult, run_locally
 from fedhet.errors import FedhetError
-from fedhet.results.history import read_run
+from fedhet.results.history import absences, read_run
 from fedhet.results.report import compare_folders, write_report
 from fedhet.results.terminal import headline
 from fedhet.testing import COMMON
@@ -27,6 +27,18 @@ def test_clients_that_never_took_part() -> None:
     trained = [["0"], ["0"], ["0", "2"]]
     rows = [{"participants": clients, "failures": each} for clients, each in zip(trained, failed, strict=True)]
     assert never_took_part(rows) == {"1": "then"}
+
+
+def test_clients_that_failed_before_the_last_evaluation_are_named() -> None:
+    scores = {"trained": {"0": [1.0, 1.0], "1": [1.0, 1.0]}}
+    failure = {"client": "1", "reason": "training diverged"}
+    rows = [
+        {"participants": ["0", "1"], "failures": [], "scores": {}},
+        {"participants": ["0"], "failures": [failure], "scores": {}},
+        {"participants": [], "failures": [], "scores": scores, "trained": {"clients": 2}},
+    ]
+    line = "1 of 2 clients failed in a round, but are scored: client 1: training diverged"
+    assert [*absences(rows, "trained", shared=False)] == [line]
 
 
 def ran(folder: Path, method: str, **settings: Any) -> dict[str, Any]:
