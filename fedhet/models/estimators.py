@@ -44,8 +44,7 @@ class Estimator(nn.Module):
         self.outputs = 0
         self.meaning = "classes"
         self.columns: tuple[str, ...] = ()
-        self._fitted: Any = None
-        self._key = ""
+        self.forget()
 
     @property
     def title(self) -> str:
@@ -54,8 +53,7 @@ class Estimator(nn.Module):
 
     @property
     def _last(self) -> Any:
-        steps = getattr(self.estimator, "steps", None)
-        return steps[-1][1] if steps else self.estimator
+        return getattr(self.estimator, "steps", [("", self.estimator)])[-1][1]
 
     def _get_name(self) -> str:
         return self.title
@@ -73,7 +71,7 @@ class Estimator(nn.Module):
 
     def forget(self) -> None:
         """Return to the state before the first fit."""
-        self._fitted = None
+        self._fitted: Any = None
         self._key = ""
 
     def fit(self, inputs: Tensor, labels: Tensor, soft: tuple[Tensor, Tensor] | None = None, *, threads: int) -> None:
@@ -167,12 +165,14 @@ def log_probabilities(estimator: Any, features: Any, classes: int) -> Tensor:
     """Return the logarithms (n, classes), in float64, of a fitted classifier's probabilities for features (n, d).
 
     The mean with equal probabilities, whose weight is `LEAST`, keeps the order of small probabilities and their ties.
-    Without `predict_proba`, scores of `decision_function` are taken for logits if their order agrees with `predict`.
+    All add up to 1, also those in float32. Without `predict_proba`, scores of `decision_function` are taken for logits
+    if their order agrees with `predict`.
     """
     columns = torch.as_tensor(np.asarray(estimator.classes_).astype(np.int64))
     probabilities = torch.zeros(len(features), classes, dtype=torch.float64)
     values = torch.from_numpy(_probabilities(estimator, features)).to(probabilities)
-    probabilities[:, columns] = torch.where(values.isfinite(), values, 1 / len(columns))
+    values = torch.where(values.isfinite(), values, 1 / len(columns))
+    probabilities[:, columns] = values / values.sum(1, keepdim=True).clamp(min=LEAST)
     return (LEAST / classes + (1 - LEAST) * probabilities).log()
 
 

@@ -252,6 +252,17 @@ def test_auc_is_that_of_scikit_learn(tmp_path, estimator, classes):
     assert further[0] == [pytest.approx(fitted.score(*test))]
 
 
+def test_a_class_that_an_estimator_never_saw_is_a_tie() -> None:
+    """Probabilities of scikit-learn for float32 add up to 1 only up to rounding, from which no order follows."""
+    inputs = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+    labels = inputs[:, :3].argmax(1)
+    model = Estimator(LogisticRegression())
+    model.outputs = 3
+    model.fit(inputs[labels != 1], labels[labels != 1], threads=1)
+    scores = model(inputs).log_softmax(1).round(decimals=13)[:, 1]  # as the metric auc reads them
+    assert roc_auc_score(labels == 1, scores) == 0.5
+
+
 @pytest.mark.parametrize("metric", ["macro-f1", "auc"])
 def test_clients_without_a_class_take_part(tmp_path, metric):
     """Of examples that the configuration splits, all clients' estimators have all classes."""
