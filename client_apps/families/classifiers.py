@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.client import ClientSide, Payload
+from fedhet.data.reading import moved
 from fedhet.models.estimators import flat, log_probabilities
 from fedhet.strategies.families.classifiers import Keys
 from fedhet.training import Phase, Trained
@@ -36,7 +37,7 @@ class Classifier(ClientSide[Keys], ABC):
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
         outputs = self.client.task.outputs.scores(self.client.read(self.client.data.train.inputs[:1]))
-        return lambda batch: log_probabilities(self._classifier, flat(batch), outputs.shape[-1]).to(outputs)
+        return lambda batch: moved(log_probabilities(self._classifier, flat(batch), outputs.shape[-1]), outputs.device)
 
     @cached_property
     def _classifier(self) -> Any:

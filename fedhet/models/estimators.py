@@ -203,6 +203,5 @@ def _copies(inputs: Tensor, targets: Tensor, *, weighted: bool) -> tuple[NDArray
 
 def flat(batch: Tensor) -> NDArray[Any]:
     """Return inputs (n, ...) as floating-point vectors (n, d) in NumPy, in float64 if float32 lacks their digits."""
-    long = batch.dtype in (torch.int32, torch.int64)
-    dtype = torch.float64 if long else torch.promote_types(batch.dtype, torch.float32)
-    return batch.detach().reshape(len(batch), -1).to(dtype).cpu().numpy()
+    least = torch.float64 if batch.dtype in (torch.int32, torch.int64) else torch.float32
+    return batch.detach().reshape(len(batch), -1).to(torch.promote_types(batch.dtype, least)).cpu().numpy()

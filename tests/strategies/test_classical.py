@@ -1,15 +1,19 @@
 """Methods of scikit-learn on each client's own examples: the same predictions as scikit-learn's by hand."""
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.semi_supervised import LabelSpreading
+from torch import nn
 
 import fedhet
 from fedhet.config import configuration
@@ -29,7 +33,7 @@ SETTINGS = {
 }
 
 
-def by_hand(method: str, train: np.ndarray, labels: np.ndarray, public: np.ndarray) -> object:
+def by_hand(method: str, train: np.ndarray, labels: np.ndarray, public: np.ndarray) -> Any:
     if method == "nearest-neighbour":
         return KNeighborsClassifier(1).fit(train, labels)
     if method == "logistic-regression":
@@ -58,6 +62,24 @@ def test_accuracy_of_scikit_learn(method: str, tmp_path: Path) -> None:
     assert done.summary["personal_accuracy"]["weighted"] == pytest.approx(right / examples)
     assert done.summary["work"]["steps"] == 0
     assert done.summary["bytes_up"] == 0
+
+
+@pytest.mark.parametrize("method", ["nearest-neighbour", "logistic-regression", "label-spreading", "gradient-boosting"])
+def test_auc_of_scikit_learn_with_a_class_that_training_lacks(method: str, tmp_path: Path) -> None:
+    inputs = torch.randn(80, 5, generator=torch.Generator().manual_seed(0))
+    labels = inputs[:, :3].argmax(1)
+    public, test = inputs[:20], slice(50, None)
+    train = (labels != 1).nonzero()[:30, 0]
+    data = {"train": (inputs[train], labels[train]), "test": (inputs[test], labels[test])}
+    if method == "label-spreading":
+        data["public"] = public, labels[:20]
+    settings = {"method": method, "clients": 1, "metric": "auc", "report": False}
+    done = fedhet.run(settings, model=nn.Linear(5, 3), data=lambda client: data, out=tmp_path / "run")
+    classifier = by_hand(method, inputs[train].numpy(), labels[train].numpy(), public.numpy())
+    scores = np.zeros((30, 3))
+    scores[:, classifier.classes_] = classifier.predict_proba(inputs[test].numpy())
+    expected = roc_auc_score(labels[test], scores / scores.sum(1, keepdims=True), multi_class="ovr")
+    assert done.summary["personal_auc"]["weighted"] == pytest.approx(expected)
 
 
 def test_boosting_learns_from_few_examples() -> None:
