@@ -400,7 +400,7 @@ class Handshake:
         if digest:
             return digest, size
         labelled = "labelled " if self.run.traits.public == "labelled" else ""
-        held_out = "" if report.own_data else "set public-samples, or "
+        held_out = "" if report.own_data else "set public-samples and dataset, or "
         raise FedhetError(
             f"there is no {labelled}public dataset, but the method needs it: {held_out}have the clients' data function "
             "return it as `public`, or pass it to make_server_app(public=...)"

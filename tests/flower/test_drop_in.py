@@ -467,6 +467,15 @@ def test_evaluate_fn_is_called_or_the_run_says_why_not(tiny, said):
     assert said.text.count("evaluate_fn is not called, since fedrep has no global model") == 1
 
 
+def test_the_advice_for_a_method_without_public_dataset_works():
+    small = {"samples_per_client": 20, "architectures": "mlp", "rounds": 1}
+    with pytest.raises(FedhetError, match="there is no public dataset, .*: set public-samples and dataset, or have"):
+        fedhet.FedHeNN(**small).start(LocalGrid(fedhet.make_client_app(), 2))
+    strategy = fedhet.FedHeNN(**small, dataset="digits", public_samples=30)
+    strategy.start(LocalGrid(fedhet.make_client_app(), 2))
+    assert strategy.state.public_size == 30
+
+
 def test_the_grown_network_of_fedma(tiny):
     widths = []
 
