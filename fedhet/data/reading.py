@@ -200,7 +200,7 @@ def pair_of(row: Any) -> tuple[Any, Any]:
             f"the columns {', '.join(row)} must include one for inputs, such as {INPUTS[0]}, and one for labels, such "
             f"as {LABELS[0]}: rename or remove columns, or give pairs (input, label)"
         )
-    unused = [name for name in others if not tokens and name not in inputs and _is_feature(name, row[name])]
+    unused = [name for name in others if not tokens and name not in inputs and _is_feature(row, name, labels[0])]
     if unused:
         raise DataError(
             f"the columns {', '.join(unused)} have numbers, but the inputs are the column {inputs[0]}: join them to "
@@ -209,14 +209,14 @@ def pair_of(row: Any) -> tuple[Any, Any]:
     return tokens or row[inputs[0]], row[labels[0]]
 
 
-def _is_feature(name: str, column: Any) -> bool:
-    """Return whether a column has numbers that may describe examples, other than their numbers and further labels."""
+def _is_feature(row: Any, name: str, label: str) -> bool:
+    """Return whether the value `name` of a row, or of columns, may describe what the value `label` is the label of."""
     # The table `frame` of scikit-learn's data sets has inputs and labels again.
-    if name.split("_")[-1] in (*LABELS, *IDENTIFIERS) or (name == "frame" and hasattr(column, "columns")):
+    if name.split("_")[-1] in (*LABELS, *IDENTIFIERS) or (name == "frame" and hasattr(row[name], "columns")):
         return False
     with suppress(Exception):  # rows of several lengths have no array
-        values = np.asarray(column)
-        return values.dtype.kind == "f" or (values.dtype.kind in "iu" and values.ndim > 0)
+        values = np.asarray(row[name])
+        return values.dtype.kind == "f" or (values.dtype.kind in "biu" and values.ndim >= np.ndim(row[label]))
     return False
 
 

@@ -311,7 +311,11 @@ def test_columns_are_aligned_in_all_parts():
 
 @pytest.mark.parametrize(
     "examples",
-    [{"x": FRAME, "age": [50, 60, 70, 80], "label": LABELS}, [{"x": [1.0, 2.0], "age": 50.0, "label": 1}] * 3],
+    [
+        {"x": FRAME, "age": [50, 60, 70, 80], "label": LABELS},
+        {"x": FRAME, "age": [True, False, True, True], "label": LABELS},
+        *([{"x": [1.0, 2.0], "age": age, "label": 1}] * 3 for age in (50.0, 50, True)),
+    ],
 )
 def test_columns_of_numbers_beside_the_inputs_are_refused(examples):
     with pytest.raises(DataError, match="the columns age have numbers, but the inputs are the column x: join them"):
@@ -319,7 +323,7 @@ def test_columns_of_numbers_beside_the_inputs_are_refused(examples):
 
 
 def test_columns_that_are_not_numbers_of_examples_are_left_out():
-    rows = {"x": FRAME, "idx": [0, 1, 2, 3], "path": [*"abcd"], "coarse_label": LABELS, "label": LABELS}
+    rows = {"x": FRAME, "idx": [0, 1, 2, 3], "path": [*"abcd"], "coarse_label": LABELS, "version": 3, "label": LABELS}
     assert as_client_data("0", (rows, rows)).train.labels.tolist() == LABELS.tolist()
 
 
