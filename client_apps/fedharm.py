@@ -14,6 +14,7 @@ from fedhet.errors import ModelError
 from fedhet.models.representation import Capturing, Output
 from fedhet.strategies.fedharm import Keys
 from fedhet.training import Phase, Step, Term, reestimate
+from fedhet.utils.inputs import for_each
 
 
 class FedHARM(ClientSide[Keys]):
@@ -30,7 +31,9 @@ class FedHARM(ClientSide[Keys]):
     def handshake(self, payload: Payload) -> Payload:
         self.client.check_classes(outputs=True)
         if self.options.alpha < 1 and self.options.align == "cosine":
-            self._described(self.client.data.train.inputs[:1], None)
+            example = self.client.data.train.inputs[:1]
+            # Under `dp-noise`, a refusal must not depend on the example.
+            self._described(for_each(example, torch.zeros_like) if self.client.privacy else example, None)
         return Payload()
 
     def phases(self, payload: Payload) -> list[Phase]:

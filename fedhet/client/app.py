@@ -224,6 +224,7 @@ class Answers:
             job.account = None
         if job.account and job.client.privacy:
             exchange.number = identity(message.content, context.node_config)
+            contexts.enter_context(job.account.alone())
             job.client.privacy.stream, exchange.sent = job.account.begin(exchange.number)
         return job
 
@@ -395,7 +396,8 @@ class Answers:
         report.wrapped = self._backend is not None
         report.fitted = client.estimator is not None
         report.groups = groups_to_json(client.part.groups) if client.part else ""
-        if not (job.policy.deployed or self._backend) and 1 < len(counts := by_name(job)) <= MOST_LISTS:
+        private = job.policy.deployed or client.privacy or self._backend
+        if not private and 1 < len(counts := by_name(job)) <= MOST_LISTS:
             report.classes = names_text({name: [str(count)] for name, count in counts.items()})
         if client.own_data and evaluates and job.policy.allowed is None and not self._backend:
             train = client.data.train
@@ -420,10 +422,7 @@ def _for_models(mod: Any) -> Any:
 
 
 def _alike(client: Client) -> str:
-    """Return a text that is equal for clients whose networks may be trained as one batch; "" if it pays for none.
-
-    On a CPU, batches of networks are slower if a training step needs more than `SMALL` multiply-adds.
-    """
+    """Return a text that is equal for clients that may be trained in one batch; "" if it never pays (see `SMALL`)."""
     chosen = client.config.client_batching
     if chosen == "off" or client.estimator or type(client.data.train.inputs) is not Tensor:
         return ""

@@ -152,8 +152,7 @@ class Clients:
             if info.config.start_from and request.question == HANDSHAKE:
                 began = check_order(info, data.names)
                 if self._model:
-                    place = expanded(info.config.start_from)
-                    began = began or other_model(place, info.name, self._described[info.name])
+                    began = began or other_model(expanded(config.start_from), info.name, self._described[info.name])
             network.representation.places = checked.task.outputs.places
             client = Client(
                 name=info.name,
@@ -205,8 +204,7 @@ class Clients:
         serving = (request.run, info.config.method_name, info.config.dataset, info.config.seed)
         if serving != self._serving:
             self._serving = serving
-            named = [self._named, self._described]
-            caches: list[Any] = [self._free, self._groups, self._data_kept, self._checked, *named]
+            caches: list[Any] = [self._free, self._groups, self._data_kept, self._checked, self._named, self._described]
             for cache in caches:
                 cache.clear()
             resident.cache_clear()
@@ -314,15 +312,8 @@ class Clients:
         if self._model is None:
             dataset = client_setup.dataset_of(config)
             kind = (client_setup.architecture_of(info), dataset.input_shape, dataset.classes)
-        kind += (
-            policy.noise > 0,
-            policy.least,
-            device,
-            config.head,
-            config.method_name,
-            config.options,
-            parts and client_setup.width_of(info),
-        )
+        width = parts and client_setup.width_of(info)
+        kind += (policy.noise > 0, policy.least, device, config.head, config.method_name, config.options, width)
         place = next((i for i in reversed(range(len(self._free))) if self._free[i].kind == kind), None)
         network = self._new(info, data, device, kind, policy) if place is None else self._free.pop(place)
         try:
@@ -410,7 +401,6 @@ def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, e
             "this node trains with differential privacy (dp-noise), which supports neither class weights nor your "
             "own loss: leave them out"
         )
-
     delta = policy.delta_of(examples)
 
     def spend(noise: float, rate: float, steps: int) -> float:

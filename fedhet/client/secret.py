@@ -14,6 +14,7 @@ import os
 import secrets
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -38,8 +39,7 @@ from fedhet.utils.text import log
 DELTA = 1e-5
 """Default of the delta of differential privacy at which epsilon is computed."""
 
-LARGEST_EPSILON = 1e9  # an epsilon beyond this is no privacy
-
+LARGEST_EPSILON = 1e6  # an epsilon beyond this is no privacy
 FOLDER = "nodes"  # folder in a node's `state-dir` with a file for each client
 ACCOUNT = "account.json"  # file in a node's `state-dir` with the privacy budget that all its clients have spent
 
@@ -109,6 +109,10 @@ class NodeSecret:
         node = cls(state_folder, client, "")
         with locked(node._path.parent, wait=True):
             node._write(node._read() | {"examples": {}})
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Return a context manager in which no other process trains the client, from another state with equal noise."""
+        return locked(self._path.with_suffix(""), wait=True)
 
     def begin(self, message: str) -> tuple[SecretStream, bytes | None]:
         """Begin a training message (its digest): return the stream of its noise, and the reply if there was one.
@@ -258,9 +262,11 @@ def _epsilon(spent: tuple[tuple[float, float, int], ...], delta: float) -> float
         raise ConfigError("dp-noise needs the missing package dp-accounting: pip install 'fedhet[dp]'") from error
     # A step's privacy loss is about as large as this; a grid that is too fine for it needs too much memory.
     loss = max((2 / noise / noise + 20 / noise for noise, _, _ in spent), default=0.0)
-    if loss > LARGEST_EPSILON:
-        return loss
-    interval = max(1e-4, 1e-5 * loss)
+    # A server can ask for any number of steps. The sum of their losses is at most about as large as this.
+    total = sum(steps * rate / noise / noise for noise, rate, steps in spent)
+    if max(loss, total) > LARGEST_EPSILON:
+        return max(loss, total)
+    interval = max(1e-4, 1e-5 * loss, 1e-8 * total)
     accountant = PLDAccountant(NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=interval)
     for noise, rate, steps in spent:
         accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps)

@@ -28,7 +28,7 @@ from fedhet.data import PublicDataset
 from fedhet.data.examples import digest
 from fedhet.data.names import Names, alike, permuted, shown
 from fedhet.errors import ConfigError, FedhetError, ModelError, check_kinds
-from fedhet.messages import LostState, difference, spec_of
+from fedhet.messages import LostState, WireError, difference, spec_of
 from fedhet.methods import registry
 from fedhet.methods.options import Config
 from fedhet.models.copies import copied, described, kinds_of, load_state
@@ -96,6 +96,8 @@ class ClientStore:
         If the client's reply is lost, the server asks for the state after round `after` again. A `closing` round, after
         the last one, removes no states: a run that is resumed with more rounds continues from the state before it.
         """
+        if round == after:  # a repeated message would train from another state, with the same noise
+            raise WireError(f"the server asks for round {round} after round {after}: use one version of fedhet")
         self._write(self._states / f"{round}.safetensors", tensors, packed=True)
         for path in self._states.glob("*.safetensors"):
             if not closing and path.stem not in (str(round), str(after)):

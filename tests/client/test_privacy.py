@@ -34,6 +34,7 @@ from fedhet.results.history import read_clients, read_history
 from fedhet.tasks import Task
 from fedhet.training import Optimisation, Phase, Privacy, Term, Training
 from fedhet.training.training import private_loss
+from fedhet.utils.files import locked
 from fedhet.utils.inputs import Inputs, together
 from fedhet.utils.randomness import SecretStream, seed_everything
 from tests.robustness.reading import Victim, correlation, linear, nearest
@@ -251,8 +252,18 @@ def test_new_examples_are_accepted_by_the_command_that_the_message_names(tmp_pat
 
 @pytest.mark.parametrize("noise", [1e-6, 1e-200])
 def test_too_little_noise_is_said_to_be_too_large_an_epsilon(noise, tmp_path) -> None:
-    with pytest.raises(Refused, match=r"epsilon would be \S+ at delta = 1e-05, but is limited to 1e\+09"):
+    with pytest.raises(Refused, match=r"epsilon would be \S+ at delta = 1e-05, but is limited to 1e\+06"):
         NodeSecret(tmp_path, "north", "own").spend(noise, 0.1, 1, math.inf)
+
+
+def test_many_steps_need_little_memory(tmp_path) -> None:
+    """A server can ask for any number. A grid of 1e-4 for the sum of so many losses has more than 1e10 points."""
+    node = NodeSecret(tmp_path, "north", "own")
+    with pytest.raises(Refused, match=r"epsilon would be 1e\+12 at"):
+        node.spend(1.0, 1.0, 10**12, math.inf)
+    assert not (tmp_path / "account.json").exists()
+    # The sum of a million losses is normal, with mean 500,000 and deviation 1000, and above epsilon with about delta.
+    assert 504_000 < epsilon_of([(1.0, 1.0, 10**6)]) < 504_500
 
 
 def test_delta_follows_the_number_of_examples(tmp_path, caplog) -> None:
@@ -465,6 +476,44 @@ def test_messages_that_are_answered_at_the_same_time_are_both_charged(tmp_path) 
     for _ in range(2):
         again.spend(1.0, 0.1, 5, 20.0)
     assert len(spent(tmp_path)) == 3, "its second attempt has the same noise, and is not charged"
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_handshakes_do_not_depend_on_examples(here, tmp_path, monkeypatch) -> None:
+    """Nor whether they fail: FedHARM describes an example, whose gradients overflow if its pixels are large enough."""
+    if here:
+        monkeypatch.setattr("fedhet.client.policy.proof", lambda text: "")
+    settings = {"method": "fedharm", "architectures": "cnn-2-2", "fedharm.blocks": "body.2,body.5,head"}
+    settings |= {"fedharm.slots": "4,4,10", "dataset": "digits"}
+    told = []
+    for size, shift in ((1.0, 0), (3e38, 1)):
+        victim = Victim(0, tmp_path / str(shift), settings, network=None, **NODE)
+        victim.inputs = victim.inputs.view(-1, 1, 8, 8)
+        victim.inputs[0] = size
+        victim.labels[0] = (victim.labels[0] + shift) % 10
+        reply = victim.ask("query", Payload(), Request(question=HANDSHAKE, run="a"))
+        assert reply is not None, victim.refusals
+        told.append({name: dict(record) for name, record in reply.items()})
+    assert told[0] == told[1]
+
+
+def test_a_message_that_is_asked_twice_trains_from_one_state(tmp_path, monkeypatch) -> None:
+    """Of equal noise, the difference of two replies from different states would be one of private gradients."""
+    waiting: list[str] = []
+    answer = NodeSecret.answer
+
+    def answered(self: NodeSecret, message: str, reply: bytes) -> None:
+        with pytest.raises(ConfigError, match="is in use") as told, locked(tmp_path / "nodes" / "0"):
+            pass  # of another process, which waits
+        waiting.append(str(told.value))
+        answer(self, message, reply)
+
+    monkeypatch.setattr(NodeSecret, "answer", answered)
+    victim = Victim(0, tmp_path, {"method": "fedrep"}, **NODE)
+    for expected in (-1, 1):
+        victim.ask("train", Payload(), Request(round=1, expected=expected, run="a", epochs=1))
+    assert len(waiting) == 1
+    assert victim.refusals == ["the server asks for round 1 after round 1: use one version of fedhet"]
 
 
 @pytest.mark.parametrize("method", ["fedproto", "fd", "fedmd", "fml", "fedkd"])
