@@ -21,7 +21,7 @@ from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, in_wo
 from fedhet.methods import registry
 from fedhet.methods.options import Config
 from fedhet.utils.files import expanded, state_folder
-from fedhet.utils.machine import ended_by_signals, exit_code, open_streams
+from fedhet.utils.machine import drop_output, ended_by_signals, exit_code, open_streams
 from fedhet.utils.text import __version__, printable, terminal
 
 FAILED, BAD_INPUT = 1, 2
@@ -439,6 +439,7 @@ def _errors(*, everything_is_input: bool = False) -> Iterator[None]:
         except BrokenPipeError:  # the output was closed, and typer exits quietly
             raise
         except OSError as error:
+            drop_output()
             _stop(in_words(error), FAILED)
         except KeyboardInterrupt as error:
             _stop("\n".join(getattr(error, "__notes__", ["stopped"])), exit_code(error))

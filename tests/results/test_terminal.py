@@ -18,6 +18,11 @@ from fedhet.results.state import State
 from fedhet.results.terminal import ProgressLine, by_architecture, closing_table, format_bytes, headline
 
 
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")  # rich shows no progress at a `dumb` one
+
+
 def printed(table, width=100):
     console = Console(file=io.StringIO(), width=width)
     console.print(table)
