@@ -403,8 +403,8 @@ class Answers:
             train = client.data.train
             scales = scales_of(train.inputs, client.data.names, task.targets(train.labels), least=job.policy.least)
             report.scales = names_text({name: (kind, f"{size:.1g}") for name, (kind, size) in scales.items()})
-        # Only the local engine makes batches.
-        report.alike = "" if job.policy.deployed or self._backend or in_ray() else _alike(client)
+        # Only the local engine makes batches. Under `dp-noise`, two nodes of one name would wait for each other in one.
+        report.alike = "" if private or in_ray() else _alike(client)
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
             report.public = public.digest

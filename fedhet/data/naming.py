@@ -18,6 +18,7 @@ from torch.utils.data.dataloader import default_collate
 from fedhet.data.names import CLASSES, COLUMNS, LABEL_COLUMNS, Names, alike, check_distinct, unlike
 from fedhet.data.reading import LABELS, pair_of
 from fedhet.errors import DataError
+from fedhet.utils.statistics import grouped
 
 NUMBERING = "(2|to_?)(id|idx|index|int|num|number)"
 NAMING = f"(class|classes|labels?|category|categories)_?(names?|indices|list|map|mapping|dict|{NUMBERING})?$"
@@ -276,9 +277,7 @@ def _listed_classes(dataset: Any) -> tuple[str, ...]:
     if numbers is None and isinstance(classes, Mapping):
         numbers = classes if all(isinstance(name, str) for name in classes) else {n: k for k, n in classes.items()}
     if isinstance(numbers, Mapping):
-        names: dict[Any, list[Any]] = {}
-        for name, number in numbers.items():
-            names.setdefault(number, []).append(name)
+        names = grouped((number, name) for name, number in numbers.items())
         if {*names} != {*range(len(names))}:  # the user's own numbering, which has gaps
             return ()
         # Several names of one class, such as those of ImageNet's, are one name.

@@ -146,9 +146,11 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
-            message = f"{folder} is in use by another run: wait for its end, or choose another folder"
-            raise ConfigError(message) from error
-        yield
+            raise ConfigError(f"{folder} is in use by another run: wait, or choose another folder") from error
+        try:
+            yield
+        finally:  # closing the file does not unlock it if a process that was forked meanwhile has it open, too
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -476,6 +477,34 @@ def test_messages_that_are_answered_at_the_same_time_are_both_charged(tmp_path) 
     for _ in range(2):
         again.spend(1.0, 0.1, 5, 20.0)
     assert len(spent(tmp_path)) == 3, "its second attempt has the same noise, and is not charged"
+
+
+def test_a_lock_ends_although_a_process_that_was_forked_has_its_file(tmp_path, monkeypatch) -> None:
+    """A user's augmentation may start processes that outlive the message; the next message would wait for their end."""
+    fcntl = pytest.importorskip("fcntl")
+    copies: list[int] = []
+    lock = fcntl.flock
+
+    def forked(file: Any, operation: int) -> None:
+        copies.append(os.dup(file.fileno()))
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", forked)
+    for _ in range(2):
+        with locked(tmp_path):
+            pass
+    for copy in copies:
+        os.close(copy)
+
+
+def test_clients_with_noise_are_in_no_batch(tmp_path, monkeypatch) -> None:
+    """Two nodes that send one name have one account: in a batch, the second would wait for the reply of the first."""
+    monkeypatch.setattr("fedhet.client.policy.proof", lambda text: "")
+    batched = []
+    for noise in ({}, NODE):
+        reply = Victim(0, tmp_path, **noise).ask("query", Payload(), Request(question=HANDSHAKE, run="a"))
+        batched.append("alike" in reply["report"])
+    assert batched == [True, False]
 
 
 @pytest.mark.parametrize("here", [False, True])
