@@ -247,8 +247,9 @@ def loss_of(step: Step, phase: Phase, recorded: Recorded, loss: Tensor | None = 
 def _check_scalar(value: object, term: Loss) -> None:
     if not isinstance(value, Tensor) or value.ndim:
         name = getattr(getattr(term, "function", term), "__name__", "of a phase")
-        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise ModelError(f"the loss term {name} returned {got}, not a scalar tensor, such as step.mean(values)")
+        kind = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
+        advice = "return a scalar tensor, such as step.mean(values), or None"
+        raise ModelError(f"the loss term {name} returned a value of {kind}: {advice}")
 
 
 def record(recorded: Recorded, values: Mapping[str, Tensor]) -> None:

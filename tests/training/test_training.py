@@ -137,9 +137,9 @@ def test_loss_terms():
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (0.5, "term <lambda> returned a float, not a scalar tensor"),
-        (torch.ones(2), r"a tensor of shape \(2,\)"),
-        ((torch.zeros(()), {"distance": 3.0}), "returned a float"),
+        (0, r"returned a value of type int: return a scalar tensor, such as step.mean\(values\), or None"),
+        (torch.ones(2), r"a value of shape \(2,\)"),
+        ((torch.zeros(()), {"distance": 3.0}), "a value of type float: "),
     ],
 )
 def test_loss_terms_that_are_no_scalars(result, message):
