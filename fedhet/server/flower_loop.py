@@ -122,7 +122,8 @@ class FlowerLoop:
     def interrupted(self) -> None:
         """Log an error and end the run as failed, if Flower's loop stopped before its last round."""
         if self._contexts is not None:
-            error = FedhetError(f"Flower's loop ended after round {self.steps.run.state.round}: {self._same_rounds}")
+            ended = f"Flower's loop ended after round {self.steps.run.state.round}"
+            error = FedhetError(f"{ended}: {self._same_rounds}, and leave out should_stop")
             log.error("%s", error)
             with suppress(FedhetError):
                 self._end(error)
@@ -298,7 +299,8 @@ class FlowerInterface(Strategy):
                 clients with fedhet's training loop, they set keys of training, also by Flower's names (`lr`).
             evaluate_config: entries for the clients' own evaluate functions, sent unchanged.
             evaluate_fn: evaluates the global model at the server, before the first round and after each round.
-            should_stop: ends training after a round if it returns True for the round and the results so far.
+            should_stop: ends training if it returns True for a round and the results so far. Clients evaluate a global
+                model in the next round, after which the function is called for the round before.
 
         Raises:
             FedhetError: too few clients can take part, no client gave a valid reply in the first round, the last rounds

@@ -22,7 +22,7 @@ from fedhet.utils.text import log
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
 StopFunction = Callable[[int, Result], bool]
-"""A function of a round and the results so far that returns whether training ends after this round."""
+"""A function of a round, whose model was evaluated, and the results so far that returns whether training ends."""
 
 
 class Steps(Protocol):
@@ -75,7 +75,7 @@ def run_all(
             if evaluated and steps.reporter.evaluated:
                 result.evaluate_metrics_clientapp[evaluated] = steps.reporter.evaluated
             _evaluate_globally(steps, evaluate_fn, result)
-            if should_stop and round < run.training_rounds and should_stop(round, result):
+            if should_stop and evaluated > 0 and round < run.training_rounds and should_stop(evaluated, result):
                 run.state.stopped = round
         if last := finish(steps):
             result.evaluate_metrics_clientapp[run.last_round] = last

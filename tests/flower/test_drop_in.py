@@ -187,14 +187,16 @@ def test_should_stop_ends_training_as_in_flower():
     asked = []
 
     def should_stop(round, result):
-        asked.append((round, len(result.evaluate_metrics_clientapp)))
+        asked.append((round, len(result.evaluate_metrics_clientapp[round]) > 0))
         return round == 2
 
-    strategy = fedhet.FedAvg()
-    result = ours(wrapped(), strategy, num_rounds=5, should_stop=should_stop)
-    assert set(result.train_metrics_clientapp) == {1, 2}
-    assert strategy.state.stopped == strategy.state.round == 2
-    assert asked == [(1, 0), (2, 1)], "clients evaluate what they receive in the next round"
+    for strategy, scored, rounds in ((fedhet.FedAvg(), "received", 3), (fedhet.Ensemble(), "trained", 2)):
+        asked.clear()
+        result = ours(wrapped(), strategy, num_rounds=5, arrays=scored == "received", should_stop=should_stop)
+        assert strategy.run.traits.scored == scored
+        assert set(result.train_metrics_clientapp) == {*range(1, rounds + 1)}
+        assert strategy.state.stopped == strategy.state.round == rounds
+        assert asked == [(1, True), (2, True)]
     if "should_stop" not in inspect.signature(flower.FedAvg.start).parameters:
         with pytest.raises(ConfigError, match=r"should_stop of a strategy that overrides .* needs Flower 1\.43"):
             ours(wrapped(), decaying(fedhet.FedAvg), num_rounds=5, should_stop=should_stop)
@@ -203,7 +205,7 @@ def test_should_stop_ends_training_as_in_flower():
     for base, run, app in ((fedhet.FedAvg, ours, wrapped), (flower.FedAvg, theirs, hospital)):
         result = run(app(), decaying(base), num_rounds=5, should_stop=should_stop, train_config=ConfigRecord({"lr": 1}))
         assert set(result.evaluate_metrics_clientapp) == {1, 2}
-    assert asked == [(1, 1), (2, 2)] * 2
+    assert asked == [(1, True), (2, True)] * 2
 
 
 def test_replies_are_pulled_by_the_ids_of_their_messages():
