@@ -21,7 +21,7 @@ from fedhet.utils.inputs import for_each, parts_of, together
 # Known names of columns, including those of Hugging Face's datasets.
 INPUTS = ("image", "img", "pixel_values", "inputs", "input", "features", "x", "data")
 LABELS = ("label", "labels", "target", "targets", "fine_label", "y")
-IDENTIFIERS = ("id", "idx", "index")
+IDENTIFIERS = ("id", "idx", "index", "uid")
 """Last words of the names of columns that identify examples."""
 Collate = Callable[[Sequence[Any]], Any]
 """A function that combines rows into a batch, as the `collate_fn` of a `DataLoader`."""
@@ -211,8 +211,9 @@ def pair_of(row: Any) -> tuple[Any, Any]:
 
 def _is_feature(row: Any, name: str, label: str) -> bool:
     """Return whether the value `name` of a row, or of columns, may describe what the value `label` is the label of."""
-    # The table `frame` of scikit-learn's data sets has inputs and labels again.
-    if name.split("_")[-1] in (*LABELS, *IDENTIFIERS) or (name == "frame" and hasattr(row[name], "columns")):
+    # The table `frame` of scikit-learn's data sets has inputs and labels again; pandas adds `__index_level_0__`.
+    again = name.startswith("__") or (name == "frame" and hasattr(row[name], "columns"))
+    if again or name.split("_")[-1] in (*LABELS, *IDENTIFIERS):
         return False
     with suppress(Exception):  # rows of several lengths have no array
         values = np.asarray(row[name])

@@ -323,7 +323,16 @@ def test_columns_of_numbers_beside_the_inputs_are_refused(examples):
 
 
 def test_columns_that_are_not_numbers_of_examples_are_left_out():
-    rows = {"x": FRAME, "idx": [0, 1, 2, 3], "path": [*"abcd"], "coarse_label": LABELS, "version": 3, "label": LABELS}
+    rows = {
+        "x": FRAME,
+        "idx": [0, 1, 2, 3],
+        "__index_level_0__": [0, 1, 2, 3],
+        "uid": [7, 9, 8, 6],
+        "path": [*"abcd"],
+        "coarse_label": LABELS,
+        "version": 3,
+        "label": LABELS,
+    }
     assert as_client_data("0", (rows, rows)).train.labels.tolist() == LABELS.tolist()
 
 
