@@ -262,15 +262,15 @@ def public_for(config: Config, public: Any) -> PublicDataset | None:
     user's dataset, those that `public-samples` holds out of it are public, if the user chose both keys.
     """
     dataset = as_public_dataset(public)
-    need = registry.traits(config).public
-    chosen = {"dataset", "public-samples"} <= config.chosen and config.dataset != OWN
-    if dataset is None and chosen and need != "none":
-        dataset = client_setup.public_dataset(config)
     if config.options.public_union:
         union = None if config.dataset == OWN else client_setup.public_dataset(config)
         if union is None or (dataset and dataset.unlabelled.digest != union.digest):
             raise ConfigError(no_union(config))
         return union
+    need = registry.traits(config).public
+    chosen = {"dataset", "public-samples"} <= config.chosen and config.dataset != OWN
+    if dataset is None and chosen and need != "none":
+        dataset = client_setup.public_dataset(config)
     if dataset and need == "labelled" and dataset.labels is None:
         name = config.method_name
         raise ConfigError(f"{name} needs labels of the public dataset, which has only inputs: add labels")

@@ -190,7 +190,9 @@ def test_missing_values_of_pandas_own_types_are_named():
     table = FRAME.astype({"age": "Float64"})
     table.loc[table.index[3], "age"] = pd.NA
     # pandas 2.0 makes an array of objects of such a column.
-    with pytest.raises(DataError, match="the inputs of row 3 contain nan in column age|columns age are no numbers"):
+    objects = pd.__version__.startswith("2.0")
+    message = "the columns age are no numbers" if objects else "the inputs of row 3 contain nan in column age"
+    with pytest.raises(DataError, match=message):
         fedhet.by_column(table, "hospital").check_finite()
 
 
