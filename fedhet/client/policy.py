@@ -72,7 +72,7 @@ class Policy:
         noise: standard deviation of the noise in differentially private training, as a multiple of `clip`; else 0.
         clip: largest norm of an example's gradient in differentially private training.
         budget: largest epsilon of all the node's runs together, beyond which it refuses to train.
-        delta: the delta of epsilon; None for 1 / (10 n), where n is the number of the node's training examples.
+        delta: the delta of epsilon; 0 for 1 / (10 n), where n is the number of the node's training examples.
         largest: largest number of bytes of a reply.
         hourly: largest number of messages in an hour that the node answers.
     """
@@ -83,7 +83,7 @@ class Policy:
     noise: float = 0.0
     clip: float = 0.0
     budget: float = math.inf
-    delta: float | None = None
+    delta: float = 0.0
     largest: float = math.inf
     hourly: float = math.inf
 
@@ -99,11 +99,9 @@ class Policy:
             if unknown := sorted(allowed - {*KINDS}):
                 raise ConfigError(nearest("kind in the node's allow", unknown[0], KINDS))
         least = int(number_in(node_config, "min-examples", LEAST if deployed else 1, at_least=1, whole=True))
-        noise, clip = (number_in(node_config, key, 0.0) for key in ("dp-noise", "dp-clip"))
+        noise, clip = (number_in(node_config, key, 0.0, at_most=1e9) for key in ("dp-noise", "dp-clip"))
         budget = number_in(node_config, "dp-epsilon", math.inf)
-        delta = (
-            number_in(node_config, "dp-delta", 1.0, at_least=1e-99, at_most=0.5) if "dp-delta" in node_config else None
-        )
+        delta = number_in(node_config, "dp-delta", 0.0, at_least=1e-12, at_most=0.5)
         if (noise > 0) != (clip > 0) or (not noise and {"dp-epsilon", "dp-delta"} & node_config.keys()):
             raise ConfigError(
                 "the node config has only some of the settings for differential privacy: set both dp-noise and "
@@ -155,8 +153,7 @@ class Policy:
 
     def check_rate(self, state: Path) -> None:
         """Raise `Refused` if the node, with its audit file in `state`, has answered `max-per-hour` messages."""
-        hour = datetime.now().astimezone() - timedelta(hours=1)
-        if self.hourly < math.inf and answered(state, hour) >= self.hourly:
+        if self.hourly < math.inf and answered(state, datetime.now().astimezone() - timedelta(hours=1)) >= self.hourly:
             raise Refused(
                 f"this node answers at most {self.hourly:g} messages in an hour (max-per-hour in its node config): "
                 "wait, or let its owner raise the limit"
@@ -212,11 +209,8 @@ class Policy:
         """Raise `Refused` if a metric has numbers of examples by class as weights, which `allow` does not include."""
         names = [name for name in task.metrics if task.counts_classes(name) and task.outputs.places == "one"]
         if names and self.tells_metrics and self.allowed is not None and "statistics" not in self.allowed:
-            raise Refused(
-                f"this node allows only {', '.join(sorted(self.allowed))} (allow in its node config), but the metric "
-                f"{names[0]} also sends numbers of examples by class (statistics): choose another metric, such as "
-                "accuracy or auc"
-            )
+            which = f"the metric {names[0]}, which also sends numbers of examples by class,"
+            self.check_kinds(which, {"statistics"}, remedy="choose another metric, such as accuracy or auc")
 
     def metric(self, metric: Metric, *, by_class: bool = False) -> Metric:
         """Return a metric in the form that may be sent: rounded, without values from too few examples.
@@ -263,6 +257,16 @@ class Policy:
             return (in_words(error) if isinstance(error, OSError) else str(error))[:LONGEST_REASON]
         log.error("client %s failed", client, exc_info=error)
         return FAILED
+
+    @contextmanager
+    def hiding(self, client: str) -> Iterator[None]:
+        """Context manager in which an exception becomes a `Refused` with its `reason`, if `deployed`."""
+        try:
+            yield
+        except Exception as error:
+            if not self.deployed:
+                raise
+            raise Refused(self.reason(client, error)) from error
 
     def check_kinds(
         self, method: str, kinds: Collection[str], *, noisy_sums: bool = False, remedy: str = "choose another method"
@@ -384,12 +388,8 @@ def opened(
         partitions, node["partition"] = 1, node.get("partition", "iid")
     info = ClientInfo(name, place, partitions, settings_at_node(text, node, here=here), node)
     if settings is not None:
-        try:
+        with policy.hiding(name):  # a user's function can read the client's examples
             node |= settings(info)
-        except Exception as error:  # a user's function can read the client's examples
-            if not policy.deployed:
-                raise
-            raise Refused(policy.reason(name, error)) from error
         info = replace(info, config=settings_at_node(text, node, here=here))
     config = info.config
     if message.metadata.message_type == MessageType.TRAIN:  # by the settings, which are fixed and can be the node's own
@@ -403,7 +403,7 @@ def opened(
     side = registry.client_side(config.method_name)
     policy.check_kinds(config.method_name, registry.traits(config).kinds, noisy_sums=side.noisy_sums)
     if policy.deployed or policy.noise:
-        with private_files(policy.deployed):
+        with private_files(policy.deployed), policy.hiding(name):
             _fix(info, request, policy)
     return info, request, policy
 

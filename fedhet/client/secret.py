@@ -10,10 +10,11 @@ chooses what the network learns decides which examples of a group have a gradien
 """
 
 import json
+import math
 import os
 import secrets
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
@@ -40,6 +41,8 @@ DELTA = 1e-5
 """Default of the delta of differential privacy at which epsilon is computed."""
 
 LARGEST_EPSILON = 1e6  # an epsilon beyond this is no privacy
+MOST_RATES, MOST_STEPS = 16, 10**6  # beyond them, epsilon is from Renyi divergences of these orders
+ORDERS = [*range(2, 65), 128, 256, 512, 1024]
 FOLDER = "nodes"  # folder in a node's `state-dir` with a file for each client
 ACCOUNT = "account.json"  # file in a node's `state-dir` with the privacy budget that all its clients have spent
 
@@ -242,15 +245,20 @@ class NodeSecret:
             os.close(folder)
 
 
-def epsilon_of(spent: Iterable[Sequence[float]], delta: float = DELTA) -> float:
+def epsilon_of(spent: Sequence[Sequence[float]], delta: float = DELTA) -> float:
     """Return epsilon at `delta` for steps of the Gaussian mechanism with Poisson sampling.
 
     `spent` has a tuple (noise multiplier, sampling rate, number of steps) for each training. The neighbouring relation
     is replacing one example by a blank one, whose gradient is zero (`REPLACE_SPECIAL`), so the number of examples is
     public. Raises a ConfigError if the package dp-accounting is missing.
     """
-    steps_of = grouped(((noise, rate), int(steps)) for noise, rate, steps in spent)  # rounds are mostly alike
-    return _epsilon(tuple((noise, rate, sum(steps)) for (noise, rate), steps in steps_of.items()), delta)
+    # A server can ask for any number of steps, with other batch sizes in each message: equal ones are counted, all that
+    # use every example are together one of less noise, and many rates are rounded up.
+    merged = sum(steps / noise / noise for noise, rate, steps in spent if rate == 1)
+    few = len({rate for _, rate, _ in spent}) <= MOST_RATES
+    kinds = (((n, rate if few else 2 ** (math.ceil(4 * math.log2(rate)) / 4)), k) for n, rate, k in spent if rate < 1)
+    drawn = [(noise, rate, sum(steps)) for (noise, rate), steps in grouped(kinds).items()]
+    return _epsilon((*drawn, *([(merged**-0.5, 1.0, 1)] if merged else [])), delta)
 
 
 @lru_cache(maxsize=8)
@@ -258,16 +266,18 @@ def _epsilon(spent: tuple[tuple[float, float, int], ...], delta: float) -> float
     try:
         from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
         from dp_accounting.pld import PLDAccountant
+        from dp_accounting.rdp import RdpAccountant
     except ImportError as error:
         raise ConfigError("dp-noise needs the missing package dp-accounting: pip install 'fedhet[dp]'") from error
-    # A step's privacy loss is about as large as this; a grid that is too fine for it needs too much memory.
-    loss = max((2 / noise / noise + 20 / noise for noise, _, _ in spent), default=0.0)
-    # A server can ask for any number of steps. The sum of their losses is at most about as large as this.
+    # About the largest privacy loss of a step, and the sum of all: a grid that is too fine needs too much memory.
+    loss = max((0.5 / noise / noise + 10 / noise for noise, _, _ in spent), default=0.0)
     total = sum(steps * rate / noise / noise for noise, rate, steps in spent)
     if max(loss, total) > LARGEST_EPSILON:
         return max(loss, total)
-    interval = max(1e-4, 1e-5 * loss, 1e-8 * total)
-    accountant = PLDAccountant(NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=interval)
+    relation = NeighboringRelation.REPLACE_SPECIAL
+    accountant: Any = PLDAccountant(relation, value_discretization_interval=max(1e-4, 1e-5 * loss, 1e-8 * total))
+    if len(spent) > MOST_RATES or sum(steps for *_, steps in spent) > MOST_STEPS:  # a larger epsilon, but in seconds
+        accountant = RdpAccountant(ORDERS, neighboring_relation=relation)
     for noise, rate, steps in spent:
         accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps)
     return float(accountant.get_epsilon(delta))

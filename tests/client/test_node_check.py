@@ -75,7 +75,7 @@ def test_faults(tmp_path: Path) -> None:
         ({"num-partitions": 0}, "the node's num-partitions is 0, but must be a whole number of at least 1"),
         ({"split-seed": "x"}, "the node's split-seed is 'x', but must be a whole number"),
         ({"batch-size": 2}, "batch-size is 2, but the client's node requires at least 10 examples"),
-        ({"dp-noise": 1e-6, "dp-clip": 1.0}, "privacy: the first round of this run spends epsilon = 2e+12"),
+        ({"dp-noise": 1e-6, "dp-clip": 1.0}, "privacy: the first round of this run spends epsilon = 1.021e+12"),
         ({"dp-noise": 1.0, "dp-clip": 1.0, "dp-epsilon": 0.01}, "privacy: the first round of this run spends epsilon"),
         ({"dp-noise": math.inf, "dp-clip": 1.0}, "the node's dp-noise is inf, but must be a number"),
         ({"dp-noise": 1.0, "dp-clip": 1.0, "dp-delta": 0}, "the node's dp-delta is 0, but must be a number"),

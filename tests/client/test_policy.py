@@ -435,6 +435,17 @@ def test_a_changed_path_of_the_node_is_not_told(node, tmp_path):
     assert told.endswith("but start-from has changed: start another run")
 
 
+@pytest.mark.parametrize("content", [b"{", b"\xff", None])
+def test_nor_is_that_of_a_file_that_cannot_be_read(content, node, tmp_path):
+    place = tmp_path / "patient 4711"
+    node._contexts[FIRST_NODE + 1].node_config["state-dir"] = str(place)
+    assert refusal(asked(node, "train", {}, run="a")) == ""
+    file = place / "a" / "beginning" / "settings" / "1.json"
+    file.unlink()
+    file.mkdir() if content is None else file.write_bytes(content)
+    assert refusal(asked(node, "train", {}, run="a")) == audit.FAILED
+
+
 @pytest.mark.parametrize("type", ["train", "evaluate"])
 @pytest.mark.parametrize("question", ["handshake", DESCRIBE, FIRST, JOIN])
 def test_only_a_query_has_a_question(type, question, node):

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,22 @@ def test_many_steps_need_little_memory(tmp_path) -> None:
     assert 504_000 < epsilon_of([(1.0, 1.0, 10**6)]) < 504_500
 
 
+@pytest.mark.parametrize(
+    ("spent", "least", "most"),
+    [
+        ([(1.0, 0.01, 10**8)], 9_000, 20_000),  # took more than six minutes
+        ([(100.0, 1.0, 10**7)], 630, 640),  # 4 GB
+        ([(1.0, k / 400, 1) for k in range(1, 41)], 3.01, 4.2),  # a quarter of a second for each
+        ([(1.0, k / 4000, 1) for k in range(1, 4001)], 500, 2000),
+        ([(2.0, 1.0, 1)] * 4, 4.377, 4.378),  # as one of noise 1
+    ],
+)
+def test_a_server_cannot_make_the_account_slow(spent, least, most) -> None:
+    began = time.monotonic()
+    assert least < epsilon_of(spent) < most
+    assert time.monotonic() - began < 30
+
+
 def test_delta_follows_the_number_of_examples(tmp_path, caplog) -> None:
     caplog.set_level("INFO")
     sent = Payload({"model": to_arrays(linear().state_dict())})
@@ -349,18 +366,9 @@ class Centred(nn.Module):
         return self.network(inputs - inputs.mean(0))
 
 
-def test_a_network_that_mixes_examples_has_no_noisy_sums() -> None:
-    examples = Examples(torch.rand(4, 64), torch.zeros(4).long())
-    with pytest.raises(ModelError, match="depend on the others of its batch"):
-        privacy(1.0, 1.0).class_sums(Centred(), examples, 3, 2)
-    assert privacy(1.0, 1.0).class_sums(linear(), examples, 3, 2)[0].shape == (3, 10)
-
-
 def test_noisy_sums_are_of_each_example_by_itself() -> None:
     """A server chooses the weights, for example so that only some private examples mix."""
     network, examples = Centred(), Examples(torch.rand(3, 64), torch.arange(3))
-    with torch.no_grad():
-        network.network[1].weight -= network.network[1].weight.mean(1, keepdim=True)  # equal for zeros and for ones
     sums, _ = privacy(0.0, 100.0).class_sums(network, examples, 3, 2)
     torch.testing.assert_close(sums.float(), network.network[1].bias.expand(3, 10))
 
@@ -721,11 +729,26 @@ def test_loss_terms_on_public_examples_are_served() -> None:
 
 
 @pytest.mark.parametrize(
-    "node", [{"dp-noise": 1.0}, {"dp-clip": 1.0}, {"dp-epsilon": 3.0}, {"dp-delta": 0.1}, {"dp-noise": "much"}]
+    ("node", "told"),
+    [
+        ({"dp-noise": 1.0}, "dp-noise"),
+        ({"dp-clip": 1.0}, "dp-noise"),
+        ({"dp-epsilon": 3.0}, "dp-noise"),
+        ({"dp-delta": 0.1}, "dp-noise"),
+        ({"dp-noise": "much"}, "dp-noise"),
+        # Beyond these limits, the account fails or has no finite epsilon.
+        (
+            {"dp-noise": 1e160, "dp-clip": 1.0},
+            r"dp-noise is 1e\+160, but must be a number of at least 0 and at most 1e",
+        ),
+        ({**NODE, "dp-delta": 1e-20}, "dp-delta is 1e-20, but must be a number of at least 1e-12 and at most 0.5"),
+    ],
 )
-def test_incomplete_settings_are_refused(node) -> None:
-    with pytest.raises(ConfigError, match="dp-noise"):
+def test_settings_that_cannot_be_used_are_refused(node, told) -> None:
+    with pytest.raises(ConfigError, match=told):
         Policy.of(node, deployed=True)
+    for noise, delta in [(1e9, 0.5), (1e9, 1e-12), (0.01, 1e-12)]:
+        assert epsilon_of([(noise, 0.1, 10), (noise, 1.0, 10)], delta) < math.inf
 
 
 @pytest.mark.long
