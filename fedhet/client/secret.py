@@ -120,7 +120,8 @@ class NodeSecret:
     def begin(self, message: str) -> tuple[SecretStream, bytes | None]:
         """Begin a training message (its digest): return the stream of its noise, and the reply if there was one.
 
-        A message that was not answered, since the node was stopped or failed, has the same noise and charges again.
+        A message that was not answered, since the node was stopped or failed, has the same noise and charges again,
+        unless another message began meanwhile: a client of another name can have trained the state that it starts from.
         """
         self._message = message
         self._repeated = 0
@@ -132,7 +133,7 @@ class NodeSecret:
             begun = account["open"].get(self._client, {})
             if begun.get("message") != message:
                 begun = {"message": message, "key": secrets.token_hex(32), "charges": []}
-                account["open"][self._client] = begun
+                account["open"] = {self._client: begun}
                 self._write(account, self._account)
         return SecretStream(bytes.fromhex(begun["key"])), None
 
@@ -175,8 +176,7 @@ class NodeSecret:
 
     def epsilon(self, delta: float) -> float:
         """Return the epsilon at `delta` that all clients of the node have spent."""
-        with locked(self._path.parent, wait=True):
-            return epsilon_of(self._read(self._account)["spent"], delta)
+        return epsilon_of(self._read(self._account)["spent"], delta)
 
     def grouped(self, data: ClientData, least: int, outputs: Outputs) -> ClientData:
         """Return the client's data with its training examples in fixed groups of at least `least` examples.

@@ -53,7 +53,7 @@ def fetch(run: str, engine: str, folder: Path) -> None:
     lines = [line.split(" ") for line in done.stdout.splitlines() if line.startswith(f"{MARK} ")]
     if not lines:
         raise FedhetError(f"nothing arrived from the run that reads {run} on the server's machine:\n{ending}")
-    sent = {name: content for _, name, content in lines}
+    sent = {words[1]: words[2] for words in lines if len(words) == 3}  # the last one can be cut
     if "end" not in sent or "config.toml" not in sent:
         raise FedhetError(
             f"the folder {run} on the server's machine has no run, or its files did not arrive: give the folder that "

@@ -91,7 +91,7 @@ class Privacy:
             network = getattr(model, "_get_name", lambda: "network")()
             raise ModelError(
                 f"dp-noise needs the gradient of each example, and torch.func cannot compute it for this {network} "
-                f"({error}): use another network or leave dp-noise out"
+                f"({error}): use another network or method, or leave dp-noise out"
             ) from error
 
     def backward(

@@ -447,6 +447,21 @@ def test_two_nodes_that_share_name_and_folder_have_noise_of_their_own(tmp_path, 
     assert len(spent(tmp_path)) == 2
 
 
+def test_noise_is_not_repeated_after_the_message_of_a_client_with_another_name(tmp_path) -> None:
+    """It can have trained the state, by the name of a request (`called`), from which the repeated message starts."""
+    nodes = [NodeSecret(tmp_path, name, "own") for name in ("north", "south")]
+
+    def begun(place: int, message: str) -> list[int]:
+        stream, reply = nodes[place].begin(message)
+        assert reply is None
+        return stream.permutation(100).tolist()
+
+    first = begun(0, "one")
+    assert begun(0, "one") == first
+    begun(1, "two")
+    assert begun(0, "one") != first
+
+
 def test_a_message_that_fails_after_the_charge_is_charged_once(tmp_path, monkeypatch) -> None:
     sent = Payload({"model": to_arrays(linear().state_dict())})
     victim = Victim(0, tmp_path, {"method": "fedavg"}, network=linear, **NODE)

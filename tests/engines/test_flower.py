@@ -424,12 +424,13 @@ def test_a_run_whose_log_stops_is_followed_to_its_end(follow: Callable[..., list
 def test_results_arrive_from_the_servers_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     (there / "models").mkdir(parents=True)
+    cut: list[int | None] = [None]
 
     def ran(words: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
         context: Any = SimpleNamespace(run_config=tomllib.loads(words[-1]))
         with contextlib.redirect_stdout(io.StringIO()) as output:
             results.main(cast(Any, None), context)
-        return subprocess.CompletedProcess(words, 0, output.getvalue(), "")
+        return subprocess.CompletedProcess(words, 0, output.getvalue()[: cut[0]], "")
 
     def refused(words: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(words, 1, "Using SuperLink: hospitals", "403 Forbidden")
@@ -445,6 +446,10 @@ def test_results_arrive_from_the_servers_machine(tmp_path: Path, monkeypatch: py
     for name in results.FILES:
         (there / name).write_text(f"content of {name}")
     (there / "key.pem").touch()
+    for cut[0] in range(1, 100):  # the connection breaks
+        with pytest.raises(FedhetError, match="arrive"):
+            results.fetch(str(there), "hospitals", here)
+    cut[0] = None
     results.fetch(str(there), "hospitals", here)
     sent = {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()}
     assert sent == {*results.FILES}
