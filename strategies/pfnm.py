@@ -62,4 +62,4 @@ class PFNM(MatchedStrategy[MatchedKeys, MatchedState]):
         self.state.model = assemble(self.groups, self.dtypes(replies), matched, rest)
         local = np.mean([sum(self.widths(client)) for client in replies])
         units = sum(len(match.counts) for match in matches)
-        return {"units": float(units), "growth": float(units / local)}
+        return {"units": float(units), "growth": float(units / local) if local else 1.0}

@@ -49,7 +49,9 @@ from typer.testing import CliRunner
 import fedhet
 from fedhet.cli import app
 from fedhet.config import configuration
+from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
+from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
 from fedhet.results.history import MEASURED, read_history
 from fedhet.results.observers import Observer, RoundReport, RunInfo
@@ -665,6 +667,41 @@ def on_ray(draw: Draw, program: Program, folder: Path) -> None:
     config = functions.adapted(configuration.resolve(settings, supplied=supplied))
     run_on_ray(out, config, **program.arguments())
     equal(first, outcomes.read(out))
+
+
+def by_itself(program: Program, folder: Path, kind: type[Any]) -> Outcome:
+    """Run a program by the strategy class `kind`, started as in a user's ServerApp; `fedhet.run` has the preset own."""
+    out = new(folder)
+    keys = {key.removeprefix(f"{program.method}.").replace("-", "_"): v for key, v in program.all_settings.items()}
+    keys = {key: value for key, value in keys.items() if key not in ("method", "report", "workers")}
+    keys |= {"preset": "own", "out": str(out), "state_dir": str(out / "state")}
+    public = PublicDataset(*program.data(SimpleNamespace(partition_id=0))["public"])
+    with outcomes.kept_log() as messages:
+        try:
+            strategy = kind(**keys, public=public, model=program.model)
+            strategy.start(LocalGrid(fedhet.make_client_app(**program.arguments()), program.clients))
+        except FedhetError as error:
+            return Outcome(refused=str(error), folder=out)
+    return outcomes.read(out, "\n".join(messages))
+
+
+@relation(method=trained, form="tensors", settings=(WHOLE, {"fraction-train": 0.5}))
+def a_strategy_by_itself(draw: Draw, program: Program, folder: Path) -> None:
+    """A strategy that the user's ServerApp starts gives the same numbers, also in Flower's own loop."""
+    alone = program.having(client_batching="off", closing_epochs=0)
+    if program.method == "flha-ghn":  # which `fedhet.run` sets for users' networks, and a strategy asks for
+        alone = alone.having(**{"flha-ghn.head": "tiled"})
+    first = complete(alone, folder)
+    kind = registry.strategy(program.method)
+    hook = kind.configure_train
+    in_flowers_loop = draw(st.booleans())
+    if in_flowers_loop:
+        kind = type("Hooked", (kind,), {"configure_train": lambda own, *given: hook(own, *given)})
+    other = by_itself(alone, folder, kind)
+    # Personal networks lie in the clients' state folders, and Flower's loop evaluates all clients in each round.
+    assert other.models.keys() <= first.models.keys()
+    same = replace(first, models={name: first.models[name] for name in other.models})
+    equal(same, replace(other, history=first.history if in_flowers_loop else other.history))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tests.relations.relations import RELATIONS
 MINUTES = float(os.environ.get("RELATIONS_MINUTES", "10"))
 ALL = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 
-pytestmark = pytest.mark.usefixtures("no_report")
+pytestmark = [pytest.mark.usefixtures("no_report"), pytest.mark.filterwarnings("error::RuntimeWarning")]
 
 
 @pytest.fixture
