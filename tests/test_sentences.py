@@ -269,7 +269,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a test part of another shape": (
         lambda: run(data=varied(test=(torch.ones(3, 6), torch.arange(3) % 2))),
-        "cannot process test inputs, float32 of shape (3, 6): RuntimeError: mat1 and mat2 shapes cannot be",
+        "cannot process test inputs, float32 of shape (3, 6): RuntimeError: ",
     ),
     "bytes and floats": (
         lambda: run(data=varied(test=(torch.full((3, 4), 7).byte(), torch.arange(3) % 2))),
