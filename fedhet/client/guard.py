@@ -20,7 +20,7 @@ COUNT = "num-examples"
 def guard(app: ClientApp, kinds: Mapping[str, str] | None = None) -> ClientApp:
     """Return a ClientApp that calls your own one, and sends only what the node config allows.
 
-        app = fedhet.guard(ClientApp())  # or your own app, below its functions with @app.train() and @app.evaluate()
+        app = fedhet.guard(app)  # your own ClientApp, below its functions with @app.train() and @app.evaluate()
 
     At a node without a policy (`fedhet.client.policy.POLICY_KEYS`), messages pass unchanged. At others, replies need
     the metric `num-examples`, of at least `min-examples`. A reply with a kind that is not in `allow`, or beyond

@@ -269,13 +269,13 @@ def _epsilon(spent: tuple[tuple[float, float, int], ...], delta: float) -> float
         from dp_accounting.rdp import RdpAccountant
     except ImportError as error:
         raise ConfigError("dp-noise needs the missing package dp-accounting: pip install 'fedhet[dp]'") from error
-    # About the largest privacy loss of a step, and the sum of all: a grid that is too fine needs too much memory.
+    # About the largest privacy loss of a step, and the sum of all, which spreads by its root: a finer grid needs GBs.
     loss = max((0.5 / noise / noise + 10 / noise for noise, _, _ in spent), default=0.0)
     total = sum(steps * rate / noise / noise for noise, rate, steps in spent)
     if max(loss, total) > LARGEST_EPSILON:
         return max(loss, total)
     relation = NeighboringRelation.REPLACE_SPECIAL
-    accountant: Any = PLDAccountant(relation, value_discretization_interval=max(1e-4, 1e-5 * loss, 1e-8 * total))
+    accountant: Any = PLDAccountant(relation, value_discretization_interval=max(1e-4, 1e-5 * max(loss, total**0.5)))
     if len(spent) > MOST_RATES or sum(steps for *_, steps in spent) > MOST_STEPS:  # a larger epsilon, but in seconds
         accountant = RdpAccountant(ORDERS, neighboring_relation=relation)
     for noise, rate, steps in spent:

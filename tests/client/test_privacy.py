@@ -273,6 +273,7 @@ def test_many_steps_need_little_memory(tmp_path) -> None:
     [
         ([(1.0, 0.01, 10**8)], 9_000, 20_000),  # took more than six minutes
         ([(100.0, 1.0, 10**7)], 630, 640),  # 4 GB
+        ([(10.0, 0.99, 10**6)], 5_300, 5_350),  # a minute, and 6 GB
         ([(1.0, k / 400, 1) for k in range(1, 41)], 3.01, 4.2),  # a quarter of a second for each
         ([(1.0, k / 4000, 1) for k in range(1, 4001)], 500, 2000),
         ([(2.0, 1.0, 1)] * 4, 4.377, 4.378),  # as one of noise 1
