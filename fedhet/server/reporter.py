@@ -141,11 +141,15 @@ class Reporter:
                 if evaluation == scored:
                     self._name_undefined(clients, metric or self.run.metric, len(replies), whole=whole)
         statistics = over_clients(replies, scored, self.run.metric)
-        self.evaluated = metric_record({scored: statistics, "metrics": own_metrics(replies, "evaluated")}) or None
+        evaluated = own_metrics(replies, "evaluated")
+        self.evaluated = metric_record({scored: statistics, "metrics": evaluated}) or None
         report = RoundReport(row, self._client_rows(replies))
         for observer in self.observers:
             observer.round(self.info(), report)
-        return metric_record(row)
+        own = row["metrics"]
+        # As in Flower, what training returns has the train function's metrics by the names that both functions use.
+        both = {name: own[f"train_{name}"] for name in evaluated if f"train_{name}" in own}
+        return metric_record(row | {"metrics": own | both})
 
     def _name_undefined(self, clients: Sequence[str], metric: str, count: int, *, whole: bool) -> None:
         kind = OUTPUTS[self.run.task]
