@@ -345,6 +345,8 @@ class Reply:
     def metrics(self) -> dict[str, Any]:
         """Return the client's measurements as a dict to send: numbers and lists of numbers by name."""
         metrics = written(self) | written(self.work)
+        if self.given_weight == self.examples:
+            del metrics["weight"]  # a hook of a user's strategy may set another number of examples
         for name, measured in self.measured.items():
             metrics[f"{name}-metric"] = list(measured.metric.values)
             metrics[f"{name}-weight"] = [float(weight) for weight in measured.metric.weights]

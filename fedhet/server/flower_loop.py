@@ -16,7 +16,7 @@ from fedhet.flower.privacy import check_wrapper
 from fedhet.messages import Reply
 from fedhet.server.initial import check_initial_arrays, take_initial_arrays
 from fedhet.server.loop import EvaluateFunction, Steps, StopFunction, finish, run_all, running
-from fedhet.server.reporter import metric_record, own_metrics, statistics
+from fedhet.server.reporter import metric_record, own_metrics, statistics, train_record
 from fedhet.server.run import Round, Run
 from fedhet.utils.text import log
 
@@ -196,7 +196,7 @@ class FlowerLoop:
                 )
             valid = steps.federation.receive(replies, steps.check, LEFT_OUT)
             self._trained = valid, steps.aggregate(valid)
-            metrics = metric_record(steps.reporter.row(*self._trained))
+            metrics = train_record(steps.reporter.row(*self._trained), valid)
             model = steps.global_arrays()
             newest = encode_arrays(model, flower=True) if model else None
             self._arrays = (*self._arrays[:1], newest)

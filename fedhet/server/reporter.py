@@ -141,15 +141,11 @@ class Reporter:
                 if evaluation == scored:
                     self._name_undefined(clients, metric or self.run.metric, len(replies), whole=whole)
         statistics = over_clients(replies, scored, self.run.metric)
-        evaluated = own_metrics(replies, "evaluated")
-        self.evaluated = metric_record({scored: statistics, "metrics": evaluated}) or None
+        self.evaluated = metric_record({scored: statistics, "metrics": own_metrics(replies, "evaluated")}) or None
         report = RoundReport(row, self._client_rows(replies))
         for observer in self.observers:
             observer.round(self.info(), report)
-        own = row["metrics"]
-        # As in Flower, what training returns has the train function's metrics by the names that both functions use.
-        both = {name: own[f"train_{name}"] for name in evaluated if f"train_{name}" in own}
-        return metric_record(row | {"metrics": own | both})
+        return train_record(row, replies)
 
     def _name_undefined(self, clients: Sequence[str], metric: str, count: int, *, whole: bool) -> None:
         kind = OUTPUTS[self.run.task]
@@ -237,6 +233,13 @@ def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluat
         for name, value in getattr(reply, which).items()
     )
     return {name: weighted_mean(pairs) for name, pairs in reported.items() if sum(weight for _, weight in pairs)}
+
+
+def train_record(row: Mapping[str, Any], replies: Mapping[str, Reply]) -> MetricRecord:
+    """Return a round's metrics as Flower does: names that both functions of a user use are the train function's."""
+    own = row["metrics"]
+    both = {name: own[f"train_{name}"] for name in own_metrics(replies, "evaluated") if f"train_{name}" in own}
+    return metric_record({**row, "metrics": own | both})
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None, metric: str) -> dict[str, Any]:

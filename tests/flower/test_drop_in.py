@@ -609,7 +609,7 @@ def evaluating(**metrics):
 
 
 def without_some_messages(run, app, base):
-    """A subclass that asks fewer clients, and one that leaves out replies."""
+    """Subclasses that ask fewer clients, leave out replies, and give all clients one weight."""
 
     class Fewer(base.FedAvg):
         def configure_train(self, *arguments):
@@ -620,7 +620,15 @@ def without_some_messages(run, app, base):
             large = [reply for reply in replies if reply.content["metrics"]["num-examples"] > 15]
             return super().aggregate_train(server_round, large)
 
-    return level(run(app(), Fewer())), level(run(app(), Larger()))
+    class Equal(base.FedAvg):
+        def aggregate_train(self, server_round, replies):
+            for reply in (replies := [*replies]):
+                reply.content["metrics"]["num-examples"] = 1
+            return super().aggregate_train(server_round, replies)
+
+    equal = run(app(train_metrics={"hours": 1.0}, eval_metrics={"hours": 2.0}), Equal())
+    hours = [round[1]["hours"] for round in (equal.train_metrics_clientapp, equal.evaluate_metrics_clientapp)]
+    return level(run(app(), Fewer())), level(run(app(), Larger())), level(equal), hours
 
 
 @pytest.mark.parametrize(
