@@ -20,8 +20,9 @@ from fedhet.data.reading import LABELS, pair_of
 from fedhet.errors import DataError
 from fedhet.utils.statistics import grouped
 
-NUMBERING = "(2|to_?)(id|idx|index|int|num|number)"
-NAMING = f"(class|classes|labels?|category|categories)_?(names?|indices|list|map|mapping|dict|{NUMBERING})?$"
+NUMBER = "(id|idx|index|int|num|number)"
+KINDS = "(class|classes|labels?|category|categories)"
+NAMING = f"_*({NUMBER}_?(2|to_?))?{KINDS}_?(names?|indices|list|map|mapping|dict|(2|to_?){NUMBER})?$"
 FEW = 8  # number of rows that are compared with those of a table
 MOST_CORRELATED = 1000  # number of columns whose correlations are computed: memory grows with its square
 COMPARED = 256  # number of rows, at most, whose labels are compared to find out whether a dataset changes them
@@ -295,7 +296,7 @@ def _named_classes(dataset: Any) -> Any:
     found = []
     for name, value in vars(dataset).items():
         listed = getattr(value, "classes_", value)  # of scikit-learn's `LabelEncoder`
-        if not re.search(NAMING if listed is value else "class|label|target|^enc", name.lower()):
+        if not re.match(NAMING if listed is value else ".*(class|label|target)|_*enc", name.lower()):
             continue
         if isinstance(listed, Mapping):
             pairs = (sorted(pair, key=lambda each: isinstance(each, str)) for pair in listed.items())

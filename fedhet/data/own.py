@@ -165,7 +165,7 @@ def examples_of(value: Any) -> Examples:
     if isinstance(value, DataLoader):
         collate: Any = None if value.collate_fn is default_collate else value.collate_fn
         return _rows(value.dataset, collate, value)
-    if hasattr(value, "to_numpy"):
+    if hasattr(value, "to_numpy") or (hasattr(value, "column_names") and hasattr(value, "__array__")):  # of pyarrow
         raise DataError("inputs and labels are in one table: give a pair, such as (table[features], table[label])")
     if isinstance(value, Mapping):
         value = pair_of(value)

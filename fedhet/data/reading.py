@@ -200,7 +200,7 @@ def pair_of(row: Any) -> tuple[Any, Any]:
             f"the columns {', '.join(row)} must include one for inputs, such as {INPUTS[0]}, and one for labels, such "
             f"as {LABELS[0]}: rename or remove columns, or give pairs (input, label)"
         )
-    unused = [name for name in others if not tokens and name not in inputs and _is_feature(row, name, labels[0])]
+    unused = [name for name in others if not tokens and name not in inputs and _is_feature(name, row[name])]
     if unused:
         raise DataError(
             f"the columns {', '.join(unused)} have numbers, but the inputs are the column {inputs[0]}: join them to "
@@ -209,15 +209,14 @@ def pair_of(row: Any) -> tuple[Any, Any]:
     return tokens or row[inputs[0]], row[labels[0]]
 
 
-def _is_feature(row: Any, name: str, label: str) -> bool:
-    """Return whether the value `name` of a row, or of columns, may describe what the value `label` is the label of."""
+def _is_feature(name: str, value: Any) -> bool:
+    """Return whether a value of a row, or a column, may describe the examples: numbers, and no labels or identifier."""
     # The table `frame` of scikit-learn's data sets has inputs and labels again; pandas adds `__index_level_0__`.
-    again = name.startswith("__") or (name == "frame" and hasattr(row[name], "columns"))
+    again = name.startswith("__") or (name == "frame" and hasattr(value, "columns"))
     if again or name.split("_")[-1] in (*LABELS, *IDENTIFIERS):
         return False
     with suppress(Exception):  # rows of several lengths have no array
-        values = np.asarray(row[name])
-        return values.dtype.kind == "f" or (values.dtype.kind in "biu" and values.ndim >= np.ndim(row[label]))
+        return np.asarray(value).dtype.kind in "biuf"
     return False
 
 
@@ -236,7 +235,7 @@ def as_tensor(value: Any) -> Tensor:
     if hasattr(value, "getbands"):  # a PIL image
         if value.mode[0] in "IF":  # more than 8 bits, which RGB would clip
             return torch.from_numpy(np.array(value, np.float32)[None])
-        image = value if value.mode in ("L", "RGB", "RGBA") else value.convert("RGB")
+        image = value if value.mode in ("L", "RGB", "RGBA") else value.convert("L" if value.mode == "1" else "RGB")
         return torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
     return _dense(value, "inputs", "give numbers, in rows of one length")
 

@@ -314,6 +314,8 @@ def test_columns_are_aligned_in_all_parts():
     [
         {"x": FRAME, "age": [50, 60, 70, 80], "label": LABELS},
         {"x": FRAME, "age": [True, False, True, True], "label": LABELS},
+        {"x": FRAME, "age": [50, 60, 70, 80], "label": np.eye(4)},
+        [{"x": [1.0, 2.0], "age": 50, "label": [0, 1]}] * 3,
         *([{"x": [1.0, 2.0], "age": age, "label": 1}] * 3 for age in (50.0, 50, True)),
     ],
 )
@@ -330,7 +332,6 @@ def test_columns_that_are_not_numbers_of_examples_are_left_out():
         "uid": [7, 9, 8, 6],
         "path": [*"abcd"],
         "coarse_label": LABELS,
-        "version": 3,
         "label": LABELS,
     }
     assert as_client_data("0", (rows, rows)).train.labels.tolist() == LABELS.tolist()
@@ -630,6 +631,11 @@ def test_columns_of_other_libraries_have_names(table):
     assert torch.equal(data.test.inputs, data.train.inputs)
 
 
+def test_a_table_with_its_labels_is_no_list_of_rows():
+    with pytest.raises(DataError, match="in one table: give a pair"):
+        as_client_data("0", (ArrowTable(), ArrowTable()))
+
+
 class OneColumn:
     """What fedhet uses of a table of polars with one column."""
 
@@ -696,7 +702,7 @@ def test_classes_of_the_dataset_that_a_users_own_reads(rows):
         ("id2label", {0: "bee", 1: "ant"}),
         ("label_to_idx", {"bee": 0, "ant": 1}),
         ("classNames", ("bee", "ant")),
-        ("tumour_classes", ["bee", "ant"]),
+        ("idx_to_class", {0: "bee", 1: "ant"}),
         ("label_map", {np.str_("bee"): np.int64(0), np.str_("ant"): np.int64(1)}),
         ("class_names", ["bee", "ant"]),
         ("categories", np.array(["bee", "ant"])),
@@ -712,7 +718,7 @@ def test_classes_in_attributes_of_a_users_own_dataset(attribute, value):
     assert names_of(rows) == {CLASSES: ("bee", "ant")}
     rows.labels = ["a", "b", "a", "b", "a", "b"]  # of the rows
     assert as_client_data("0", (Six(["ant", "bee"]), rows)).test.labels.tolist() == [1, 0] * 3
-    rows.other_classes = ["one", "two"]
+    rows._class_list = ["one", "two"]
     assert names_of(rows) == {}, "it is unknown which are the labels'"
 
 
@@ -723,6 +729,8 @@ def test_classes_in_attributes_of_a_users_own_dataset(attribute, value):
         ("labels", {0: "a text", 1: "another", 2: "a third", 3: "one more", 4: "the fifth", 5: "the last"}),  # of rows
         ("labels", {"a.png": [0, 1]}),
         ("label_columns", ["diagnosis", "age"]),
+        ("patient_labels", ["Ann", "Ben"]),
+        ("hospital_classes", {"large": 0, "small": 1}),
         ("label_files", ["a.csv", "b.csv"]),
         ("label_names", ["diagnosis"]),
         ("labeled_ids", ["patient-1", "patient-2"]),

@@ -138,9 +138,11 @@ def test_forms_of_data(form):
     assert data.batch_size == {"a loader": 2, "its own collate": 1}.get(form)
 
 
-@pytest.mark.parametrize(("mode", "kept"), [("L", torch.uint8), ("I;16", torch.float32), ("F", torch.float32)])
-def test_pictures_of_more_bits(mode, kept):
-    value = 200 if mode == "L" else 1000
+@pytest.mark.parametrize(
+    ("mode", "kept"), [("1", torch.uint8), ("L", torch.uint8), ("I;16", torch.float32), ("F", torch.float32)]
+)
+def test_grey_pictures_of_any_number_of_bits_have_one_channel(mode, kept):
+    value = {"1": 255, "L": 200}.get(mode, 1000)
     rows = Rows(lambda i: (picture(value, mode), picture(i)), 3)  # a class for each pixel
     train = as_client_data("3", (rows, (INPUTS, LABELS))).train
     assert (train.inputs[:].dtype, train.inputs[:].shape) == (kept, (3, 1, 3, 4))
