@@ -91,6 +91,18 @@ class Checkpointed(Head):
         return checkpoint(self.head, checkpoint(body, inputs, use_reentrant=False), use_reentrant=False)  # type: ignore
 
 
+class Several(Head):
+    """A network whose outputs are computed by two layers, the last of which is that of a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.head = nn.Linear(5, 1), nn.Linear(5, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.body(inputs).relu()
+        return torch.cat([self.one(hidden), self.head(hidden)], 1)
+
+
 class Detached(Head):
     def forward(self, inputs: Tensor) -> Tensor:
         return super().forward(inputs).detach()
@@ -316,6 +328,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: run(lambda client: Detached()),
         "outputs have no gradients: leave torch.no_grad and detach",
     ),
+    "outputs of several layers": (
+        lambda: run(lambda client: Several(), method="fedma", rounds=0),
+        "outputs come from several layers, of which 'head' is the last: compute all classes' scores by one",
+    ),
     "a checkpoint": (
         lambda: run(lambda client: Checkpointed(), method="depthfl"),
         "leave the checkpoint out of forward",
@@ -333,7 +349,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a date": (lambda: fedhet.run({"rounds": date(2020, 1, 2)}), "rounds = datetime.date(2020, 1, 2): must be a whole"),
     "a class of a strategy": (
         lambda: fedhet.run({"method": fedhet.FedAvg}),
-        "method must be a string, not the class FedAvg",
+        "the class FedAvg: give its method's name (fedhet list) or, if the class is yours, 'FILE.py:FedAvg'",
     ),
     "a file that is not there": (lambda: fedhet.run("my.yaml"), "a run from my.yaml, not an existing file: give a"),
     "a folder": (lambda: fedhet.run(Path(".")), "from ., a folder (to continue the run there, use resume"),

@@ -31,6 +31,12 @@ class Matched(ClientSide[M]):
 
     def handshake(self, payload: Payload) -> Payload:
         classes = self.client.task.name == "classification"
+        output = self.groups.fixed[-1]
+        if classes and len(self.client.tensors[output]) != self.client.outputs:
+            raise ModelError(
+                f"the network's outputs come from several layers, of which {output.rpartition('.')[0]!r} is the last: "
+                "compute all classes' scores by one linear layer"
+            )
         return Payload(values={"groups": groups_to_json(self.groups), "classes": classes})
 
     def class_counts(self) -> dict[str, Arrays]:

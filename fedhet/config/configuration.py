@@ -75,8 +75,11 @@ def resolve(
         origins[key] = "command"
     for key in ("preset", EXTRA, "method"):
         if not isinstance(wanted.get(key, ""), str):
-            kind = f", not the class {wanted[key].__name__}" if isinstance(wanted[key], type) else ""
-            raise ConfigError(f"{key} must be a string{kind}: give a name in quotes")
+            if isinstance(wanted[key], type):
+                name = wanted[key].__name__
+                remedy = f"give its method's name (fedhet list) or, if the class is yours, 'FILE.py:{name}'"
+                raise ConfigError(f"{key} must be a string, not the class {name}: {remedy}")
+            raise ConfigError(f"{key} must be a string: give a name in quotes")
     if extra := wanted.pop(EXTRA, None):
         origin = origins.pop(EXTRA)
         try:

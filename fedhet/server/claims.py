@@ -62,8 +62,8 @@ def name_largest(run: Run, claims: Mapping[str, float], kind: str) -> None:
     if 2 * sum(claims[client] for client in clients) > sum(claimed):
         shown = " and ".join(f"{claims[client]:.16g} (client {client})" for client in clients)
         run.warn_once(
-            f"claims of {shown} {kind} have more than half of all weight of a round: set max-examples to refuse claims "
-            "that cannot be true"
+            f"claims of {shown} {kind} have more than half of all weight of a round: if they cannot be true, set "
+            "max-examples to refuse them"
         )
 
 

@@ -67,6 +67,7 @@ def test_several_clients_that_outweigh_the_others_are_named(caplog):
     name_largest(run, {"0": 20.0, "1": 30.0, "2": 40.0, "3": 60.0}, "training examples")
     (line,) = caplog.messages
     assert line.startswith("claims of 900000000000000 (client 1) and 1000000000000000 (client 3) test examples")
+    assert line.endswith("of a round: if they cannot be true, set max-examples to refuse them")
 
 
 @pytest.mark.parametrize(
