@@ -57,7 +57,12 @@ class UserCodeError(DataError, ModelError):
     def of(cls, error: BaseException, doing: str, after: str = "") -> "UserCodeError":
         """Create the error from a user's exception, with a message such as `{doing} raised KeyError: 1{after}`."""
         frames = _users(error)
-        where = f" ({Path(frames.filename).name}, line {frames.lineno})" if frames else ""
+        where = ""
+        if frames:
+            file = Path(frames.filename).name
+            # cloudpickle, which sends a script's functions to other processes, does not keep their file.
+            file = f"the function {frames.name}" if file == "<dynamic-code>" else file
+            where = f" ({file}, line {frames.lineno})"
         return cls(f"{doing} raised {type(error).__name__}: {error}{where}{after}")
 
     @classmethod

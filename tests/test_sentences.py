@@ -40,6 +40,15 @@ def model(client: ClientInfo) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
 
 
+def unreadable(client: ClientInfo) -> Any:
+    raise OSError("no disk")
+
+
+def sent(function: Any) -> Any:
+    """Return a function as another process gets it from cloudpickle, without its file."""
+    return type(function)(function.__code__.replace(co_filename="<dynamic-code>"), globals())
+
+
 def reshaped(change: Callable[[Tensor], Any]) -> Callable[[ClientInfo], Any]:
     """Return a data function whose inputs are changed to another form."""
     return lambda client: tuple((change(inputs), labels) for inputs, labels in data(client))
@@ -327,6 +336,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no gradients": (
         lambda: run(lambda client: Detached()),
         "outputs have no gradients: leave torch.no_grad and detach",
+    ),
+    "a function sent to another process": (
+        lambda: run(data=sent(unreadable)),
+        "OSError: no disk (the function unreadable, line",
     ),
     "outputs of several layers": (
         lambda: run(lambda client: Several(), method="fedma", rounds=0),
