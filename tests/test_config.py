@@ -130,6 +130,7 @@ def test_all_problems_are_reported():
         ({"learning-rate": float("inf")}, "must be finite"),
         ({"learning-rate": 0}, "learning-rate = 0.0: must be above 0"),
         ({"dataset": True}, "dataset = True: must be text"),
+        ({"metrics": ["auc", "macro-f1"]}, "must be text, such as 'auc,macro-f1'"),
         ({"preset": "fedhen/digits"}, "did you mean 'fedhenn/digits'?"),
         ({"lr": 1}, "did you mean 'learning-rate'? known: learning-rate, log, clip-norm, lr-schedule, alpha and 6"),
         ({"test-on": "globl"}, "must be one of local, global, both"),

@@ -375,8 +375,8 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
     personal, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
     if owner == "all" and not common.is_file():
         raise ConfigError(
-            f"{folder} has no {common.name}, but the method starts all clients from one network: set shared-init = "
-            "false, so that each client starts from its own model"
+            f"{folder} has no {common.name}, but the method starts all clients from one network: give a run with a "
+            "global model, such as of fedavg or, unless clients train parts of it, set shared-init = false"
         )
     path = common if owner == "all" or not os.path.isfile(personal) else personal  # a name may be too long for a file
     if not path.is_file():
