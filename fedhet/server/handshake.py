@@ -403,7 +403,7 @@ class Handshake:
         held_out = "" if report.own_data else "set public-samples and dataset, or "
         raise FedhetError(
             f"there is no {labelled}public dataset, but the method needs it: {held_out}have the clients' data function "
-            "return it as `public`, or pass it to make_server_app(public=...)"
+            "return it as `public`, or pass it as public=... to the strategy or to make_server_app"
             f"{_without_labels(config) if labelled else ''}"
         )
 

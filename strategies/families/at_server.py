@@ -78,8 +78,8 @@ class PublicAtServer(FederatedStrategy[P, S]):
         """The public dataset; raises a FedhetError if only the clients have it."""
         if self.run.public is None:
             raise FedhetError(
-                f"{self.method.family}'s server needs public data: set public-samples, or pass public= to "
-                "make_server_app"
+                f"{self.method.family}'s server needs public data: pass it as public=... to the strategy or to "
+                "make_server_app or, with an included data set, set public-samples"
             )
         return self.run.public
 

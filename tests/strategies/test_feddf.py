@@ -159,5 +159,5 @@ def test_server_without_public_dataset(federate):
     def model(client):
         return nn.Linear(4, 2)
 
-    with pytest.raises(FedhetError, match="needs public data: set public-samples"):
+    with pytest.raises(FedhetError, match="needs public data: pass it as public=... to the strategy or"):
         federate("feddf", model=model, data=data(positive), public_samples=0)
