@@ -57,12 +57,9 @@ class UserCodeError(DataError, ModelError):
     def of(cls, error: BaseException, doing: str, after: str = "") -> "UserCodeError":
         """Create the error from a user's exception, with a message such as `{doing} raised KeyError: 1{after}`."""
         frames = _users(error)
-        where = ""
-        if frames:
-            file = Path(frames.filename).name
-            # cloudpickle, which sends a script's functions to other processes, does not keep their file.
-            file = f"the function {frames.name}" if file == "<dynamic-code>" else file
-            where = f" ({file}, line {frames.lineno})"
+        # cloudpickle, which sends a script's functions to other processes, does not keep their file.
+        file = Path(frames.filename).name.replace("<dynamic-code>", f"the function {frames.name}") if frames else ""
+        where = f" ({file}, line {frames.lineno})" if frames else ""
         return cls(f"{doing} raised {type(error).__name__}: {error}{where}{after}")
 
     @classmethod

@@ -343,7 +343,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "outputs of several layers": (
         lambda: run(lambda client: Several(), method="fedma", rounds=0),
-        "outputs come from several layers, of which 'head' is the last: compute all classes' scores by one",
+        "serves only some classes: compute the scores of all classes by one linear layer",
     ),
     "a checkpoint": (
         lambda: run(lambda client: Checkpointed(), method="depthfl"),
@@ -362,7 +362,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a date": (lambda: fedhet.run({"rounds": date(2020, 1, 2)}), "rounds = datetime.date(2020, 1, 2): must be a whole"),
     "a class of a strategy": (
         lambda: fedhet.run({"method": fedhet.FedAvg}),
-        "the class FedAvg: give its method's name (fedhet list) or, if the class is yours, 'FILE.py:FedAvg'",
+        "method must be a string: give a name (fedhet list) or, of a class, 'FILE.py:FedAvg'",
     ),
     "a file that is not there": (lambda: fedhet.run("my.yaml"), "a run from my.yaml, not an existing file: give a"),
     "a folder": (lambda: fedhet.run(Path(".")), "from ., a folder (to continue the run there, use resume"),

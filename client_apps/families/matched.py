@@ -34,8 +34,7 @@ class Matched(ClientSide[M]):
         output = self.groups.fixed[-1]
         if classes and len(self.client.tensors[output]) != self.client.outputs:
             raise ModelError(
-                f"the network's outputs come from several layers, of which {output.rpartition('.')[0]!r} is the last: "
-                "compute all classes' scores by one linear layer"
+                f"{output} serves only some classes: compute the scores of all classes by one linear layer"
             )
         return Payload(values={"groups": groups_to_json(self.groups), "classes": classes})
 

@@ -75,11 +75,8 @@ def resolve(
         origins[key] = "command"
     for key in ("preset", EXTRA, "method"):
         if not isinstance(wanted.get(key, ""), str):
-            if isinstance(wanted[key], type):
-                name = wanted[key].__name__
-                remedy = f"give its method's name (fedhet list) or, if the class is yours, 'FILE.py:{name}'"
-                raise ConfigError(f"{key} must be a string, not the class {name}: {remedy}")
-            raise ConfigError(f"{key} must be a string: give a name in quotes")
+            name = getattr(wanted[key], "__name__", "NAME")
+            raise ConfigError(f"{key} must be a string: give a name (fedhet list) or, of a class, 'FILE.py:{name}'")
     if extra := wanted.pop(EXTRA, None):
         origin = origins.pop(EXTRA)
         try:

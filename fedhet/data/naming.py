@@ -21,8 +21,7 @@ from fedhet.errors import DataError
 from fedhet.utils.statistics import grouped
 
 NUMBER = "(id|idx|index|int|num|number)"
-KINDS = "(class|classes|labels?|category|categories)"
-NAMING = f"_*({NUMBER}_?(2|to_?))?{KINDS}_?(names?|indices|list|map|mapping|dict|(2|to_?){NUMBER})?$"
+NAMING = f"_*({NUMBER}_?(2|to_?))?(class|label|categor)(e?s|y|ies)?_?(names?|indices|list|map|dict|(2|to_?){NUMBER})?$"
 FEW = 8  # number of rows that are compared with those of a table
 MOST_CORRELATED = 1000  # number of columns whose correlations are computed: memory grows with its square
 COMPARED = 256  # number of rows, at most, whose labels are compared to find out whether a dataset changes them
@@ -33,23 +32,18 @@ def names_of(value: Any) -> Names:
     given = value
     if isinstance(value, Mapping) and value.keys() & {*LABELS}:
         value = pair_of(value)
-    if isinstance(value, tuple | list) and len(value) == 2:
-        inputs, labels = value
-    else:
-        inputs = value
-        labels = None
-    if isinstance(inputs, Mapping) and len(inputs) > 1:
-        tables = {f"{COLUMNS}.{part}": table for part, table in inputs.items()}
-    else:
-        tables = {COLUMNS: next(iter(inputs.values())) if isinstance(inputs, Mapping) and inputs else inputs}
+    inputs, labels = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
+    parts = inputs if isinstance(inputs, Mapping) and inputs else {"": inputs}
+    tables = {f"{COLUMNS}.{part}" if len(parts) > 1 else COLUMNS: table for part, table in parts.items()}
     if len(getattr(labels, "columns", ())) > 1:
         tables[LABEL_COLUMNS] = labels
     columns = {kind: names for kind, table in tables.items() if (names := _printable(_columns(table)))}
     for listed in columns.values():
         check_distinct("column", listed)
     if type(given) is dict:  # with entries as the attributes of scikit-learn's data sets
-        naming = given.keys() & {"feature_names", "target_names", "classes"}
-        given = SimpleNamespace(**{name: given[name] for name in naming})
+        given = SimpleNamespace(
+            **{key: given[key] for key in given if key in ("feature_names", "target_names", "classes")}
+        )
     features = getattr(given, "feature_names", None)  # of scikit-learn's data sets
     if features is not None and not isinstance(given, Dataset) and np.shape(inputs)[1:] == (len(features),):
         columns.setdefault(COLUMNS, _printable(features))
@@ -91,10 +85,8 @@ def _columns_of_rows(dataset: Any) -> Iterable[Any]:
     if len(indices) == len(rows):  # those of time series can be times, which differ
         return indices[0] if all(index.equals(indices[0]) for index in indices) else ()
     features = {tuple(value) for value in lists.values() if np.shape(rows[0]) == (len(value),)}
-    if len(features) == 1 or "feature_names" in lists:
+    if len(features) == 1 or "feature_names" in lists or len(tables) != 1:
         return features.pop() if len(features) == 1 else ()
-    if len(tables) != 1:
-        return ()
     columns = [name for name in tables[0].columns if name not in LABELS]
     orders = [names for names in (columns, columns[:-1], columns[1:]) if np.shape(rows[0]) == (len(names),)]
     if orders:
@@ -201,16 +193,13 @@ def check_index(inputs: Any, labels: Any) -> None:
     """Raise a DataError if pandas tables of inputs and labels have an index in different orders, or of other rows."""
     tables = [*(inputs.values() if isinstance(inputs, Mapping) else [inputs]), labels]
     indices = [table.index for table in tables if hasattr(table, "to_numpy") and hasattr(table, "index")]
-    for other in indices[1:]:
-        if other.equals(indices[0]):
-            continue
+    for other in [index for index in indices[1:] if not index.equals(indices[0])]:
         ours, theirs = {*indices[0]}, {*other}
         # A table that was made anew, such as by a scaler, has the default index.
         default = any([*index] == [*range(len(index))] for index in (indices[0], other))
         if ours == theirs or (ours & theirs and not default):
-            what = "one index in different orders" if ours == theirs else "only a part of their indices in common"
             raise DataError(
-                f"the rows of inputs and labels have {what}: give both in the same order, such as "
+                "the index of the labels differs from that of the inputs in its order or rows: give both alike, as "
                 "labels.loc[inputs.index], or labels.to_numpy() if they have the order of the inputs' rows"
             )
 
@@ -248,10 +237,9 @@ def _classes(dataset: Any, outer: Sequence[Any] = ()) -> tuple[str, ...]:
     if isinstance(dataset, DataLoader):
         whole: Any = dataset.dataset
         names = _classes(whole, outer)
-        if names and dataset.collate_fn is not default_collate:
-            collate = dataset.collate_fn
+        if names and (collate := dataset.collate_fn) is not default_collate:
             pairs = _pairs(lambda row: (None, pair_of(collate([whole[row]]))[1][0]), whole, range(len(whole)))
-            return () if _renumbered(pairs) else names
+            names = () if _renumbered(pairs) else names
         return names
     names = _listed_classes(dataset)
     return (() if _numbers_anew(dataset, names, outer) else names) if names else _wrapped_classes(dataset, outer)
@@ -336,11 +324,10 @@ def _wrapped_classes(dataset: Any, outer: Sequence[Any]) -> tuple[str, ...]:
     if len(within) != 1:
         return ()
     ((whole, names, error),) = within
-    if not any(_equal_labels(_pairs(lambda row: dataset[row], whole, order)) for order in _orders(dataset, whole)):
-        return ()
-    if error:
+    read = any(_equal_labels(_pairs(lambda row: dataset[row], whole, order)) for order in _orders(dataset, whole))
+    if read and error:
         raise error
-    return names
+    return names if read else ()
 
 
 def _inner(dataset: Any, outer: Sequence[Any]) -> list[tuple[Any, tuple[str, ...], DataError | None]]:

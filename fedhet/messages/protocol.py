@@ -353,9 +353,7 @@ class Reply:
             metrics[f"{name}-loss"] = measured.loss
             metrics |= {f"{name}-loss-weight": measured.weight} if measured.weight else {}
         numbers = self.further | self.evaluated  # without a prefix, for hooks that a user's strategy overrides
-        metrics = {
-            name: numbers[name] for name in numbers if name not in READ and not name.endswith("-metric")
-        } | metrics
+        metrics = {n: v for n, v in numbers.items() if n not in READ and not n.endswith("-metric")} | metrics
         metrics |= {f"{FURTHER}{name}": value for name, value in self.further.items()}
         return metrics | {f"{EVALUATED}{name}": value for name, value in self.evaluated.items()}
 

@@ -167,6 +167,7 @@ class Reporter:
         weights = {client: r.train_weight if r.train_weight > 0 else r.weight for client, r in trained.items()}
         weights = limited(self.run.config, weights)
         losses = [(float(reply.train_loss or 0.0), weights[client]) for client, reply in trained.items()]
+        missing = undefined(replies, OUTPUTS[self.run.task], self.run.metric, whole=True)
         finite = bool(losses) and all(math.isfinite(loss) for loss, _ in losses)
         return {
             "round": round.number,
@@ -177,11 +178,7 @@ class Reporter:
             **({"lost_state": in_order(round.lost)} if round.lost else {}),
             **statistics(replies, self.on_common_test, self.run.metric),
             "scores": scores(replies),
-            **(
-                {"undefined": missing}
-                if (missing := undefined(replies, OUTPUTS[self.run.task], self.run.metric, whole=True))
-                else {}
-            ),
+            **({"undefined": missing} if missing else {}),
             "train_loss": weighted_mean(losses) if finite else None,
             "work": vars(sum((reply.work for reply in replies.values()), Work())),
             "metrics": {**own_metrics(replies, "further"), **own_metrics(replies, "evaluated"), **metrics},

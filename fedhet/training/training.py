@@ -214,8 +214,7 @@ class Training:
 def _backward(loss: Tensor) -> None:
     if not loss.requires_grad:
         raise ModelError(
-            "the network's outputs have no gradients: leave torch.no_grad and detach out of its forward or, if only "
-            "its head is trained, set head to the layer that computes the outputs"
+            "outputs have no gradients: leave torch.no_grad and detach out, and set head to the last layer"
         )
     try:
         loss.backward()

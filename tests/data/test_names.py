@@ -282,12 +282,14 @@ def test_names_beside_the_columns_of_a_mapping(key):
 def test_rows_with_one_index_in_different_orders_are_refused():
     labels = pd.Series(LABELS.numpy())
     for inputs in (FRAME[::-1], {"a": FRAME, "b": FRAME[::-1]}):
-        with pytest.raises(DataError, match="train: the rows of inputs and labels have one index in different orders"):
+        with pytest.raises(
+            DataError, match="train: the index of the labels differs from that of the inputs in its order or rows"
+        ):
             as_client_data("0", ((inputs, labels), (FRAME, labels)))
     same = as_client_data("0", ((FRAME[::-1], labels[::-1]), (FRAME[::-1], labels.set_axis([5, 6, 7, 8]))))
     assert same.train.labels.tolist() == same.test.labels.tolist()[::-1]
     few, others = FRAME.set_axis([1, 2, 4, 5]), labels.set_axis([2, 4, 5, 6])
-    with pytest.raises(DataError, match="the rows of inputs and labels have only a part of their indices in common"):
+    with pytest.raises(DataError, match="the index of the labels differs from that of the inputs"):
         as_client_data("0", ((few, others), (FRAME, labels)))
     scaled = as_client_data("0", ((FRAME, others), (few, labels)))  # one has the default index
     assert scaled.train.labels.tolist() == labels.tolist()
