@@ -705,7 +705,7 @@ def test_classes_of_the_dataset_that_a_users_own_reads(rows):
         ("label_to_idx", {"bee": 0, "ant": 1}),
         ("classNames", ("bee", "ant")),
         ("idx_to_class", {0: "bee", 1: "ant"}),
-        ("label_map", {np.str_("bee"): np.int64(0), np.str_("ant"): np.int64(1)}),
+        ("label_mapping", {np.str_("bee"): np.int64(0), np.str_("ant"): np.int64(1)}),
         ("class_names", ["bee", "ant"]),
         ("categories", np.array(["bee", "ant"])),
         ("encoder", SimpleNamespace(classes_=np.array(["bee", "ant"]))),
