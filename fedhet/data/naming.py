@@ -20,8 +20,8 @@ from fedhet.data.reading import LABELS, pair_of
 from fedhet.errors import DataError
 from fedhet.utils.statistics import grouped
 
-PLACE = "(id|idx|index|int|num|number)"
-NAMING = rf"_*({PLACE}_?(2|to_?))?(class|label|categor)(e?s|y|ies)?_?(names?|indices|list|map\w*|dict|(2|to_?){PLACE})?$"
+IDS = "(id|idx|index|int|num|number)"
+NAMING = rf"_*({IDS}_?(2|to_?))?(class|label|categor)(e?s|y|ies)?_?(names?|indices|list|map\w*|dict|(2|to_?){IDS})?$"
 FEW = 8  # number of rows that are compared with those of a table
 MOST_CORRELATED = 1000  # number of columns whose correlations are computed: memory grows with its square
 COMPARED = 256  # number of rows, at most, whose labels are compared to find out whether a dataset changes them
