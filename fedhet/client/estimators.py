@@ -69,7 +69,9 @@ def fit_to_data(model: Estimator, data: ClientData, task: Task) -> None:
     numbers = data.train.labels.is_floating_point() or task.name == "regression"
     model.meaning = "numbers" if numbers else "classes"
     model.outputs = data.train.labels[:1].numel()
-    if not numbers:
+    if numbers:  # as an estimator without inputs would
+        model.start = data.train.labels.double().reshape(-1, model.outputs).nanmean(0).nan_to_num()
+    else:
         classes = max(data.dataset.classes if data.dataset else data.classes, len(data.names.get("classes", ())))
         model.outputs = max(classes, 2, *(int(part.max()) + 1 for part in labels))
         if task.name == "binary":

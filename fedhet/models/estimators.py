@@ -29,12 +29,13 @@ class Estimator(nn.Module):
     """An estimator as a module without parameters.
 
     Its outputs are logarithms of class probabilities (n, outputs), for a binary task the logit (n, 1), or predicted
-    numbers (n, outputs). Before it is fitted, they are zeros.
+    numbers (n, outputs). Before it is fitted, they are zeros or, for numbers, `start`.
 
     Attributes:
         estimator: the estimator, without what it has learnt.
         outputs: number of classes or of predicted numbers.
         meaning: what the outputs are: `classes`, `logit` or `numbers`.
+        start: the numbers (outputs,) that are predicted before the first fit.
         columns: names of the columns of inputs (n, d), if they have names; the estimator then gets a data frame.
     """
 
@@ -43,6 +44,7 @@ class Estimator(nn.Module):
         self.estimator = _unfitted(estimator)
         self.outputs = 0
         self.meaning = "classes"
+        self.start = torch.zeros(1)
         self.columns: tuple[str, ...] = ()
         self.forget()
 
@@ -131,7 +133,7 @@ class Estimator(nn.Module):
         """Return the outputs (n, outputs) for inputs (n, ...), or (n, 1) for a logit."""
         width = 1 if self.meaning == "logit" else self.outputs
         if self._fitted is None:
-            return torch.zeros(len(inputs), width, dtype=torch.float32, device=inputs.device)
+            return self.start.expand(len(inputs), width).to(inputs.device)
         if self.meaning == "numbers":
             predicted = np.asarray(self._fitted.predict(self._table(flat(inputs))), dtype=np.float64)
             return torch.from_numpy(predicted.reshape(len(inputs), width)).to(inputs.device)

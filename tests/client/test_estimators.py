@@ -21,7 +21,7 @@ from sklearn.ensemble import (
     StackingClassifier,
 )
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import r2_score, roc_auc_score
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -309,10 +309,17 @@ def test_large_numbers_keep_their_digits(tmp_path):
     assert done.summary["personal_r2"]["weighted"] == pytest.approx(1, abs=1e-6)
 
 
-def test_outputs_before_a_fit():
+def test_outputs_before_a_fit(tmp_path):
+    """Equal scores, or the mean target: zeros would have a loss of 1e16 here, by which the client was refused."""
     estimator = Estimator(RandomForestClassifier())
     estimator.outputs = 3
     assert torch.equal(estimator(torch.ones(2, 5)), torch.zeros(2, 3))
+    targets = 1e8 + INPUTS[:, :2].astype(np.float64)
+    data = (INPUTS[:200], targets[:200]), (INPUTS[200:], targets[200:])
+    settings = {"method": "local", "clients": 1, "rounds": 1, "report": False}
+    done = fedhet.run(settings, model=LinearRegression(), data=lambda _: data, out=tmp_path / "run")
+    constant = np.broadcast_to(targets[:200].mean(0), targets[200:].shape)
+    assert done.history[1]["received"]["r2"]["weighted"] == pytest.approx(r2_score(targets[200:], constant))
 
 
 def test_a_node_sends_scores_and_metrics_only(tmp_path):

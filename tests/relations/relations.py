@@ -419,7 +419,13 @@ def another_dtype(draw: Draw, program: Program, folder: Path) -> None:
     equal(run(program, folder), run(program.edited(everywhere(("train", "test"), cast)), folder))
 
 
-@relation(task="regression", method=("local", "fedavg", "fedrep", "layer-average"), double=True, form=IN_ORDER)
+@relation(
+    task="regression",
+    method=("local", "fedavg", "fedrep", "layer-average"),
+    network=NETWORKS_ALONE,  # scikit-learn's trees lose small differences of large targets
+    double=True,
+    form=IN_ORDER,
+)
 def a_constant_added_to_targets(draw: Draw, program: Program, folder: Path) -> None:
     """A constant that is added to the targets and to the network's outputs changes no loss and no R2."""
     constant = draw(st.sampled_from((1e3, -1e6, 1e8)))
