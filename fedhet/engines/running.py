@@ -154,7 +154,7 @@ def _checked_here(config: Config, functions: UserFunctions) -> Config:
     device_of(config.device)  # raises unless it is available
     if config.start_from:
         if not (start := expanded(config.start_from).resolve()).is_dir():
-            raise ConfigError(f"start-from = {start} does not exist: give the folder of a run, or its models/")
+            raise ConfigError(f"start-from = {start} is no folder: give the folder of a run, or its models/")
         config = config.replace(start_from=str(start))  # workers may have another working directory
     functions.check(config)
     return config

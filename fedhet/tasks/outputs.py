@@ -372,7 +372,7 @@ class Survival(Outputs):
         if labels.ndim != 2 or labels.shape[1] != 2:
             return f"a survival task needs labels (n, 2) of time and event, but its labels are {_sizes(labels)}"
         if not zeros_and_ones(labels[:, 1]):
-            swap = ": swap its columns, labels[:, [1, 0]]" if zeros_and_ones(labels[:, 0]) else ""
+            swap = ": swap its columns" if zeros_and_ones(labels[:, 0]) else ""
             return f"a survival task needs an event of 0 or 1 in the second column of its labels{swap}"
         if bool((labels[:, 0] < 0).any()):
             return "a survival task needs times of 0 or more in the first column of its labels"

@@ -193,7 +193,7 @@ def test_a_run_starts_from_the_models_of_another(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("local", {"start-from": "missing"}, "start-from = .*missing does not exist"),
+        ("local", {"start-from": "missing"}, "start-from = .*missing is no folder"),
         ("fedavg", {"start-from": "run"}, "models has no global.safetensors.*set shared-init = false"),
         ("local", {"start-from": "run"}, r"client 0's Sequential does not fit .*0.safetensors: its 3.weight is"),
         ("flha-ghn", {"start-from": "run"}, "start-from has no effect with method = flha-ghn"),
