@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 import tomllib
+from types import ModuleType
 
 import pytest
 
 from fedhet.errors import ConfigError
 from fedhet.utils.files import expanded
+from fedhet.utils.machine import in_ray
 
 SMALL = ["local", *(f"--set={each}" for each in ("clients=2", "rounds=1", "samples-per-client=20", "report=false"))]
 
@@ -46,3 +48,8 @@ def test_paths_that_begin_in_the_home_folder(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {".fedhet", "0", "1", "state"}
     written = tomllib.loads((tmp_path / "1" / "config.toml").read_text())
     assert written["start-from"] == str(tmp_path / "0")
+
+
+def test_a_module_of_the_user_named_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    assert not in_ray()

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -254,8 +254,8 @@ def ended_by_signals() -> Iterator[None]:
 
 def in_ray() -> bool:
     """Return whether this process is a Ray worker."""
-    ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
+    ray: Any = sys.modules.get("ray")  # the user's program can have a module of this name
+    return hasattr(ray, "is_initialized") and ray.is_initialized() and bool(ray.get_runtime_context().get_actor_id())
 
 
 def cluster_machine() -> str:

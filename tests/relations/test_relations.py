@@ -66,6 +66,8 @@ def described(error: Exception) -> str:
     """Return the program, the draws that follow it, and the failed line of a relation's check."""
     notes = [line for note in error.__notes__ for line in note.splitlines()]
     shown = [line for line in notes if " clients, {" in line or ("Draw" in line and "Program(" not in line)]
+    if isinstance(error, ExceptionGroup):  # a failure that did not happen again
+        error = error.exceptions[0]
     last = traceback.extract_tb(error.__traceback__)[-1]
     return "\n".join([*shown, f"line {last.lineno} of {last.name}: {type(error).__name__}: {str(error).strip()}"])
 
