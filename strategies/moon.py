@@ -26,10 +26,7 @@ class Keys(WidthKeys):
 
 
 @method(
-    "moon",
-    Traits(networks="equal", shares=EVERYTHING, common_init=True),
-    Keys,
-    client="fedhet.client_apps.moon:Moon",
+    "moon", Traits(networks="equal", shares=EVERYTHING, common_init=True), Keys, client="fedhet.client_apps.moon:Moon"
 )
 class Moon(FedAvg):
     """MOON: the average of clients' networks, whose representations are compared with the last ones in training."""

@@ -32,7 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-
 node = typer.Typer(help="Commands for the owner of a node.", no_args_is_help=True)
 app.add_typer(node, name="node")
 
@@ -125,8 +124,7 @@ def compare(
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs has no effect without --tune: give values with --tune KEY=V1,V2")
         how: dict[str, Any] = {"jobs": jobs, "baseline": baseline, "tuning": tuning, "console": terminal()}
-        done = comparing.compare(methods, chosen, seeds=reported, out=out, **how)
-        done.check()
+        comparing.compare(methods, chosen, seeds=reported, out=out, **how).check()
 
 
 @app.command()

@@ -37,15 +37,7 @@ from fedhet.models.representation import precision
 from fedhet.results.history import names_of_model, read_clients, run_of
 from fedhet.setup import client_setup, user_functions
 from fedhet.setup.client_setup import ClientInfo
-from fedhet.utils.files import (
-    expanded,
-    file_name,
-    locked,
-    read_tensors,
-    state_folder,
-    write_tensors,
-    write_text,
-)
+from fedhet.utils.files import expanded, file_name, locked, read_tensors, state_folder, write_tensors, write_text
 from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log

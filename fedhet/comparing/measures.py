@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedhet.comparing.settings import ComparedRun
-from fedhet.results.history import RunFiles, TestSet, Which, final_clients, read_run
+from fedhet.results.history import RunFiles, TestSet, Which, read_run
 from fedhet.results.terminal import UNDISCLOSED
 from fedhet.utils.statistics import Metric, grouped
 
@@ -246,7 +246,7 @@ def measure(runs: Iterable[ComparedRun], failed: Container[str]) -> list[Variant
     files = {run.name: read_run(run.folder) for runs in planned.values() for run in runs if run.name not in failed}
     completed = {variant: [run for run in runs if run.name in files] for variant, runs in planned.items()}
     local = next((name for name, runs in completed.items() if runs and is_local(files[runs[0].name])), None)
-    alone = {run.seed: accuracies(files[run.name]) for run in completed.get(local or "", ())}
+    alone = {run.seed: outcome(run, files[run.name], {}).scores[PERSONAL] for run in completed.get(local or "", ())}
     results = []
     for variant, runs in planned.items():
         known = {} if variant == local else alone
@@ -255,15 +255,8 @@ def measure(runs: Iterable[ComparedRun], failed: Container[str]) -> list[Variant
     return results
 
 
-def accuracies(files: RunFiles) -> dict[str, float]:
-    """Return each client's final accuracy in a run, by client name, without clients that failed in the end."""
-    there = files.clients_there
-    rows = [row for row in final_clients(files.clients) if row.client in there]
-    return {row.client: row.accuracy for row in rows if row.accuracy is not None and math.isfinite(row.accuracy)}
-
-
-def outcome(run: ComparedRun, files: RunFiles, alone: Mapping[str, float]) -> RunOutcome:
-    """Compute a run's outcome; `alone` has the clients' accuracies under `local` with the same seed, by client name."""
+def outcome(run: ComparedRun, files: RunFiles, alone: Mapping[str, Metric]) -> RunOutcome:
+    """Compute a run's outcome; `alone` has the clients' metrics under `local` with the same seed, by client name."""
     summary = files.summary
     test: TestSet = "common" if files.settings.get("test-on") == "global" else "own"
     behind: dict[str, Which] = {"personal": files.scored, "trained": "trained", "global": "received"}
@@ -273,7 +266,8 @@ def outcome(run: ComparedRun, files: RunFiles, alone: Mapping[str, float]) -> Ru
     for names, table in ((EXAMPLES, summary.get("examples")), (WORK, summary.get("work")), (COSTS, summary)):
         values |= {name: (table or {}).get(name) for name in names}
     sign = files.direction
-    gains = sorted(sign * (value - alone[client]) for client, value in accuracies(files).items() if client in alone)
+    mine = scores[PERSONAL]
+    gains = sorted(sign * (mine[client].value - alone[client].value) for client in mine.keys() & alone.keys())
     if gains:
         values["worse_off"] = sum(gain < 0 for gain in gains) / len(gains)
         values["worst_tenth"] = sign * statistics.fmean(gains[: math.ceil(len(gains) / 10)])

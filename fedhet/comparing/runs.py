@@ -180,7 +180,7 @@ class Execution:
                 ended.append(name)
                 bar.update(task, completed=len(ended))
                 outcome = "completed"
-                if reason := error or why_incomplete(by_name[name]):
+                if reason := " ".join((error or why_incomplete(by_name[name]) or "").split()):  # on one line
                     before = next((other for other, why in failed.items() if why == reason), None)
                     outcome = f"failed as {before} did" if before else reason
                     failed[name] = reason

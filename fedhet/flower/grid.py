@@ -28,10 +28,10 @@ class LocalGrid(Grid):
     """A Flower Grid that answers messages by calling a ClientApp in this process.
 
     The config of each of the `clients` nodes has a partition id, a name if `names` has one for each client, and the
-    entries of `node_config`. Up to `batch_size`
-    messages are handled in one call, which can train networks together, if they are to nodes that reported the same
-    kind of network in their handshakes (`Report.alike`); messages to nodes without one are handled one by one. Eight
-    or more messages to nodes of one kind make at least `least_batches`, which as many processes can handle at a time.
+    entries of `node_config`. Up to `batch_size` messages are handled in one call, which can train networks together, if
+    they are to nodes that reported the same kind of network in their handshakes (`Report.alike`); messages to nodes
+    without one are handled one by one. Eight or more messages to nodes of one kind make at least `least_batches`,
+    which as many processes can handle at a time.
     """
 
     def __init__(

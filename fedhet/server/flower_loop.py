@@ -3,8 +3,9 @@
 import atexit
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import wraps
 from typing import Any
 
 from fedhet.config.flower_names import to_send
@@ -55,6 +56,8 @@ class FlowerLoop:
         self._contexts: ExitStack | None = None
         # The valid replies of the current round and its metrics; None before `aggregate_train`.
         self._trained: tuple[Mapping[str, Reply], Mapping[str, float]] | None = None
+        # Whether a round began that is not recorded.
+        self.unrecorded = False
         # The global arrays at the beginning of the run, and from round 1 on the newest ones.
         self._arrays: tuple[ArrayRecord | None, ...] = ()
 
@@ -87,7 +90,7 @@ class FlowerLoop:
             strategy: Any = self.steps
             functions = (evaluate, stop) if should_stop else (evaluate,)
             result = Strategy.start(strategy, grid, first, run.config.rounds, run.config.timeout, *configs, *functions)
-            if self._contexts:  # aggregate_evaluate of a subclass did not call super()
+            if self._contexts:  # should_stop ended the loop
                 self._complete()
         return result
 
@@ -158,6 +161,7 @@ class FlowerLoop:
             self.steps.admission.check_settings()  # the user's code may change `config` in each round
             self._take(arrays)
             run.round = Round(server_round)
+            self.unrecorded = True
             self.steps.admit_clients()
             with run.calling("participants"):
                 clients = self.steps.participants(server_round)
@@ -202,17 +206,22 @@ class FlowerLoop:
             self._arrays = (*self._arrays[:1], newest)
             return newest, metrics
 
+    def take_evaluated(self, arrays: ArrayRecord) -> None:
+        """Set the shared model to the round's result, and check that `aggregate_train` of a subclass made it."""
+        with self._ended_by_errors():
+            if self._trained is None and "aggregate_train" in self.steps.overridden:
+                name = type(self.steps).__name__
+                raise ConfigError(f"aggregate_train of {name} must call super().aggregate_train(server_round, replies)")
+            self._take(arrays)
+
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         run = self.steps.run
         config["server-round"] = server_round
         run.evaluate_config = to_send("evaluate_config", config)
+        self.take_evaluated(arrays)
         with self._ended_by_errors():
-            if self._trained is None and "aggregate_train" in self.steps.overridden:
-                name = type(self.steps).__name__
-                raise ConfigError(f"aggregate_train of {name} must call super().aggregate_train(server_round, replies)")
-            self._take(arrays)
             if not run.evaluates_now:
                 return []
             federation = self.steps.federation
@@ -227,12 +236,30 @@ class FlowerLoop:
                 for client in round.training:
                     round.fail(client, "all replies of this round were discarded, because another client failed")
             steps.reporter.record(*(self._trained or ({}, {})))
+            self.unrecorded = False
             if self._contexts and round.number == steps.run.last_round:
                 self._complete()
         if not valid:
             return None
         evaluated = statistics(valid, None, steps.run.metric)
         return metric_record({**evaluated, "metrics": own_metrics(valid, "evaluated")})
+
+
+def _followed(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a subclass's hook of evaluation, with which the loop goes on also if it does not call `super()`."""
+
+    @wraps(hook)
+    def follow(strategy: "FlowerInterface", server_round: int, given: Any, *more: Any) -> Any:
+        if more:  # arrays, and not replies
+            strategy._flower.take_evaluated(given)
+            return hook(strategy, server_round, given, *more)
+        replies = list(given)
+        metrics = hook(strategy, server_round, replies)
+        if strategy._flower.unrecorded:
+            strategy._flower.aggregate_evaluate(replies)
+        return metrics
+
+    return follow
 
 
 class FlowerInterface(Strategy):
@@ -265,6 +292,9 @@ class FlowerInterface(Strategy):
                 f"the class {cls.__name__} defines {absent[0]}, which fedhet's strategies never call: override one of "
                 f"{', '.join(OFFERED)}, summary or start"
             )
+        for name in OFFERED[2:]:
+            if (hook := getattr(cls, name)) is not getattr(FlowerInterface, name):  # also of a mixin
+                setattr(cls, name, _followed(hook))
 
     @property
     def overridden(self) -> list[str]:

@@ -14,15 +14,7 @@ from fedhet.flower.insides import check_cluster_of, simulated
 from fedhet.flower.messages import name_in
 from fedhet.messages import Arrays, Payload, Reply, Spec, check, check_finite, check_room
 from fedhet.messages.payload import bytes_of, difference
-from fedhet.messages.protocol import (
-    FIRST,
-    HANDSHAKE,
-    MOST_NAMES,
-    counts_in,
-    names_in,
-    names_text,
-    with_public_dataset,
-)
+from fedhet.messages.protocol import FIRST, HANDSHAKE, MOST_NAMES, counts_in, names_in, names_text, with_public_dataset
 from fedhet.methods import registry
 from fedhet.methods.options import OF_NETWORKS, Config, OwnPart
 from fedhet.methods.sharing import HEAD

@@ -36,7 +36,7 @@ def run(config: dict[str, Any] | None, *, out: Path, engine: str = "local", resu
     print("training", out.name)
     order = does.read_text() if does.exists() else ""
     if order == "refuse":
-        raise FedhetError("client 3: its model has no head")
+        raise FedhetError("client 3:\n  its model has no head")
     if order == "stumble":
         raise ZeroDivisionError("no clients in round 4")
     if order == "die":

@@ -35,7 +35,7 @@ from fedhet.comparing.tables import (
 from fedhet.config import configuration
 from fedhet.results.history import RunFiles
 from fedhet.results.terminal import TerminalTable
-from fedhet.utils.statistics import ClientRow
+from fedhet.utils.statistics import ClientRow, Metric
 
 
 def result(method, accuracies, refused=None, diverged=None, **settings):
@@ -184,12 +184,8 @@ def by_clients(name, accuracies, *, served=None, weights=(1, 1, 1, 3), alone=())
         config = configuration.resolve({"method": name, "clients": 4})
         files = RunFiles(Path(), config.flat(), {}, rows=[row], clients=rows, summary=summary)
         run = SimpleNamespace(seed=seed, variant=name)
-        outcomes.append(outcome(run, files, accuracies_of(alone[seed]) if alone else {}))
+        outcomes.append(outcome(run, files, alone[seed].scores["personal_accuracy"] if alone else {}))
     return VariantResult(name, 3, outcomes, False)
-
-
-def accuracies_of(each):
-    return {row.client: row.accuracy for row in each.files.clients}
 
 
 LONE = by_clients("local", {0: 0.9, 1: 0.8, 2: 0.7, 3: 0.1})
@@ -198,12 +194,12 @@ LONE = by_clients("local", {0: 0.9, 1: 0.8, 2: 0.7, 3: 0.1})
 @pytest.mark.parametrize(("metric", "worst"), [("accuracy", -0.3), ("rmse", 0.1)])
 def test_the_worst_tenth_is_a_difference_to_local_like_the_other_column(metric, worst):
     """A client whose error rises by 0.1 is the worst off, as one whose accuracy falls by 0.3."""
-    values = {"0": 1.0, "1": 0.5}
-    rows = [ClientRow(1, client, "cnn", 9, value, None, 0, 0) for client, value in values.items()]
+    row = {"round": 1, "trained": {metric: {"weighted": 0.75}, "clients": 2}}
+    row["scores"] = {"trained": {"0": [[1.0], [9]], "1": [[0.5], [9]]}}
     config = configuration.resolve({"clients": 2})
-    files = RunFiles(Path(), config.flat(), {}, rows=[], clients=rows, summary={"metric": metric})
+    files = RunFiles(Path(), config.flat(), {}, rows=[row], summary={"metric": metric})
     run = SimpleNamespace(seed=0, variant="fedavg")
-    values = outcome(run, files, {"0": 0.9, "1": 0.8}).values
+    values = outcome(run, files, {"0": Metric((0.9,), (1.0,)), "1": Metric((0.8,), (1.0,))}).values
     assert values["worst_tenth"] == pytest.approx(worst)
     assert values["worse_off"] == 0.5
 
@@ -272,17 +268,24 @@ def test_names_stay_whole_in_narrow_tables(terminal):
 def with_clients(name, accuracies, alone):
     """Three seeds of a variant, whose clients have these accuracies after the last round."""
     rows = [
-        ClientRow(r, str(i), "cnn", 9, value * r / 2, None, 0, 0) for i, value in enumerate(accuracies) for r in (1, 2)
+        {
+            "round": round,
+            "participants": [],
+            "failures": [],
+            "trained": {"accuracy": {"weighted": 0.5}, "clients": 4},
+            "scores": {"trained": {str(i): [[value * round / 2], [1]] for i, value in enumerate(accuracies)}},
+        }
+        for round in (1, 2)
     ]
     made = result(name, {0: 0.5, 1: 0.5, 2: 0.5})
-    outcomes = [outcome(each.run, replace(each.files, clients=rows), alone) for each in made.outcomes]
+    outcomes = [outcome(each.run, replace(each.files, rows=rows), alone) for each in made.outcomes]
     return VariantResult(name, 3, outcomes, False)
 
 
 @pytest.fixture
 def variants():
-    alone = dict.fromkeys("0123", 0.5)
-    return [with_clients("local", alone.values(), {}), with_clients("fedavg", [0.3, 0.8, 0.9, 0.9], alone)]
+    local = with_clients("local", [0.5] * 4, {})
+    return [local, with_clients("fedavg", [0.3, 0.8, 0.9, 0.9], local.outcomes[0].scores["personal_accuracy"])]
 
 
 def test_local_is_without_public_examples():

@@ -190,6 +190,35 @@ def test_evaluations_have_the_wrappers_noise(tiny, around, first, tmp_path):
     assert all((saved[key] == noisy[key]).all() for key in noisy)
 
 
+class Silent:
+    """Hooks of Flower's evaluation that do not call `super()`."""
+
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        return []
+
+    def aggregate_evaluate(self, server_round, replies):
+        return None
+
+
+class HalvedAndSilent(Silent, fedhet.FedAvg):
+    """A strategy that also changes the arrays."""
+
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        return ArrayRecord({name: tensor / 2 for name, tensor in arrays.to_torch_state_dict().items()}), metrics
+
+
+@pytest.mark.parametrize("wrapper", [lambda strategy: strategy, noisy])
+def test_hooks_that_do_not_call_super_leave_a_whole_record(wrapper, tiny, first, tmp_path, caplog):
+    strategy = HalvedAndSilent(out=str(tmp_path / "run"), rounds=2, local_epochs=1)
+    result = wrapper(strategy).start(LocalGrid(tiny.app(), 3), first, num_rounds=2)
+    run = Run(tmp_path / "run")
+    assert [len(row["participants"]) for row in run.rows] == [0, 3, 3, 0]
+    assert (run.summary["rounds"], run.summary["status"]) == (2, "completed")
+    saved, _ = read_arrays(tmp_path / "run" / "models" / "global.safetensors")
+    assert all((saved[key] == array).all() for key, array in decode_arrays(result.arrays).items())
+
+
 def test_a_skipped_round_is_recorded(failing, wrapped):
     rows = wrapped(noisy, failing((2, "train", "1")), rounds=3).rows
     assert [len(row["participants"]) for row in rows] == [0, 3, 0, 3, 0]
