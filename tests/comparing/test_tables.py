@@ -204,6 +204,16 @@ def test_the_worst_tenth_is_a_difference_to_local_like_the_other_column(metric, 
     assert values["worse_off"] == 0.5
 
 
+def test_a_global_model_that_the_server_scored_is_each_clients():
+    config = configuration.resolve({"clients": 2, "test-on": "global"})
+    row = {"round": 1, "participants": ["0", "1"], "failures": [], "common": {"received": {"accuracy": 0.7}}}
+    rows = [ClientRow(1, client, "cnn", 9, None, None, 0, 0) for client in "01"]
+    files = RunFiles(Path(), config.flat(), {}, rows=[row], clients=rows, summary={"personal": "received"})
+    alone = {"0": Metric((0.9,), (1.0,)), "1": Metric((0.4,), (1.0,))}
+    values = outcome(SimpleNamespace(seed=0, variant="fedavg"), files, alone).values
+    assert (values["worse_off"], values["worst_tenth"]) == (0.5, pytest.approx(-0.2))
+
+
 def test_a_difference_is_over_the_clients_that_both_scored():
     fedavg = by_clients("fedavg", {0: 0.85, 1: 0.75, 2: 0.65}, alone=LONE.outcomes)
     assert fedavg.mean("personal_accuracy") - LONE.mean("personal_accuracy") > 0.2
