@@ -693,21 +693,25 @@ def by_itself(program: Program, folder: Path, kind: type[Any]) -> Outcome:
 
 @relation(method=trained, form="tensors", settings=(WHOLE, {"fraction-train": 0.5}))
 def a_strategy_by_itself(draw: Draw, program: Program, folder: Path) -> None:
-    """A strategy that the user's ServerApp starts gives the same numbers, also in Flower's own loop."""
+    """A strategy that the user's ServerApp starts gives the same numbers, also in Flower's own loop.
+
+    There, hooks call `super()` or, in the evaluation, not.
+    """
     alone = program.having(client_batching="off", closing_epochs=0)
     if program.method == "flha-ghn":  # which `fedhet.run` sets for users' networks, and a strategy asks for
         alone = alone.having(**{"flha-ghn.head": "tiled"})
     first = complete(alone, folder)
     kind = registry.strategy(program.method)
     hook = kind.configure_train
-    in_flowers_loop = draw(st.booleans())
-    if in_flowers_loop:
-        kind = type("Hooked", (kind,), {"configure_train": lambda own, *given: hook(own, *given)})
-    other = by_itself(alone, folder, kind)
+    calling = {"configure_train": lambda own, *given: hook(own, *given)}
+    silent = {"configure_evaluate": lambda *_: [], "aggregate_evaluate": lambda *_: None}
+    hooks: dict[str, Any] = draw(st.sampled_from(({}, calling, silent)))
+    other = by_itself(alone, folder, type("Hooked", (kind,), hooks) if hooks else kind)
+    assert [row["participants"] for row in other.history] == [row["participants"] for row in first.history]
     # Personal networks lie in the clients' state folders, and Flower's loop evaluates all clients in each round.
     assert other.models.keys() <= first.models.keys()
     same = replace(first, models={name: first.models[name] for name in other.models})
-    equal(same, replace(other, history=first.history if in_flowers_loop else other.history))
+    equal(same, replace(other, history=first.history if hooks else other.history))
 
 
 @dataclass(frozen=True)
