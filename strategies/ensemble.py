@@ -26,11 +26,7 @@ class Members(State):
 @method(
     "ensemble",
     Traits(
-        shares=Sharing("everything", averaged=False),
-        keeps="model",
-        common_init=True,
-        serves_clients=False,
-        inside="",
+        shares=Sharing("everything", averaged=False), keeps="model", common_init=True, serves_clients=False, inside=""
     ),
     Keys,
     common={

@@ -200,7 +200,8 @@ def differences(results: Iterable[VariantResult], baseline: VariantResult) -> di
 
 def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     """Return a sentence on which methods are significantly better or worse than the baseline, or an empty string."""
-    other = "training alone" if any(is_local(outcome.files) for outcome in baseline.outcomes) else baseline.variant
+    local = local_variant({result.variant: result.outcomes[0].files for result in results if result.outcomes})
+    other = "training alone" if baseline.variant == local else baseline.variant
     compared = differences(results, baseline)
     methods = {result.variant: outcome.files.settings["method"] for result in results for outcome in result.outcomes}
     alone = [name for name, method in methods.items() if other == "training alone" and method in CONTROLS]
@@ -240,12 +241,18 @@ def is_local(run: RunFiles) -> bool:
     return run.settings["method"] == "local" and run.settings.get("local.public", "unused") == "unused"
 
 
+def local_variant(runs: Mapping[str, RunFiles]) -> str | None:
+    """Return the variant whose clients train alone, given a run of each: `local` or, if that is none, the first."""
+    names = [name for name, files in runs.items() if is_local(files)]
+    return "local" if "local" in names else next(iter(names), None)
+
+
 def measure(runs: Iterable[ComparedRun], failed: Container[str]) -> list[VariantResult]:
     """Read the runs whose names are not in `failed`, and return each variant's result in the order of `runs`."""
     planned = grouped((run.variant, run) for run in runs)
     files = {run.name: read_run(run.folder) for runs in planned.values() for run in runs if run.name not in failed}
     completed = {variant: [run for run in runs if run.name in files] for variant, runs in planned.items()}
-    local = next((name for name, runs in completed.items() if runs and is_local(files[runs[0].name])), None)
+    local = local_variant({variant: files[runs[0].name] for variant, runs in completed.items() if runs})
     alone = {run.seed: outcome(run, files[run.name], {}).scores[PERSONAL] for run in completed.get(local or "", ())}
     results = []
     for variant, runs in planned.items():

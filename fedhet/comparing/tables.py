@@ -184,10 +184,11 @@ def notes_below(
     if number := sum(difference.p is not None for difference in differences.values()):
         notes.append(f"p: of no difference, corrected for the number of differences in the table ({number}, Holm).")
     if any(result.mean("worse_off") is not None for result in results):
+        local = measures.local_variant({outcome.run.variant: outcome.files for outcome in outcomes})
         notes.append(
-            "Worse off: fraction of clients that score worse than the same client under local with the same seed, "
-            "among clients that both scored. "
-            "Worst tenth: mean difference to local of the tenth of clients that gain least."
+            f"Worse off: fraction of clients that score worse than the same client under {local} with the same seed, "
+            f"among clients that both scored. Worst tenth: mean difference to {local} of the tenth of clients that "
+            "gain least."
         )
     notes += filter(None, (unequal_steps(result, baseline) for result in results))
     if any(result.equalised for result in results):

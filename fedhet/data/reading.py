@@ -265,17 +265,14 @@ def _dense(value: Any, what: str, remedy: str) -> Tensor:
             raise TypeError(f"type {array.dtype.type.__name__}")
         return torch.as_tensor(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
     except (TypeError, ValueError, RuntimeError) as error:
-        columns = [repr(name) for name in getattr(table, "columns", ()) if not _has_numbers(table[name])]
+        parts = ((name, table[name]) for name in getattr(table, "columns", ()))
+        columns = [repr(n) for n, c in parts if c.to_numpy().dtype.kind not in "biuf" or getattr(c, "hasnans", False)]
         if columns:
             raise DataError(
                 f"the {what} have texts, dates or missing values in {', '.join(columns)}: remove or encode these "
                 "columns, as pandas.get_dummies does for texts"
             ) from error
         raise DataError(f"the {what} cannot be converted to a tensor ({error}): {remedy}") from error
-
-
-def _has_numbers(column: Any) -> bool:
-    return column.to_numpy().dtype.kind in "biuf" and not getattr(column, "hasnans", False)
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:

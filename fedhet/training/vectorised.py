@@ -211,10 +211,7 @@ class _Steps:
     """
 
     def __init__(
-        self,
-        group: Sequence[Training],
-        drawn: Sequence[tuple[Iterator[Tensor], int]],
-        kind: Hashable,
+        self, group: Sequence[Training], drawn: Sequence[tuple[Iterator[Tensor], int]], kind: Hashable
     ) -> None:
         model = group[0].network.train()
         phase = group[0].phase

@@ -18,6 +18,7 @@ from fedhet.comparing.measures import (
     differences,
     holm,
     is_local,
+    local_variant,
     outcome,
     paired_difference,
     verdict,
@@ -305,6 +306,17 @@ def test_local_is_without_public_examples():
     assert local(method="local")
     assert not local(**{"method": "local", "local.public": "mixed", "public-samples": 9})
     assert not local(method="fedavg")
+
+
+def test_of_two_variants_that_train_alone_local_is_the_one_with_which_clients_are_compared():
+    other = result("local", {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.6})
+    for each in other.outcomes:
+        each.run.variant = "X"
+    other = replace(other, variant="X")
+    assert local_variant({"X": other.outcomes[0].files, "local": LOCAL.outcomes[0].files}) == "local"
+    assert local_variant({"X": other.outcomes[0].files, "fedavg": FEDAVG.outcomes[0].files}) == "X"
+    assert verdict([other, LOCAL], other).startswith("local beats X by 0.375")
+    assert verdict([other, FEDAVG], other).startswith("fedavg beats training alone by")
 
 
 def test_gains_in_tables(variants):
