@@ -245,21 +245,31 @@ class FlowerLoop:
         return metric_record({**evaluated, "metrics": own_metrics(valid, "evaluated")})
 
 
-def _followed(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a subclass's hook of evaluation, with which the loop goes on also if it does not call `super()`."""
+def _taking(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a subclass's `configure_evaluate` that takes the round's arrays also if it does not call `super()`."""
 
     @wraps(hook)
-    def follow(strategy: "FlowerInterface", server_round: int, given: Any, *more: Any) -> Any:
-        if more:  # arrays, and not replies
-            strategy._flower.take_evaluated(given)
-            return hook(strategy, server_round, given, *more)
-        replies = list(given)
+    def configure_evaluate(
+        strategy: "FlowerInterface", server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Any:
+        strategy._flower.take_evaluated(arrays)
+        return hook(strategy, server_round, arrays, config, grid)
+
+    return configure_evaluate
+
+
+def _recording(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a subclass's `aggregate_evaluate` that records the round also if it does not call `super()`."""
+
+    @wraps(hook)
+    def aggregate_evaluate(strategy: "FlowerInterface", server_round: int, replies: Iterable[Message]) -> Any:
+        replies = list(replies)
         metrics = hook(strategy, server_round, replies)
         if strategy._flower.unrecorded:
             strategy._flower.aggregate_evaluate(replies)
         return metrics
 
-    return follow
+    return aggregate_evaluate
 
 
 class FlowerInterface(Strategy):
@@ -292,9 +302,9 @@ class FlowerInterface(Strategy):
                 f"the class {cls.__name__} defines {absent[0]}, which fedhet's strategies never call: override one of "
                 f"{', '.join(OFFERED)}, summary or start"
             )
-        for name in OFFERED[2:]:
+        for name, followed in (("configure_evaluate", _taking), ("aggregate_evaluate", _recording)):
             if (hook := getattr(cls, name)) is not getattr(FlowerInterface, name):  # also of a mixin
-                setattr(cls, name, _followed(hook))
+                setattr(cls, name, followed(hook))
 
     @property
     def overridden(self) -> list[str]:
