@@ -100,6 +100,14 @@ class Checkpointed(Head):
         return checkpoint(self.head, checkpoint(body, inputs, use_reentrant=False), use_reentrant=False)  # type: ignore
 
 
+class Unused(Head):
+    """A network whose last module is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(5, 2)
+
+
 class Several(Head):
     """A network whose outputs are computed by two layers, the last of which is that of a class."""
 
@@ -337,6 +345,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: run(lambda client: Detached()),
         "outputs have no gradients: leave torch.no_grad and detach",
     ),
+    "an unused head": (lambda: run(lambda client: Unused(), method="fedrep"), "and set head to the last layer"),
+    "no public data": (lambda: run(method="feddf"), "or pass it as public=... to the strategy or to make_server_app"),
     "a function sent to another process": (
         lambda: run(data=sent(unreadable)),
         "OSError: no disk (the function unreadable, line",
@@ -434,6 +444,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     "a module twice, lora": {"model": lambda client: Repeated(), "method": "lora"},
     "a module twice, flha-ghn": {"model": lambda client: Repeated(), "method": "flha-ghn"},
     "an integer parameter": {"model": lambda client: Ordered(), "method": "depthfl"},
+    "an unused module behind the head": {"model": lambda client: Unused(), "method": "fedrep", "head": "head"},
+    "public data of the clients": {"data": varied(public=(torch.ones(9, 4), None)), "method": "feddf"},
     "1,025 examples": {
         "model": lambda client: normalised(track_running_stats=False),
         "data": varied(test=(torch.rand(1025, 4), torch.arange(1025) % 2)),

@@ -251,13 +251,12 @@ class _OwnApp:
         evaluated = self.metrics["evaluate"]
         # Also if no evaluation says which names the evaluate function uses.
         taken = {self.accuracy, self.loss, "accuracy", self.job.client.task.metric, *evaluated}
-        self.job.reply.further = {
-            f"train_{name}" if name in taken or _ours(name) else name: value
-            for name, value in self.metrics["train"].items()
-        }
-        self.job.reply.evaluated = {
-            f"evaluate_{name}" if _ours(name) else name: value for name, value in evaluated.items()
-        }
+        train = {f"train_{n}" if _ours(n) else n: value for n, value in self.metrics["train"].items()}
+        renamed = {f"train_{name}": value for name, value in train.items() if name in taken}
+        # The server needs both names of a metric, since `train_NAME` can be another metric of the user's.
+        kept = {name: value for name, value in train.items() if name not in taken or name in evaluated}
+        self.job.reply.further = renamed | kept
+        self.job.reply.evaluated = {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
 
     def _ask(self, action: str, round: int) -> tuple[dict[str, Any], dict[str, float], str, Any]:
         """Call the app's `action`; return arrays, metrics, the weight metric's name, and ConfigRecords by name."""

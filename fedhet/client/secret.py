@@ -41,7 +41,7 @@ DELTA = 1e-5
 """Default of the delta of differential privacy at which epsilon is computed."""
 
 LARGEST_EPSILON = 1e6  # an epsilon beyond this is no privacy
-MOST_RATES, MOST_STEPS = 16, 10**6  # beyond them, epsilon is from Renyi divergences of these orders
+MOST_KINDS, MOST_STEPS = 16, 10**6  # beyond them, epsilon is only from Renyi divergences of these orders
 ORDERS = [*range(2, 65), 128, 256, 512, 1024]
 FOLDER = "nodes"  # folder in a node's `state-dir` with a file for each client
 ACCOUNT = "account.json"  # file in a node's `state-dir` with the privacy budget that all its clients have spent
@@ -255,9 +255,10 @@ def epsilon_of(spent: Sequence[Sequence[float]], delta: float = DELTA) -> float:
     # A server can ask for any number of steps, with other batch sizes in each message: equal ones are counted, all that
     # use every example are together one of less noise, and many rates are rounded up.
     merged = sum(steps / noise / noise for noise, rate, steps in spent if rate == 1)
-    few = len({rate for _, rate, _ in spent}) <= MOST_RATES
-    kinds = (((n, rate if few else 2 ** (math.ceil(4 * math.log2(rate)) / 4)), k) for n, rate, k in spent if rate < 1)
-    drawn = [(noise, rate, sum(steps)) for (noise, rate), steps in grouped(kinds).items()]
+    kinds = grouped(((noise, rate), steps) for noise, rate, steps in spent if rate < 1)
+    if len(kinds) > MOST_KINDS:
+        kinds = grouped(((n, 2 ** (math.ceil(4 * math.log2(rate)) / 4)), sum(k)) for (n, rate), k in kinds.items())
+    drawn = [(noise, rate, sum(steps)) for (noise, rate), steps in kinds.items()]
     return _epsilon((*drawn, *([(merged**-0.5, 1.0, 1)] if merged else [])), delta)
 
 
@@ -275,12 +276,15 @@ def _epsilon(spent: tuple[tuple[float, float, int], ...], delta: float) -> float
     if max(loss, total) > LARGEST_EPSILON:
         return max(loss, total)
     relation = NeighboringRelation.REPLACE_SPECIAL
-    accountant: Any = PLDAccountant(relation, value_discretization_interval=max(1e-4, 1e-5 * max(loss, total**0.5)))
-    if len(spent) > MOST_RATES or sum(steps for *_, steps in spent) > MOST_STEPS:  # a larger epsilon, but in seconds
-        accountant = RdpAccountant(ORDERS, neighboring_relation=relation)
-    for noise, rate, steps in spent:
-        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps)
-    return float(accountant.get_epsilon(delta))
+    accountants: list[Any] = [RdpAccountant(ORDERS, neighboring_relation=relation)]  # a larger epsilon, but in seconds
+    if len(spent) <= MOST_KINDS + 1 and sum(steps for *_, steps in spent) <= MOST_STEPS:
+        grid = max(1e-4, 1e-5 * max(loss, total**0.5))
+        accountants.append(PLDAccountant(relation, value_discretization_interval=grid))
+    for accountant in accountants:
+        for noise, rate, steps in spent:
+            accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps)
+    # Both are bounds. The smaller one, so that epsilon never falls where a step leaves only the first.
+    return min(float(accountant.get_epsilon(delta)) for accountant in accountants)
 
 
 def check_partition(info: ClientInfo, policy: Policy) -> None:

@@ -368,7 +368,7 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
     if owner == "all" and not common.is_file():
         raise ConfigError(
             f"{folder} has no {common.name}, but the method starts all clients from one network: give a run with a "
-            "global model, such as of fedavg or, unless clients train parts of it, set shared-init = false"
+            "global model, such as of fedavg, or set shared-init = false (unless clients train parts of one network)"
         )
     path = common if owner == "all" or not os.path.isfile(personal) else personal  # a name may be too long for a file
     if not path.is_file():

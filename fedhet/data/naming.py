@@ -20,8 +20,9 @@ from fedhet.data.reading import LABELS, pair_of
 from fedhet.errors import DataError
 from fedhet.utils.statistics import grouped
 
-IDS = "(id|idx|index|int|num|number)"
-NAMING = rf"_*({IDS}_?(2|to_?))?(class|label|categor)(e?s|y|ies)?_?(names?|indices|list|map\w*|dict|(2|to_?){IDS})?$"
+WORD = "(ix?|id|idx|index|int|num|number|name|str|class|label)"
+WHOSE = rf"((my|all|unique|target)_?|{WORD}_?(2|to_?))"
+NAMING = rf"_*{WHOSE}?((class|label|categor)(e?s|y|ies)?_?)+(names?|indices|list|map(ping)?|dict|(2|to_?){WORD})?$"
 FEW = 8  # number of rows that are compared with those of a table
 MOST_CORRELATED = 1000  # number of columns whose correlations are computed: memory grows with its square
 COMPARED = 256  # number of rows, at most, whose labels are compared to find out whether a dataset changes them
@@ -31,7 +32,7 @@ def names_of(value: Any) -> Names:
     """Return the names of classes and columns in examples `value`, in a form that users have."""
     given = value
     if isinstance(value, Mapping) and value.keys() & {*LABELS}:
-        value = pair_of(value)
+        value = pair_of(value, whole=True)
     inputs, labels = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
     parts = inputs if isinstance(inputs, Mapping) and inputs else {"": inputs}
     tables = {f"{COLUMNS}.{part}" if len(parts) > 1 else COLUMNS: table for part, table in parts.items()}
@@ -41,9 +42,7 @@ def names_of(value: Any) -> Names:
     for listed in columns.values():
         check_distinct("column", listed)
     if type(given) is dict:  # with entries as the attributes of scikit-learn's data sets
-        given = SimpleNamespace(
-            **{key: given[key] for key in given if key in ("feature_names", "target_names", "classes")}
-        )
+        given = SimpleNamespace(**{k: given[k] for k in given if k in ("feature_names", "target_names", "classes")})
     features = getattr(given, "feature_names", None)  # of scikit-learn's data sets
     if features is not None and not isinstance(given, Dataset) and np.shape(inputs)[1:] == (len(features),):
         columns.setdefault(COLUMNS, _printable(features))
@@ -235,10 +234,10 @@ def _classes(dataset: Any, outer: Sequence[Any] = ()) -> tuple[str, ...]:
                 raise DataError(f"{whose}: give its members the same numbers, for example by target_transform")
         return most
     if isinstance(dataset, DataLoader):
-        whole: Any = dataset.dataset
-        names = _classes(whole, outer)
+        rows: Any = dataset.dataset
+        names = _classes(rows, outer)
         if names and (collate := dataset.collate_fn) is not default_collate:
-            pairs = _pairs(lambda row: (None, pair_of(collate([whole[row]]))[1][0]), whole, range(len(whole)))
+            pairs = _pairs(lambda row: (None, pair_of(collate([rows[row]]), whole=True)[1][0]), rows, range(len(rows)))
             names = () if _renumbered(pairs) else names
         return names
     names = _listed_classes(dataset)

@@ -168,7 +168,7 @@ def examples_of(value: Any) -> Examples:
     if hasattr(value, "to_numpy") or (hasattr(value, "column_names") and hasattr(value, "__array__")):  # of pyarrow
         raise DataError("inputs and labels are in one table: give a pair, such as (table[features], table[label])")
     if isinstance(value, Mapping):
-        value = pair_of(value)
+        value = pair_of(value, whole=True)
     two = value if isinstance(value, tuple | list) and len(value) == 2 else ()
     if two and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in two):
         raise DataError("two pairs may be two examples or inputs and labels: give inputs and labels as tensors")

@@ -132,7 +132,7 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
             if collate is None:
                 inputs, labels = zip(*map(pair_of, read), strict=True)
                 return _stacked(inputs).detach(), as_labels(labels).detach()
-            pair = pair_of(collate(read))
+            pair = pair_of(collate(read), whole=True)
             batch = as_tensor(pair[0]), as_labels(pair[1])
     except FedhetError:
         raise
@@ -177,8 +177,8 @@ def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor, column
             raise DataError(f"{found}: remove such rows, or replace the values")
 
 
-def pair_of(row: Any) -> tuple[Any, Any]:
-    """Return the input and the label of a row, which is a pair or a mapping from column names to values.
+def pair_of(row: Any, *, whole: bool = False) -> tuple[Any, Any]:
+    """Return the input and the label of a row, or of a `whole` table: a pair or a mapping from columns to values.
 
     If a column is `input_ids`, as from a tokenizer, the input has all columns except for labels, texts and `idx`.
     """
@@ -200,7 +200,7 @@ def pair_of(row: Any) -> tuple[Any, Any]:
             f"the columns {', '.join(row)} must include one for inputs, such as {INPUTS[0]}, and one for labels, such "
             f"as {LABELS[0]}: rename or remove columns, or give pairs (input, label)"
         )
-    unused = [name for name in others if not tokens and name not in inputs and _is_feature(name, row[name])]
+    unused = [name for name in others if not tokens and name not in inputs and _is_feature(name, row[name], whole)]
     if unused:
         raise DataError(
             f"the columns {', '.join(unused)} have numbers, but the inputs are the column {inputs[0]}: join them to "
@@ -209,14 +209,14 @@ def pair_of(row: Any) -> tuple[Any, Any]:
     return tokens or row[inputs[0]], row[labels[0]]
 
 
-def _is_feature(name: str, value: Any) -> bool:
+def _is_feature(name: str, value: Any, whole: bool) -> bool:
     """Return whether a value of a row, or a column, may describe the examples: numbers, and no labels or identifier."""
     # The table `frame` of scikit-learn's data sets has inputs and labels again; pandas adds `__index_level_0__`.
     again = name.startswith("__") or (name == "frame" and hasattr(value, "columns"))
     if again or name.split("_")[-1] in (*LABELS, *IDENTIFIERS):
         return False
     with suppress(Exception):  # rows of several lengths have no array
-        return np.asarray(value).dtype.kind in "biuf"
+        return np.asarray(value).dtype.kind in "biuf" and np.ndim(value) >= whole  # one number is no column of a table
     return False
 
 

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 from fedhet.flower import Grid, MetricRecord
@@ -228,15 +229,16 @@ def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluat
         (f"train_{name}" if name in taken else name, (value, weight(reply)))
         for reply in replies.values()
         for name, value in getattr(reply, which).items()
+        if not (name in taken and f"train_{name}" in reply.further)
     )
     return {name: weighted_mean(pairs) for name, pairs in reported.items() if sum(weight for _, weight in pairs)}
 
 
 def train_record(row: Mapping[str, Any], replies: Mapping[str, Reply]) -> MetricRecord:
     """Return a round's metrics as Flower does: names that both functions of a user use are the train function's."""
-    own = row["metrics"]
-    both = {name: own[f"train_{name}"] for name in own_metrics(replies, "evaluated") if f"train_{name}" in own}
-    return metric_record({**row, "metrics": own | both})
+    means = own_metrics({client: replace(reply, evaluated={}) for client, reply in replies.items()}, "further")
+    both = {name: means[name] for reply in replies.values() for name in reply.evaluated if name in means}
+    return metric_record({**row, "metrics": row["metrics"] | both})
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None, metric: str) -> dict[str, Any]:
@@ -254,11 +256,8 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
         common["received"] = {metric: received.get(metric)} | received  # readers expect the metric in front
         validated = {k.removeprefix(VALIDATION): v for k, v in on_common_test.items() if k.startswith(VALIDATION)}
         validation["received"] = validated or validation["received"]
-    return {
-        **local,
-        "common": common if any(common.values()) else None,
-        **({"validation": validation} if any(validation.values()) else {}),
-    }
+    further = {"validation": validation} if any(validation.values()) else {}
+    return {**local, "common": common if any(common.values()) else None, **further}
 
 
 def over_clients(replies: Mapping[str, Reply], which: str, metric: str) -> dict[str, Any] | None:
@@ -295,9 +294,8 @@ def undefined(replies: Mapping[str, Reply], task: Outputs, metric: str, *, whole
 
     Without `whole`, those for which it is not defined for some labels or targets. `metric` is the one that counts.
     """
-    names = dict.fromkeys(name for reply in replies.values() for name in reply.measured)
     by_name = {}
-    for name in names:
+    for name in dict.fromkeys(name for reply in replies.values() for name in reply.measured):
         measured = {client: one for client, (one, _, count) in _measured(replies, name).items() if count}
         clients = [client for client, one in measured.items() if math.isnan(one.value)]
         if not whole:

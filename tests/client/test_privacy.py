@@ -285,6 +285,22 @@ def test_a_server_cannot_make_the_account_slow(spent, least, most) -> None:
     assert time.monotonic() - began < 30
 
 
+SIXTEEN = [(1.0, 0.01 + k / 10_000, 10) for k in range(16)]
+
+
+@pytest.mark.parametrize(
+    ("spent", "step", "delta"),
+    [
+        ([*SIXTEEN, (1.1, 0.01, 10)], (1.0, 0.0117, 1), 1e-5),
+        ([*SIXTEEN, (100.0, 1.0, 1)], (1.0, 0.0117, 1), 1e-5),
+        ([(50.0, 0.01, 10**6)], (50.0, 0.01, 1), 1e-12),
+        (SIXTEEN, (100.0, 1.0, 1), 1e-5),
+    ],
+)
+def test_a_step_never_lowers_epsilon(spent, step, delta) -> None:
+    assert 0 < epsilon_of(spent, delta) <= epsilon_of([*spent, step], delta)
+
+
 def test_delta_follows_the_number_of_examples(tmp_path, caplog) -> None:
     caplog.set_level("INFO")
     sent = Payload({"model": to_arrays(linear().state_dict())})

@@ -194,7 +194,11 @@ def test_a_run_starts_from_the_models_of_another(tiny, tmp_path):
     ("method", "settings", "message"),
     [
         ("local", {"start-from": "missing"}, "start-from = .*missing is no folder"),
-        ("fedavg", {"start-from": "run"}, "models has no global.safetensors.*set shared-init = false"),
+        (
+            "fedavg",
+            {"start-from": "run"},
+            "global.safetensors.*give a run with a global model.*, or set shared-init = false",
+        ),
         ("local", {"start-from": "run"}, r"client 0's Sequential does not fit .*0.safetensors: its 3.weight is"),
         ("flha-ghn", {"start-from": "run"}, "start-from has no effect with method = flha-ghn"),
     ],
@@ -204,6 +208,9 @@ def test_what_cannot_start_a_run_is_named(tiny, tmp_path, monkeypatch, method, s
     _run(tiny, tmp_path / "run", "local", rounds=1)
     with pytest.raises(FedhetError, match=message):
         _run(tiny, tmp_path / "next", method, _wider, **settings)
+    if "shared-init" in message:  # the advice works
+        advised = {**settings, "shared-init": False, "batch-norm": "local"}
+        assert _run(tiny, tmp_path / "advised", method, rounds=1, **advised).summary["failures"] == 0
 
 
 def test_models_are_saved_every_few_rounds(tiny, tmp_path):

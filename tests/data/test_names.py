@@ -334,6 +334,8 @@ def test_columns_that_are_not_numbers_of_examples_are_left_out():
         "uid": [7, 9, 8, 6],
         "path": [*"abcd"],
         "coarse_label": LABELS,
+        "version": 3,
+        "mean": 0.5,
         "label": LABELS,
     }
     assert as_client_data("0", (rows, rows)).train.labels.tolist() == LABELS.tolist()
@@ -705,6 +707,10 @@ def test_classes_of_the_dataset_that_a_users_own_reads(rows):
         ("label_to_idx", {"bee": 0, "ant": 1}),
         ("classNames", ("bee", "ant")),
         ("idx_to_class", {0: "bee", 1: "ant"}),
+        ("name2label", {"bee": 0, "ant": 1}),
+        ("class_to_name", {0: "bee", 1: "ant"}),
+        ("class_labels", ["bee", "ant"]),
+        ("all_classes", ["bee", "ant"]),
         ("label_mapping", {np.str_("bee"): np.int64(0), np.str_("ant"): np.int64(1)}),
         ("class_names", ["bee", "ant"]),
         ("categories", np.array(["bee", "ant"])),
@@ -732,6 +738,8 @@ def test_classes_in_attributes_of_a_users_own_dataset(attribute, value):
         ("labels", {"a.png": [0, 1]}),
         ("label_columns", ["diagnosis", "age"]),
         ("patient_labels", ["Ann", "Ben"]),
+        ("photo_labels", ["indoors", "outdoors"]),
+        ("label_map_files", ["a.csv", "b.csv"]),
         ("hospital_classes", {"large": 0, "small": 1}),
         ("label_files", ["a.csv", "b.csv"]),
         ("label_names", ["diagnosis"]),

@@ -384,6 +384,16 @@ def test_a_metric_of_both_functions_counts_at_a_client_whose_evaluation_fails():
     assert result.evaluate_metrics_clientapp[1]["hours"] == 90.0
 
 
+def test_a_metric_with_the_prefix_train_is_not_that_of_the_evaluate_function():
+    app = wrapped(
+        train_metrics={"train_hours": 1.0, "train_acc": 2.0, "acc": 3.0}, eval_metrics={"hours": 4.0, "acc": 5.0}
+    )
+    result = ours(app)
+    got = dict(result.train_metrics_clientapp[1])
+    assert (got["train_hours"], got["hours"], got["acc"]) == (1.0, 4.0, 3.0)
+    assert result.evaluate_metrics_clientapp[1]["acc"] == 5.0
+
+
 @pytest.mark.parametrize("accuracy", [87.5, 1.0000001, -0.5, math.nan])
 def test_a_metric_that_is_none_is_dropped_and_the_arrays_count(accuracy, said):
     result = ours(wrapped(eval_metrics={"eval_acc": accuracy}, train_metrics={"train_loss": math.inf}))
