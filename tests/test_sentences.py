@@ -462,6 +462,10 @@ def test_programs_that_work(what: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert torch.is_grad_enabled()
 
 
+def test_pfnm_without_layers_to_match_adds_no_units() -> None:
+    assert run(lambda client: nn.Linear(4, 2), method="pfnm").history[1]["metrics"] == {"units": 0.0, "growth": 1.0}
+
+
 def test_a_client_whose_data_function_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (failure,) = run(data=broken, clients=3).history[0]["failures"]

@@ -390,7 +390,7 @@ def test_a_metric_with_the_prefix_train_is_not_that_of_the_evaluate_function():
     )
     result = ours(app)
     got = dict(result.train_metrics_clientapp[1])
-    assert (got["train_hours"], got["hours"], got["acc"]) == (1.0, 4.0, 3.0)
+    assert (got["train_hours"], got["hours"], got["train_acc"], got["acc"]) == (1.0, 4.0, 2.0, 3.0)
     assert result.evaluate_metrics_clientapp[1]["acc"] == 5.0
 
 
