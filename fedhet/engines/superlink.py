@@ -52,8 +52,7 @@ def command(name: str) -> str:
 @contextlib.contextmanager
 def superlink(home: Path, place: Path, environment: Mapping[str, str], output: Path) -> Iterator[None]:
     """Context manager of a SuperLink with new folders: `home` for its config, `place` to run in; logs to `output`."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = _free_port()
     place.mkdir()
     home.mkdir()
     connection = {"address": f"127.0.0.1:{port}", "insecure": True}
@@ -92,6 +91,11 @@ def begin(words: Sequence[str], place: Path, environment: Mapping[str, str], out
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C does not reach it
         )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
