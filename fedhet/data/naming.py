@@ -23,6 +23,7 @@ from fedhet.utils.statistics import grouped
 WORD = "(ix?|id|idx|index|int|num|number|name|str|class|label)"
 WHOSE = rf"((my|all|unique|target)_?|{WORD}_?(2|to_?))"
 NAMING = rf"_*{WHOSE}?((class|label|categor)(e?s|y|ies)?_?)+(names?|indices|list|map(ping)?|dict|(2|to_?){WORD})?$"
+NAMING += "|.*(classes|categories|(class|category|label)_?names)$"  # but `patient_labels` may be of patients
 FEW = 8  # number of rows that are compared with those of a table
 MOST_CORRELATED = 1000  # number of columns whose correlations are computed: memory grows with its square
 COMPARED = 256  # number of rows, at most, whose labels are compared to find out whether a dataset changes them
