@@ -14,6 +14,7 @@ from fedhet.errors import FedhetError
 from fedhet.flower import ArrayRecord, Strategy
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.messages import decode_arrays
+from fedhet.messages.payload import LEFT, RIGHT
 from fedhet.methods import registry
 from fedhet.models.registry import _BUILDERS
 from fedhet.models.representation import head_name
@@ -160,8 +161,15 @@ class NormalRuns:
         assert Run(tmp_path).checkpoint == done.checkpoint
 
 
-def _tensors(done: Run) -> list[dict[str, torch.Tensor] | None]:
-    return [read_tensors(path) for path in sorted(done.folder.rglob("*.safetensors"))]
+def _tensors(done: Run) -> list[dict[str, torch.Tensor]]:
+    return [_products(read_tensors(path) or {}) for path in sorted(done.folder.rglob("*.safetensors"))]
+
+
+def _products(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with the products of low-rank factors, whose signs depend on rounding, in place of the factors."""
+    pairs = [(name, name.removesuffix(LEFT) + RIGHT) for name in tensors if name.endswith(LEFT)]
+    products = {left.removesuffix(LEFT): tensors.pop(left) @ tensors.pop(right) for left, right in pairs}
+    return tensors | products
 
 
 def _number(value: Any) -> float:
