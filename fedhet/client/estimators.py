@@ -69,7 +69,7 @@ def fit_to_data(model: Estimator, data: ClientData, task: Task) -> None:
     numbers = data.train.labels.is_floating_point() or task.name == "regression"
     model.meaning = "numbers" if numbers else "classes"
     model.outputs = data.train.labels[:1].numel()
-    if numbers:  # as an estimator without inputs would
+    if numbers:  # the prediction that needs no inputs
         model.start = data.train.labels.double().reshape(-1, model.outputs).nanmean(0).nan_to_num()
     else:
         classes = max(data.dataset.classes if data.dataset else data.classes, len(data.names.get("classes", ())))

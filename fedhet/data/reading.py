@@ -216,7 +216,7 @@ def _is_feature(name: str, value: Any, whole: bool) -> bool:
     if again or name.split("_")[-1] in (*LABELS, *IDENTIFIERS):
         return False
     with suppress(Exception):  # rows of several lengths have no array
-        return np.asarray(value).dtype.kind in "biuf" and np.ndim(value) >= whole  # one number is no column of a table
+        return np.asarray(value).dtype.kind in "biuf" and not (whole and np.ndim(value) == 0)  # a number is no column
     return False
 
 

@@ -122,7 +122,8 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Value:
     wanted = type(default_of(spec))
     if type(value) is int and not fits(value):
         raise ConfigError(f"{key}: must be a whole number of at most 64 bits, but has {value.bit_length()} bits")
-    value = wanted(value) if type(value) in {float: (int,), str: (int, float)}.get(wanted, ()) else value
+    if (wanted is float and type(value) is int) or (wanted is str and type(value) in (int, float)):
+        value = wanted(value)
     if must_be := _must_be(value, spec):
         raise ConfigError(f"{key} = {shown(value)}: must be {must_be}")
     return value
@@ -130,13 +131,12 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Value:
 
 def _must_be(value: Any, spec: Field[Any]) -> str:
     wanted = type(default_of(spec))
-    choices = get_args(spec.type)
     if type(value) is not wanted:
         text = f"text, such as {','.join(map(str, value))!r}" if isinstance(value, list | tuple) else "text"
         return {bool: "true or false", int: "a whole number", float: "a number", str: text}[wanted]
     if isinstance(value, str) and any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
         return "text without control characters"
-    if choices and value not in choices:
+    if (choices := get_args(spec.type)) and value not in choices:
         return f"one of {', '.join(choices)}"
     if isinstance(value, float) and not math.isfinite(value):
         return "finite"

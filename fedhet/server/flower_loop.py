@@ -303,7 +303,8 @@ class FlowerInterface(Strategy):
                 f"{', '.join(OFFERED)}, summary or start"
             )
         for name, followed in (("configure_evaluate", _taking), ("aggregate_evaluate", _recording)):
-            if (hook := getattr(cls, name)) is not getattr(FlowerInterface, name):  # also of a mixin
+            inherited = [getattr(base, name) for base in cls.__mro__[1:] if issubclass(base, FlowerInterface)]
+            if (hook := getattr(cls, name)) not in inherited:  # the class's own, or of a mixin
                 setattr(cls, name, followed(hook))
 
     @property
