@@ -410,8 +410,8 @@ def _record(job: Job, evaluation: Evaluation, score: Scored | None, *, when: str
     if not abs(score.loss) <= LARGEST:
         raise ModelError(
             f"the loss of the {when} model is {score.loss:.3g}: the network returns values that are not finite for "
-            f"some example, its targets are large (divide them, for example by their standard deviation), or training "
-            f"diverged; a lower learning-rate than {client.config.learning_rate:g} may help"
+            f"some example, inputs or targets are large (divide them, for example by their standard deviation), or "
+            f"training diverged; a lower learning-rate than {client.config.learning_rate:g} may help"
         )
     weight = job.policy.loss_weight(client.task, evaluation.examples.labels)
     for number, (name, metric) in enumerate(score.metrics.items()):

@@ -39,7 +39,7 @@ class Difference:
     The mean is over the seeds that both ran with, and in each over the clients that both scored. `seeds` is the number
     of seeds, and `over` is the number of clients in words ("3 of 4"), or empty if both scored all clients. `low` and
     `high` are the ends of the 95% confidence interval (Student's t), and `p` is the p-value of a paired t-test; they
-    are None with fewer than three seeds.
+    are None with fewer than three seeds, or if all seeds give the same two values: they are one observation.
     """
 
     mean: float
@@ -52,6 +52,13 @@ class Difference:
     def __str__(self) -> str:
         interval = "" if self.low is None else f" [{self.low:+.3f}, {self.high:+.3f}]"
         return f"{self.mean:+.3f}{interval}"
+
+    @property
+    def lacking(self) -> str:
+        """The reason why there is no interval, or an empty string."""
+        if self.low is not None:
+            return ""
+        return f"fewer than {FEWEST} seeds" if self.seeds < FEWEST else "the same values with all seeds"
 
     def better(self, direction: int) -> bool:
         """Return whether the interval is above 0 or, with `direction` -1 (lower is better), below it."""
@@ -69,12 +76,13 @@ def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) ->
     """Return the mean of `mine` minus `theirs` (values by seed) over common seeds, or None without common seeds."""
     from scipy import special  # scipy.stats takes a second to import
 
-    differences = [value - theirs[seed] for seed, value in mine.items() if seed in theirs]
-    if not differences:
+    pairs = [(value, theirs[seed]) for seed, value in mine.items() if seed in theirs]
+    if not pairs:
         return None
+    differences = [value - subtracted for value, subtracted in pairs]
     seeds = len(differences)
     mean = statistics.fmean(differences)
-    if seeds < FEWEST:
+    if seeds < FEWEST or len({*pairs}) == 1:
         return Difference(mean, seeds)
     error = math.sqrt(statistics.variance(differences) / seeds)
     margin = float(special.stdtrit(seeds - 1, (1 + CONFIDENCE) / 2)) * error
@@ -207,16 +215,19 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     alone = [name for name, method in methods.items() if other == "training alone" and method in CONTROLS]
     different = []
     same = []
+    undecided = []
     scored = [result.variant for result in results if None not in (result.mean(PERSONAL), baseline.mean(PERSONAL))]
     apart = [name for name in scored if name not in (*compared, baseline.variant)]
     unlike = "".join(f" {name} and {baseline.variant} have no scores of the same clients." for name in apart)
-    if compared and all(difference.p is None for difference in compared.values()):
-        return f"Fewer than {FEWEST} seeds: no difference to {other} can be called significant.{unlike}"
+    lacking = {difference.lacking for difference in compared.values()}
+    if lacking and "" not in lacking:
+        reasons = " or ".join(sorted(lacking)).capitalize()
+        return f"{reasons}: no difference to {other} can be called significant.{unlike}"
     sign = baseline.direction
     for name, each in sorted(compared.items(), key=lambda item: -sign * item[1].mean):
         if each.p is None or each.low is None or each.high is None:
-            continue
-        if each.p >= 1 - CONFIDENCE:
+            undecided.append(f"{name} ({each.lacking})")
+        elif each.p >= 1 - CONFIDENCE:
             same.append(f"{name}{each.where}")
         else:
             low, high = sorted((abs(each.low), abs(each.high)))
@@ -226,6 +237,8 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     if same:
         corrected = " after Holm's correction of p" if len(compared) > 1 else ""
         different.append(f"not significantly different from {other}{corrected}: {', '.join(same)}")
+    if undecided:
+        different.append(f"without an interval: {', '.join(undecided)}")
     return f"{'; '.join(different)}.{unlike}" if different else unlike.strip()
 
 

@@ -436,6 +436,7 @@ def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bo
     if beats:
         said = f"{federated.variant} beats training alone"
     elif difference.low is None:
-        said = "There are too few seeds for a verdict (the same command goes on with further seeds)"
+        further = " (the same command goes on with further seeds)" if difference.seeds < FEWEST else ""
+        said = f"There is no verdict with {difference.lacking}{further}"
     result = f"federated, {federated.variant}, {format_value(federated.mean(SCORE))}"
     return f"{said}: {best}; {result}: {difference}{difference.where}."

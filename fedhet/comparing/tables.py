@@ -177,8 +177,7 @@ def notes_below(
     if "best_accuracy" in _shown(results):
         notes.append("Best: models of the round with the best validation metric, on test examples.")
     if differences := measures.differences(results, baseline):
-        few = {difference.seeds for difference in differences.values() if difference.low is None}
-        covers = f"{max(few)} here: too few seeds for an interval" if few else "with its 95% interval (Student's t)"
+        covers = "with its 95% interval (Student's t), if there are three seeds and not all give the same values"
         paired = "paired over the seeds that both completed and, in each, over the clients that both scored"
         notes.append(f"Minus {baseline.variant}: difference of personal {metrics[0]}, {paired}, {covers}.")
     if number := sum(difference.p is not None for difference in differences.values()):

@@ -74,6 +74,7 @@ class Estimator(nn.Module):
     def forget(self) -> None:
         """Return to the state before the first fit."""
         self._fitted: Any = None
+        self._classes: NDArray[Any] | None = None
         self._key = ""
 
     def fit(self, inputs: Tensor, labels: Tensor, soft: tuple[Tensor, Tensor] | None = None, *, threads: int) -> None:
@@ -106,12 +107,23 @@ class Estimator(nn.Module):
             return
         with threadpool_limits(threads):
             try:
-                self._fitted = fitted(_unfitted(self.estimator), self._table(features), targets, weights)
+                self._fitted, self._classes = self._fit(self._table(features), targets, weights)
             except Exception as error:  # an estimator of the user's may raise anything
                 raise ModelError(f"fitting {self.title} raised {type(error).__name__}: {error}") from error
         if self.meaning != "numbers" and not hasattr(self._fitted, "classes_"):
             raise ModelError(f"{self.title} predicts numbers, but the labels are classes: return a classifier")
         self._key = key
+
+    def _fit(self, table: Any, labels: NDArray[Any], weights: Mapping[str, Any]) -> tuple[Any, NDArray[Any] | None]:
+        """Return a fitted estimator, and the classes by its numbers for them if these are other ones."""
+        try:
+            return fitted(_unfitted(self.estimator), table, labels, weights), None
+        except ValueError as error:
+            if "Invalid classes inferred" not in str(error):
+                raise
+        # XGBoost numbers the classes that it sees from 0 and, unlike others, refuses other numbers.
+        classes, numbers = np.unique(labels, return_inverse=True)
+        return fitted(_unfitted(self.estimator), table, numbers, weights), classes
 
     def _table(self, features: NDArray[Any]) -> Any:
         if features.shape[1] != len(self.columns):
@@ -137,7 +149,8 @@ class Estimator(nn.Module):
         if self.meaning == "numbers":
             predicted = np.asarray(self._fitted.predict(self._table(flat(inputs))), dtype=np.float64)
             return torch.from_numpy(predicted.reshape(len(inputs), width)).to(inputs.device)
-        logs = log_probabilities(self._fitted, self._table(flat(inputs)), self.outputs).to(inputs.device)
+        table = self._table(flat(inputs))
+        logs = log_probabilities(self._fitted, table, self.outputs, self._classes).to(inputs.device)
         return logs if self.meaning == "classes" else logs[:, 1:] - logs[:, :1]
 
 
@@ -163,14 +176,18 @@ def fitted(
     return estimator.fit(features, labels, **weights)
 
 
-def log_probabilities(estimator: Any, features: Any, classes: int) -> Tensor:
+def log_probabilities(estimator: Any, features: Any, classes: int, numbered: NDArray[Any] | None = None) -> Tensor:
     """Return the logarithms (n, classes), in float64, of a fitted classifier's probabilities for features (n, d).
+
+    `numbered` has the classes by the classifier's numbers for them, if these are other ones.
 
     The mean with equal probabilities, whose weight is `LEAST`, keeps the order of small probabilities and their ties.
     All add up to 1, also those in float32. Without `predict_proba`, scores of `decision_function` are taken for logits
     if their order agrees with `predict`.
     """
     columns = torch.as_tensor(np.asarray(estimator.classes_).astype(np.int64))
+    if numbered is not None:
+        columns = torch.as_tensor(numbered)[columns]
     probabilities = torch.zeros(len(features), classes, dtype=torch.float64)
     values = torch.from_numpy(_probabilities(estimator, features)).to(probabilities)
     values = torch.where(values.isfinite(), values, 1 / len(columns))

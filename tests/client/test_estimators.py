@@ -196,7 +196,7 @@ def test_mean_predictions_of_numbers_are_labels_of_public_examples(tmp_path):
         ({}, {"data": (INPUTS, np.stack([LABELS, LABELS], 1))}, "predicts one class or numbers for each example"),
         ({}, {"model": Ridge()}, "Ridge predicts numbers, but the labels are classes: return a classifier"),
         ({}, {"data": (INPUTS, INPUTS[:, 0])}, "fitting RandomForestClassifier raised ValueError: Unknown label type"),
-        ({}, {"data": (INPUTS, 1e6 * INPUTS[:, 0]), "model": Ridge()}, "its targets are large .divide them"),
+        ({}, {"data": (INPUTS, 1e6 * INPUTS[:, 0]), "model": Ridge()}, "inputs or targets are large .divide them"),
     ],
 )
 def test_refusals(tmp_path, settings, arguments, message):
@@ -261,6 +261,27 @@ def test_a_class_that_an_estimator_never_saw_is_a_tie() -> None:
     model.fit(inputs[labels != 1], labels[labels != 1], threads=1)
     scores = model(inputs).log_softmax(1).round(decimals=13)[:, 1]  # as the metric auc reads them
     assert roc_auc_score(labels == 1, scores) == 0.5
+
+
+class FromZero(GaussianNB):
+    """Takes only classes that are numbered from 0, as XGBoost's classifiers do."""
+
+    def fit(self, inputs: Any, labels: Any, sample_weight: Any = None) -> Any:
+        if not np.array_equal(classes := np.unique(labels), np.arange(len(classes))):
+            raise ValueError(f"Invalid classes inferred from unique values of `y`.  Got {classes}")
+        return super().fit(inputs, labels, sample_weight)
+
+
+@pytest.mark.parametrize("method", ["local", "fedmd"])
+def test_numbers_of_classes_that_an_estimator_refuses(tmp_path, method):
+    settings = {**(FEDMD if method == "fedmd" else SETTINGS), "method": method, "clients": 4, "partition": "classes"}
+    data = load_digits(return_X_y=True)
+    runs = [
+        fedhet.run(settings, model=kind(), data=data, out=tmp_path / kind.__name__) for kind in (GaussianNB, FromZero)
+    ]
+    one, other = (read_clients(run.folder) for run in runs)
+    assert [row.accuracy for row in other] == [row.accuracy for row in one]
+    assert not runs[1].summary.get("never_took_part")
 
 
 @pytest.mark.parametrize("metric", ["macro-f1", "auc"])

@@ -221,7 +221,7 @@ def test_one_seed_gives_no_verdict(made):
     done = made.go(seeds=[0])
     assert not done.beats_alone
     assert done.verdict.startswith(
-        "There are too few seeds for a verdict (the same command goes on with further seeds): alone, "
+        "There is no verdict with fewer than 3 seeds (the same command goes on with further seeds): alone, "
     )
 
 
@@ -262,7 +262,7 @@ def test_five_networks_and_a_public_dataset(tmp_path):
     done = recommend(settings, methods=["fedhenn", "fedmd"], seeds=[0, 1, 2], out=tmp_path, console=console, budget=40)
     assert not done.beats_alone, "networks learn little in two rounds"
     assert done.method in CONTROLS
-    assert any(verdict in console.file.getvalue() for verdict in ("Nothing", "There are too few seeds"))
+    assert any(verdict in console.file.getvalue() for verdict in ("Nothing", "There is no verdict"))
     config = configuration.resolve(configuration.read(tmp_path / "recommended.toml"))
     assert (config.method, config.clients, config.test_split) == (done.method, 5, "drawn")
     assert (tmp_path / "comparison.html").is_file()
