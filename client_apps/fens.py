@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,8 @@ from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import DataError, ModelError
 from fedhet.messages import Payload, WireError, load_into, to_arrays, to_tensor
-from fedhet.models.copies import without_memory
-from fedhet.strategies.fens import Fens, Keys, Silent
+from fedhet.models.copies import load_state, without_memory
+from fedhet.strategies.fens import Fens, Keys
 from fedhet.training import Optimisation, Phase
 from fedhet.utils.randomness import torch_generator
 
@@ -30,44 +31,34 @@ class FENS(ClientSide[Keys]):
     def begin(self, payload: Payload) -> None:
         self.client.memory |= {name: to_tensor(array) for name, array in payload.arrays.get("members", {}).items()}
         if aggregator := payload.arrays.get("aggregator"):
-            members = self.client.remembered
-            # Memory grows with the square of the number of names, of which a server could send many in a few bytes.
-            names = members.get("architectures", torch.empty(0))
-            count = 1 + int((names == ord(",")).sum())
-            outputs = self.client.read(self.client.data.train.inputs[:2]).shape[-1]
-            first = aggregator.get("aggregator.0.weight")
-            if names.dtype != torch.uint8 or first is None or first.shape != (2 * count, count * outputs):
-                raise WireError(
-                    "the server sent an aggregator of other networks than it named: use one version of fedhet"
-                )
-            self.fens = self.loaded(members)
-            tensors = self.fens.state_dict()
-            arrays = to_arrays(members) | aggregator
-            load_into(tensors, {name: arrays[name] for name in tensors})
+            tensors = self.client.remembered | {name: to_tensor(array) for name, array in aggregator.items()}
+            self.fens = self.loaded(tensors)
+            load_state(self.fens, {name: tensors[name] for name in self.fens.state_dict()})
 
     def loaded(self, beside: Mapping[str, Tensor]) -> Fens:
-        names = bytes(beside["architectures"].tolist()).decode().split(",")
-        outputs = self.client.read(self.client.data.train.inputs[:2]).shape[-1]
-        members = []
+        client = self.client
+        outputs = client.read(client.data.train.inputs[:2]).shape[-1]
+        names = bytes(beside["architectures"].tolist()).decode().split("\n")
+        # Memory grows with the square of the number of names, of which a server could send many in a few bytes.
+        if beside["aggregator.0.weight"].shape != (2 * len(names), len(names) * outputs):
+            raise WireError("the server sent an aggregator of other networks than it named: use one version of fedhet")
+        members = {}
         for place, name in enumerate(names):
+            build = partial(self.built, name, outputs)
             prefix = f"members.{place}."
-            shapes = {key.removeprefix(prefix): value.shape for key, value in beside.items() if key.startswith(prefix)}
-            members.append(self.built(name, shapes, outputs))
-        return Fens(members, names, outputs).to(self.client.device).eval()
+            needed = {key: tensor.shape for key, tensor in without_memory(build).state_dict(prefix=prefix).items()}
+            received = {key: tensor.shape for key, tensor in beside.items() if key.startswith(prefix)}
+            if received == needed:
+                members[str(place)] = build()
+        return Fens(members, names, outputs).to(client.device).eval()
 
-    def built(self, name: str, shapes: Mapping[str, torch.Size], outputs: int) -> nn.Module:
-        """Return a network by the name of its architecture, or a `Silent` one if its arrays have other `shapes`."""
+    def built(self, name: str, outputs: int) -> nn.Module:
+        """Return a new network by the name of its architecture."""
         inputs = self.client.transform(self.client.data.train.inputs[:2])
-
-        def network() -> nn.Module:
-            try:
-                return models.build_auxiliary(name, name, inputs, outputs)
-            except ModelError:  # Networks of the clients' own are equal.
-                return deepcopy(self.client.model)
-
-        state = without_memory(network).state_dict()
-        fits = {key: tensor.shape for key, tensor in state.items()} == shapes
-        return network() if fits else Silent(outputs)
+        try:
+            return models.build(name, tuple(inputs.shape[1:]), outputs)
+        except ModelError:  # Networks of the clients' own are equal.
+            return deepcopy(self.client.model)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         client = self.client
@@ -83,9 +74,8 @@ class FENS(ClientSide[Keys]):
         train = client.data.train
         if train.groups is not None:
             return train
-        least = max(client.least, 1)
-        count = max(round(self.options.held_out * len(train)), least)
-        if len(train) - count < least:
+        count = max(round(self.options.held_out * len(train)), client.least)
+        if len(train) - count < client.least:
             raise DataError(f"client {client.name}: {len(train)} examples cannot be divided by fens.held-out: add some")
         generator = torch_generator(client.root, "held out", client.name)
         order = torch.randperm(len(train), generator=generator).to(train.labels.device)

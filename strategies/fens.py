@@ -45,35 +45,24 @@ class Members(State):
     second: Arrays = field(default_factory=dict)
 
 
-class Silent(nn.Module):
-    """A member that does not fit the name of its architecture: its outputs are 0."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.outputs = outputs
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return torch.zeros(len(inputs), self.outputs, device=inputs.device)
-
-
 class Fens(nn.Module):
-    """The networks `members`, in evaluation mode, and the `aggregator` of their outputs, each (n, `outputs`).
+    """The networks `members` by place, in evaluation mode, and the `aggregator` of their outputs, each (n, `outputs`).
 
-    The buffer `architectures` has the members' names, by which a saved network is built.
+    A place without a network has outputs 0. The buffer `architectures` has the names by which networks are built.
     """
 
-    def __init__(self, members: Sequence[nn.Module], architectures: Sequence[str], outputs: int) -> None:
+    def __init__(self, members: Mapping[str, nn.Module], architectures: Sequence[str], outputs: int) -> None:
         super().__init__()
-        units = 2 * len(members)
-        first = nn.Linear(len(members) * outputs, units)
-        last = nn.Linear(units, outputs)
+        count = len(architectures)
+        self.outputs = outputs
+        self.places = [str(place) for place in range(count)]
+        first = nn.Linear(count * outputs, 2 * count)
+        last = nn.Linear(2 * count, outputs)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
-        self.members = nn.ModuleList(members)
+        self.members = nn.ModuleDict(members)
         self.aggregator = nn.Sequential(first, nn.ReLU(), last)
-        # A comma in a name, which a client may claim, would add a name to the list.
-        names = ",".join(name.replace(",", ";") for name in architectures)
-        self.register_buffer("architectures", torch.tensor([*names.encode()], dtype=torch.uint8))
+        self.register_buffer("architectures", torch.tensor([*"\n".join(architectures).encode()], dtype=torch.uint8))
 
     def train(self, mode: bool = True) -> "Fens":
         super().train(mode)
@@ -81,8 +70,9 @@ class Fens(nn.Module):
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
+        silent = torch.zeros(len(inputs), self.outputs, device=inputs.device)
         with torch.no_grad():
-            outputs = torch.stack([member(inputs) for member in self.members], 1)
+            outputs = torch.stack([self.members[p](inputs) if p in self.members else silent for p in self.places], 1)
         # One client's broken network could end training by NaN, or by outputs whose square is beyond the largest loss.
         outputs = outputs.where(outputs.abs() < LARGEST**0.5, 0.0)
         outputs = outputs.to(next(self.aggregator.parameters()).dtype)
@@ -102,7 +92,6 @@ class Fens(nn.Module):
     ),
     Keys,
     client="fedhet.client_apps.fens:FENS",
-    common={"shared-init": False},
     own={"local-epochs": 100},
 )
 class FENS(FederatedStrategy[Keys, Members]):
@@ -146,7 +135,7 @@ class FENS(FederatedStrategy[Keys, Members]):
         names = [state.clients[client].architecture for client in replies]
         # The networks of a binary task have one output for two scores.
         outputs = 1 if self.run.task == "binary" else int(state.common["number of outputs"])
-        fens = build_at_server(lambda: Fens([nn.Identity() for _ in names], names, outputs), self.config.seed)
+        fens = build_at_server(lambda: Fens({}, names, outputs), self.config.seed)
         state.aggregator = to_arrays(fens.state_dict())
         state.members = {"architectures": state.aggregator.pop("architectures")}
         for place, reply in enumerate(replies.values()):

@@ -179,7 +179,7 @@ def _many(array, count=2**22):
 GROWING = {
     "fedma": ("group", "rows", lambda rows: np.zeros((2**22, 0), np.float32)),
     "fedma-units": ("assignment", "units", _many),
-    "fens": ("members", "architectures", lambda names: np.frombuffer(b"mlp," * 3000 + b"mlp", np.uint8)),
+    "fens": ("members", "architectures", lambda names: np.frombuffer(b"mlp\n" * 3000 + b"mlp", np.uint8)),
     "pfnm": ("assignments", "0", _many),
     "fedhenn": ("rad", "rows", _many),
     "feddf": ("next-rows", "rows", _many),
