@@ -95,7 +95,7 @@ def test_every_method_has_a_preset_on_digits(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", configuration.presets())
 def test_presets_have_no_keys_without_effect(name: str) -> None:
-    """A copy of a preset is the user's own file, in which such a key is refused; other methods' keys are for compare."""
+    """A copy of a preset is a user's file, in which such a key is refused. Other methods' keys are for compare."""
     preset = configuration.preset_settings(name)
     own = {key: value for key, value in preset.items() if key.partition(".")[0] in (key, preset["method"])}
     resolve(own | {"preset": ""})
