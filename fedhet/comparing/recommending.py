@@ -43,6 +43,7 @@ from fedhet.results.report import Section
 from fedhet.results.terminal import TerminalTable, format_bytes, format_seconds, format_value
 from fedhet.server.handshake import NOBODY
 from fedhet.setup.user_functions import UserFunctions
+from fedhet.tasks import worst
 from fedhet.utils.files import expanded, write_text
 from fedhet.utils.process import alone
 from fedhet.utils.statistics import grouped
@@ -319,7 +320,8 @@ class _Search:
             if cost > max_bytes:
                 self.refused[name] = f"a round costs {format_bytes(cost)}, above max-bytes = {format_bytes(max_bytes)}"
             else:
-                self.accuracies[name] = accuracies[name] or (0.0 if self.direction > 0 else math.inf)
+                accuracy = accuracies[name]
+                self.accuracies[name] = worst(files.metric) if accuracy is None else accuracy
         self.execute.show(TerminalTable(self.standing()))
 
     def standing(self) -> list[list[str]]:
@@ -408,13 +410,17 @@ class _Search:
         return Recommendation(self.out, method, beats, verdict, settings, refused, done)
 
     def settings_of(self, name: str) -> dict[str, Value]:
-        """Return a method's settings for `recommended.toml`, without default values, folders, engine and seed."""
+        """Return a method's settings for `recommended.toml`, without default values, folders, engine and seed.
+
+        They say that they need no preset, which would replace the default values.
+        """
         complete = self.shared.settings(name, 0, {**self.choices[name], **WHOLE})
         plain = config_of({"method": complete.method, "preset": ""}).flat()
         without = ineffective(complete, registry.traits(complete), self.shared.functions.replacing(complete))
         left_out = PLACES | {"seed"} | without.keys() - {"dataset"}
         flat = {key: value for key, value in complete.flat().items() if key not in left_out}
-        return {"method": complete.method} | {key: value for key, value in flat.items() if value != plain.get(key)}
+        chosen = {key: value for key, value in flat.items() if value != plain.get(key)}
+        return {"method": complete.method, "preset": "", **chosen}
 
 
 def _training(rounds: int, epochs: int) -> str:

@@ -15,7 +15,7 @@ from fedhet.comparing.settings import SAME_FOR_ALL, Choice, PlannedRun, SharedSe
 from fedhet.errors import ConfigError, FedhetError, check_kind, check_kinds, check_list
 from fedhet.methods.options import Value
 from fedhet.results.history import RunFiles, read_run, showing
-from fedhet.tasks import LARGEST, direction
+from fedhet.tasks import direction, worst
 from fedhet.utils.files import csv_lines, write_text
 from fedhet.utils.randomness import numpy_generator
 from fedhet.utils.statistics import Metric
@@ -196,13 +196,13 @@ def trial_run(
 def validation_accuracies(runs: Mapping[str, RunFiles]) -> dict[str, float | None]:
     """Return the runs' validation accuracies, by the same names, over the clients that any of the runs scored.
 
-    A client that a run did not score counts as 0, or as the worst if lower values are better. The accuracy is None if
-    it is unknown.
+    A client that a run did not score counts as the metric's worst value. The accuracy is None if it is unknown.
     """
-    worst = 0.0 if all(run.direction > 0 for run in runs.values()) else LARGEST
     scores = {name: run.by_client(run.scored, "validation") for name, run in runs.items()}
     lost = {
-        c: replace(m, values=(worst,) * len(m.values)) for by_client in scores.values() for c, m in by_client.items()
+        client: replace(metric, values=(worst(runs[name].metric),) * len(metric.values))
+        for name, by_client in scores.items()
+        for client, metric in by_client.items()
     }
     accuracies = {name: run.accuracy("validation") for name, run in runs.items()}
     for name, accuracy in accuracies.items():

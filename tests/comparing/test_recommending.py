@@ -119,8 +119,9 @@ def test_the_best_wins_after_one_try_each(made):
     assert "not compared" not in done.verdict
     assert "client 1: no head" in record(made)["refused"]["fedproto"]
     file = configuration.read(made.folder / "recommended.toml")
-    assert file == done.settings
-    config = configuration.resolve(file)
+    assert {"preset": "", **file} == done.settings
+    config = configuration.resolve(configuration.settings_of(done.settings, {"model", "data"}))
+    assert config == configuration.resolve(file)
     assert (config.method, config.clients, config.validation) == ("fedhenn", 2, 0.0)
     with (made.folder / "comparison.csv").open() as rows:
         assert {row["seed"] for row in csv.DictReader(rows) if row["method"] == "local"} >= set("01234")

@@ -3,17 +3,20 @@
 import csv
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from stand_in import SETTINGS
 
 import fedhet
 from fedhet.comparing import Tuning
-from fedhet.comparing.tuning import Search, Trial, rows
+from fedhet.comparing.tuning import Search, Trial, rows, validation_accuracies
 from fedhet.config import configuration
 from fedhet.data import Examples
 from fedhet.errors import ConfigError
 from fedhet.setup import client_setup
+from fedhet.tasks import direction
+from fedhet.utils.statistics import Metric
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 RATES = {"learning-rate": [0.1, 0.2, 0.4]}
@@ -196,3 +199,17 @@ def test_a_setting_that_loses_a_client_does_not_win_by_it(comparison):
     comparison.go(methods=("local",), seeds=(0,), tuning=Tuning({"learning-rate": [0.1, 0.2, 0.3]}, (9,)))
     assert float(tried(comparison, "local")[2]["validation_accuracy"]) == pytest.approx(0.95 * 5 / 14)
     assert chosen(comparison, "local") == 0.2
+
+
+@pytest.mark.parametrize(("metric", "scores"), [("r2", (-3.0, -2.0)), ("rmse", (5.0, 4.0)), ("auc", (0.3, 0.2))])
+def test_a_lost_client_counts_as_the_worst_value(metric, scores):
+    """The second run lost the client with the worse score: R2 = 0 in its place were better than those of the first."""
+
+    def run(values):
+        clients = {name: Metric((value,), (10.0,)) for name, value in values.items()}
+        total = Metric.total(clients.values()).value
+        return SimpleNamespace(metric=metric, scored="trained", by_client=lambda *_: clients, accuracy=lambda _: total)
+
+    both, lacking = dict(zip("01", scores, strict=True)), {"1": scores[1]}
+    first, second = validation_accuracies({"first": run(both), "second": run(lacking)}).values()
+    assert direction(metric) * first > direction(metric) * second
