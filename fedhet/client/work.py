@@ -303,7 +303,6 @@ def run_phases(group: Group, phases_of: Callable[[Job], Sequence[Phase]], jobs: 
 def _training(job: Job, phases: Sequence[Phase], number: int) -> Training:
     client = job.client
     phase = phases[number]
-    augmented = phase.augmented or phase.augment or (client.augment is not None and phase.examples is None)
     dropout = job.streams.dropout
     return Training(
         model=client.model,
@@ -317,7 +316,8 @@ def _training(job: Job, phases: Sequence[Phase], number: int) -> Training:
         before=client.trained,
         privacy=None if phase.public else client.privacy,
         alone=phase.augment is not None or any(other.continues for other in phases),
-        augments=bool(augmented),
+        augments=phase.augmented or bool(phase.augment) or (client.augment is not None and phase.examples is None),
+        compiled=client.config.compile,
     )
 
 

@@ -158,8 +158,7 @@ LEAST_SHARE = 0.001
 """The smallest fraction of a GPU that Ray can assign to a client."""
 
 Origin = Literal["preset", "run", "file", "command", "code", "node"]
-"""Where a value was set: in a preset, in the settings that a run wrote, in a user's file, on the command line, in
-Python, or in a node config. A default has no origin."""
+"""Where a value that is no default was set: a preset, a run's settings, a file, a command, Python, or a node config."""
 
 OWN = "own"
 """Value of `dataset` for the user's own data; name of the preset for the user's own data and models."""
@@ -343,6 +342,7 @@ class Config:
         "clients whose equal networks are trained as one batch: auto, off, or the maximum number",
         needs={"engine": ("local",)},
     )
+    compile: bool = _place(False, "compile batches of clients, for thousands of rounds", needs={"engine": ("local",)})
     state_dir: str = _place(
         "", "folder for the clients' state; empty: in the run directory, or ~/.fedhet/state", at_node=True, path=True
     )

@@ -49,6 +49,7 @@ class Training:
         privacy: settings of example-level differential privacy.
         alone: whether the network must not be trained together with others.
         augments: whether `prepare` augments the examples of mini-batches.
+        compiled: whether steps of a batch of networks are compiled.
     """
 
     model: nn.Module
@@ -63,6 +64,7 @@ class Training:
     privacy: Privacy | None = None
     alone: bool = False
     augments: bool = False
+    compiled: bool = False
 
     @property
     def network(self) -> nn.Module:

@@ -8,38 +8,34 @@ first batch of a kind in a process, one network's loss and gradients are also co
 layers that mix examples, networks of this kind are trained alone.
 """
 
-import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain, compress
+from itertools import compress
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.models.representation import RandomStream
 from fedhet.tasks import Score, Task
 from fedhet.training.backends import Backend, OneByOne, Scored, attempt
-from fedhet.training.dropout import Draw, masks, replayed
+from fedhet.training.compiled import compiled_step
+from fedhet.training.dropout import Draw, masks
 from fedhet.training.evaluation import Evaluation, forward
 from fedhet.training.kinds import IncomparableError, Kinds, constants_key
+from fedhet.training.losses import Losses
+from fedhet.training.padded import padded_batches
 from fedhet.training.phases import Step, Term, Trained
-from fedhet.training.stacked import arrays_of, clip, first_of, stack, swapped, transposed
-from fedhet.training.training import Recorded, Training, forget_gradients, loss_of, mini_batches, only_trained, record
+from fedhet.training.stacked import arrays_of, clip, first_of, swapped, transposed
+from fedhet.training.training import Training, forget_gradients, loss_of, mini_batches, only_trained, record
 from fedhet.training.verification import VERIFIED, computing, padded_by_one, verify
 from fedhet.utils.text import log
 
 FEW = 512  # largest number of test examples of a client whose network is evaluated together with other networks
-MEMORY = 2**30  # largest memory of a batch's transformed examples, in bytes, above which each step transforms its own
-
-Batch = tuple[list[int], Tensor, Tensor, Tensor, Tensor]
-"""The numbers of examples of several networks in a step, and their inputs, labels, row numbers and weights, padded."""
 
 R = TypeVar("R")
 V = TypeVar("V")
@@ -235,8 +231,8 @@ class _Steps:
             optimizer = phase.optimisation.build(model, [*compress(arrays_of(model), live)], leaves)
             draws = any(isinstance(term, Term) and term.draw for term in phase.terms)
             generators = [torch.Generator().manual_seed(training.seed) for training in group]
-            losses: _Losses | None = None
-            for number, (counts, *batch) in enumerate(_batches(group, drawn, leaves[0].dtype)):
+            losses: Losses | None = None
+            for number, (counts, *batch) in enumerate(padded_batches(group, drawn, leaves[0].dtype)):
                 active = len(counts)
                 if active < len(leaves[0]):
                     current = first_of(active, current, optimizer)
@@ -244,19 +240,33 @@ class _Steps:
                     losses = None
                 if losses is None or draws:
                     terms = _terms(group[:active], number, counts)
-                    losses = _Losses(group[0], terms, linear)
+                    losses = Losses(group[0], terms, linear)
                 if not number and kind not in VERIFIED:
                     self._verify([several[1] for several in terms], losses, current, live, batch, counts[1])
                 dropped = masks(VERIFIED[kind] or (), counts, batch[3].shape[1], generators, batch[3].device)
-                loss, values = losses(number, current, batch, dropped)
-                loss.sum().backward()
-                self._note(loss.detach(), counts, values, losses)
+                loss, values = self._gradients(number, losses, losses.arguments(batch, current, dropped), leaves)
+                self._note(loss, counts, values, losses)
                 if phase.optimisation.clip_gradients:
                     clip([leaf.grad for leaf in leaves if leaf.grad is not None], phase.optimisation.clip_gradients)
                 optimizer.step()
                 forget_gradients(leaves)
 
-    def _note(self, loss: Tensor, counts: list[int], values: Mapping[str, Tensor], losses: "_Losses") -> None:
+    def _gradients(
+        self, number: int, losses: Losses, arguments: Sequence[Tensor], leaves: Sequence[Tensor]
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Set the gradients of `leaves`, and return losses and scalars to record.
+
+        Only steps of all networks are compiled, since each number of networks is compiled by itself.
+        """
+        if self._group[0].compiled and len(leaves[0]) == len(self._group):
+            step = compiled_step(self._kind, losses, arguments, leaves)
+            if step is not None:
+                return step(losses, arguments, leaves)
+        loss, values = losses(number, arguments)
+        loss.sum().backward()
+        return loss.detach(), values
+
+    def _note(self, loss: Tensor, counts: list[int], values: Mapping[str, Tensor], losses: Losses) -> None:
         self.losses.append(loss)
         self.counts.append(counts)
         for place in range(len(loss)):
@@ -266,7 +276,7 @@ class _Steps:
     def _verify(
         self,
         terms: Sequence[Term],
-        losses: "_Losses",
+        losses: Losses,
         state: list[Tensor],
         live: list[bool],
         batch: Sequence[Tensor],
@@ -296,7 +306,7 @@ class _Steps:
         def together(draws: Sequence[Draw]) -> list[Tensor]:
             generators = [torch.Generator().manual_seed(training.seed) for training in self._group[:2]]
             dropped = masks(draws, [count, count], count + 1, generators, inputs.device)
-            loss = of_two(0, leaves, (*padded, weights), dropped)[0]
+            loss = of_two(0, of_two.arguments((*padded, weights), leaves, dropped))[0]
             trained = [*compress(leaves, live)]
             gradients = torch.autograd.grad(loss.sum(), trained, allow_unused=True, materialize_grads=True)
             its = [gradient[1] for gradient in gradients]
@@ -305,125 +315,6 @@ class _Steps:
         with only_trained(model, second.phase.trains), torch.random.fork_rng([]):
             torch.default_generator.manual_seed(second.seed)
             verify(self._kind, model, count, alone, together)
-
-
-class _Losses:
-    """The losses of networks of one kind in a step, as a function of stacked arrays, vectorised by `torch.func.vmap`.
-
-    Args:
-        first: the training of one of the networks, whose module computes all of them.
-        terms: the phase's loss terms, each a list with every client's term.
-        linear: for each array of a network, whether the function takes it transposed.
-
-    After a call, `further` and `again` are those of the step (see `Step`).
-    """
-
-    def __init__(self, first: Training, terms: Sequence[Sequence[Term]], linear: Sequence[bool]) -> None:
-        self.linear = linear
-        self._first = first
-        self._functions = [clients[0].function for clients in terms]
-        self._leaves, self._spec = tree_flatten([stack([term.constants for term in clients]) for clients in terms])
-        self._tensors = [place for place, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
-        numbers = {id(array): number for number, array in enumerate(arrays_of(first.network))}
-        self._parameters = [(name, numbers[id(array)]) for name, array in first.network.named_parameters()]
-        self._function = vmap(self._of_one, randomness="error")
-        self._number = 0
-        self.further = 0
-        self.again = 0
-
-    def of_two(self) -> "_Losses":
-        """Return the losses of a batch that has only the first two networks."""
-        other = copy.copy(self)
-        other._leaves = [leaf[:2] if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
-        other._function = vmap(other._of_one, randomness="error")
-        return other
-
-    def __call__(
-        self, number: int, state: Sequence[Tensor], batch: Sequence[Tensor], dropped: Sequence[Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses (clients,), and scalars to record (clients,) by name.
-
-        `number` is the step's, `state` has the networks' arrays, `batch` inputs, labels, row numbers and weights, and
-        `dropped` the masks of dropout, all of them (clients, ...).
-        """
-        self._number = number
-        constants = [self._leaves[place] for place in self._tensors]
-        results: tuple[Tensor, dict[str, Tensor]] = self._function(*batch, *state, *constants, *dropped)
-        return results
-
-    def _of_one(self, inputs: Tensor, labels: Tensor, rows: Tensor, weights: Tensor, *rest: Tensor) -> Any:
-        training = self._first
-        model = training.network
-        state = transposed(rest[: len(self.linear)], self.linear)
-        constants = [*self._leaves]
-        for place, value in zip(self._tensors, rest[len(state) :], strict=False):
-            constants[place] = value
-        dropped = rest[len(state) + len(self._tensors) :]
-        recorded: Recorded = {}
-        with swapped(model, state):
-            with replayed(dropped) if dropped else nullcontext():
-                outputs, captured = forward(model, inputs, training.phase.captures)
-            named = {name: state[number] for name, number in self._parameters}
-            step = Step(
-                *(self._number, model, named, inputs, labels, rows, outputs, captured),
-                task=training.task,
-                weights=weights,
-            )
-            filled = zip(self._functions, tree_unflatten(constants, self._spec), strict=True)
-            terms = tuple(Term(function, **values) for function, values in filled)
-            loss = loss_of(step, replace(training.phase, terms=terms), recorded)
-        self.further = step.further
-        self.again = step.again
-        return loss, {name: value for name, (value, _) in recorded.items()}
-
-
-def _batches(
-    group: Sequence[Training], drawn: Sequence[tuple[Iterator[Tensor], int]], dtype: torch.dtype
-) -> Iterator[Batch]:
-    """Yield for each step the active clients' examples, padded (see `Batch`)."""
-    examples = [training.rows for training in group]
-    size = sum(len(part) * part.inputs[:1].numel() for part in examples) * dtype.itemsize
-    lengths = [length for _, length in drawn]
-    iterators = [iterator for iterator, _ in drawn]
-    if group[0].augments or size > MEMORY:
-        yield from _prepared_in_each_step(group, iterators, lengths, dtype)
-    else:
-        yield from _prepared_once(group, [[*iterator] for iterator in iterators], lengths, dtype)
-
-
-def _prepared_once(
-    group: Sequence[Training], drawn: Sequence[Sequence[Tensor]], lengths: Sequence[int], dtype: torch.dtype
-) -> Iterator[Batch]:
-    inputs = torch.cat([training.prepare(training.rows.inputs[:], None) for training in group])
-    labels = torch.cat([training.rows.labels for training in group])
-    counts = [0, *[len(training.rows) for training in group][:-1]]
-    starts = torch.tensor(counts, device=labels.device).cumsum(0)[:, None, None]
-    batches = [*chain(*drawn)]
-    # (clients, steps, examples) and (clients, steps)
-    rows = pad_sequence([*pad_sequence(batches, batch_first=True).split(lengths)], batch_first=True)
-    sizes = pad_sequence([*torch.tensor([len(batch) for batch in batches]).split(lengths)], batch_first=True)
-    weights = ((torch.arange(rows.shape[2]) < sizes[..., None]).to(dtype) / sizes[..., None]).to(labels.device)
-    places = rows + starts
-    for step, most in enumerate(sizes.amax(0).tolist()):
-        active = sum(length > step for length in lengths)
-        here = slice(active), step, slice(most)
-        chosen = places[here].flatten()
-        shape = places[here].shape
-        arrays = (array.index_select(0, chosen).unflatten(0, shape) for array in (inputs, labels))
-        yield sizes[:active, step].tolist(), *arrays, rows[here], weights[here]
-
-
-def _prepared_in_each_step(
-    group: Sequence[Training], iterators: Sequence[Iterator[Tensor]], lengths: Sequence[int], dtype: torch.dtype
-) -> Iterator[Batch]:
-    for step in range(lengths[0]):
-        active = sum(length > step for length in lengths)
-        rows = [next(iterator) for iterator in iterators[:active]]
-        batches = [training.batch(index) for training, index in zip(group, rows, strict=False)]
-        weights = [torch.full((len(index),), 1 / len(index), dtype=dtype, device=index.device) for index in rows]
-        inputs, labels = zip(*batches, strict=True)
-        padded = [pad_sequence([*arrays], batch_first=True) for arrays in (inputs, labels, rows, weights)]
-        yield [len(index) for index in rows], padded[0], padded[1], padded[2], padded[3]
 
 
 def _terms(group: Sequence[Training], number: int, counts: Sequence[int]) -> list[list[Term]]:

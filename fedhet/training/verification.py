@@ -58,18 +58,23 @@ def verify(
                 vars(module).update(values)
         if not same:
             raise ModelError("the network changes its buffers or attributes in a forward pass")
-        # Arrays of a coarser type, such as those of a method's own network, round those that are computed from them.
-        least = 10 * max(torch.finfo(array.dtype).eps for array in expected) ** 0.5
-        largest = max(float(array.abs().max()) for array in expected)
-        for mine, other in zip(together(draws), expected, strict=True):
-            # Up to rounding, which depends on all values for arrays whose values cancel out.
-            bound = least * max(float(other.abs().max()), least * largest)
-            if not torch.allclose(mine, other, rtol=0.0, atol=bound, equal_nan=True):
-                raise ModelError("a batch computes other outputs or gradients than a network alone")
+        check_equal(together(draws), expected, "a batch computes other outputs or gradients than a network alone")
     except Exception:  # alone, it computed: a batch cannot, whatever it raises
         VERIFIED[kind] = None
         raise
     VERIFIED[kind] = draws
+
+
+def check_equal(values: Sequence[Tensor], expected: Sequence[Tensor], message: str) -> None:
+    """Raise a ModelError with the `message` if `values` differ from `expected` by more than rounding."""
+    # Arrays of a coarser type, such as those of a method's own network, round those that are computed from them.
+    least = 10 * max(torch.finfo(array.dtype).eps for array in expected) ** 0.5
+    largest = max(float(array.abs().max()) for array in expected)
+    for mine, other in zip(values, expected, strict=True):
+        # Up to rounding, which depends on all values for arrays whose values cancel out.
+        bound = least * max(float(other.abs().max()), least * largest)
+        if not torch.allclose(mine, other, rtol=0.0, atol=bound, equal_nan=True):
+            raise ModelError(message)
 
 
 def _tensor_attributes(modules: Sequence[nn.Module]) -> list[Tensor]:

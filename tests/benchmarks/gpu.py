@@ -44,10 +44,12 @@ def main() -> None:
     for dataset, clients, method in product(NETWORKS, map(int, arguments.clients.split(",")), METHODS):
         if dataset != "digits" and not arguments.data:
             continue
-        for network, batch, workers in product(NETWORKS[dataset], ("off", "10", "100"), (1, 8)):
+        for network, batch, workers in product(NETWORKS[dataset], ("off", "10", "100", "100 compiled"), (1, 8)):
             own: dict[str, object] = {"method": method, **METHODS[method], "dataset": dataset, "clients": clients}
             own |= {"architectures": network, "samples-per-client": 32, "batch-size": 16, "learning-rate": 0.05}
-            own |= {"device": arguments.device, "workers": workers, "client-batching": batch, "rounds": 6}
+            most, _, compiled = batch.partition(" ")
+            own |= {"device": arguments.device, "workers": workers, "rounds": 6}
+            own |= {"client-batching": most, "compile": bool(compiled)}
             own |= {"preset": "", "report": False} | ({"data": arguments.data} if dataset != "digits" else {})
             seconds, steps = measured(own)
             print(

@@ -1,0 +1,113 @@
+"""Compiled steps of a batch of networks compute what the batch computes."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedhet.training import Batches, Optimisation, Term, compiled
+from tests.engines.test_client_batching import run
+from tests.training.test_vectorised import clients, states, trained
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiled, "_STEPS", {})
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+
+
+def with_dropout(outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(5, 12), nn.LayerNorm(12), nn.Dropout(0.3), nn.Linear(12, outputs))
+
+
+def all_steps():
+    """The compiled steps; None for kinds that are not compiled."""
+    return [*compiled._STEPS.values()]
+
+
+def test_compiled_steps_compute_what_a_batch_computes():
+    own = Optimisation("sgd", 0.1, momentum=0.9, weight_decay=0.1, batch_size=8)
+    eager = [*clients(own=own)]
+    quick = [replace(training, compiled=True) for training in clients(own=own)]
+    expected = trained(eager, Batches())[0]
+    for mine, other in zip(trained(quick, Batches())[0], expected, strict=True):
+        assert mine[:2] == pytest.approx(other[:2], rel=1e-12)
+        assert mine[2:] == other[2:]
+    torch.testing.assert_close(states(quick), states(eager), rtol=1e-9, atol=1e-12)
+    (steps,) = all_steps()
+    assert len(steps) == 1, "the last mini-batch of fewer examples is padded"
+
+
+def test_compiled_steps_drop_what_a_batch_drops():
+    def without_terms():
+        return [replace(each, phase=replace(each.phase, terms=())) for each in clients(build=with_dropout)]
+
+    eager = without_terms()
+    quick = [replace(training, compiled=True) for training in without_terms()]
+    Batches().train(eager)
+    Batches().train(quick)
+    torch.testing.assert_close(states(quick), states(eager), rtol=1e-9, atol=1e-12)
+    (steps,) = all_steps()
+    assert len(steps) == 1
+
+
+def rising(step):
+    """A loss term with another weight in each step."""
+    return step.mean(step.outputs.square().mean(1)) * step.number
+
+
+def last(step):
+    """A loss term of some steps."""
+    return step.mean(step.outputs.square().mean(1)) if step.number > 1 else None
+
+
+@pytest.mark.parametrize("function", [rising, last])
+def test_a_loss_term_that_reads_the_number_of_the_step_is_not_compiled(function, caplog):
+    def with_term(training):
+        phase = replace(training.phase, terms=(*training.phase.terms, Term(function, weighted=True)))
+        return replace(training, phase=phase)
+
+    eager = [with_term(training) for training in clients()]
+    quick = [replace(with_term(training), compiled=True) for training in clients()]
+    trained(eager, Batches())
+    with caplog.at_level(logging.INFO, "flwr"):
+        trained(quick, Batches())
+    assert [text for text in caplog.messages if "compiled" in text] == [
+        "a batch of networks is not compiled: a loss term reads the number of the step"
+    ]
+    torch.testing.assert_close(states(quick), states(eager), rtol=1e-9, atol=1e-12)
+
+
+def test_without_a_compiler_a_batch_is_not_compiled(monkeypatch, caplog):
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
+    eager = [*clients()]
+    quick = [replace(training, compiled=True) for training in clients()]
+    trained(eager, Batches())
+    with caplog.at_level(logging.INFO, "flwr"):
+        trained(quick, Batches())
+    assert all_steps() == [None]
+    assert len([text for text in caplog.messages if text.startswith("a batch of networks is not compiled: ")]) == 1
+    torch.testing.assert_close(states(quick), states(eager), rtol=1e-9, atol=1e-12)
+
+
+def test_code_that_computes_other_values_is_not_used(monkeypatch, caplog):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *args: [1.1 * x for x in function(*args)])
+    quick = [replace(training, compiled=True) for training in clients()]
+    eager = [*clients()]
+    trained(eager, Batches())
+    trained(quick, Batches())
+    assert all_steps() == [None]
+    torch.testing.assert_close(states(quick), states(eager), rtol=1e-9, atol=1e-12)
+
+
+def test_any_number_of_workers_gives_the_same_bytes(tmp_path):
+    own = {"client_batching": "4", "compile": True}
+    one = run(tmp_path / "1", workers=1, **own)
+    assert all(all_steps())
+    assert one == run(tmp_path / "2", workers=2, **own)
