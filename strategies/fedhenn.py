@@ -25,6 +25,7 @@ from fedhet.errors import ConfigError
 from fedhet.messages import Arrays, to_tensor
 from fedhet.server import METRICS, STRUCTURE, Common, FederatedStrategy, Payload, Reply, State, Traits, method, option
 from fedhet.utils.randomness import torch_generator
+from fedhet.utils.text import log
 
 from .families.by_class import WIDTH, WidthKeys, common_width, width_option
 from .families.scores import distance_metric, packed_rows, public_rows
@@ -133,6 +134,10 @@ class FedHeNN(FederatedStrategy[Keys, Target]):
         payloads = super().configure_fit(round, clients)
         rad = {"rows": self.rad(round)}
         next_rad = {"rows": self.rad(round + 1)}
+        if round > 1 and self.options.sent and not self.state.target:
+            log.warning(
+                "round %d has no target: the last round did not count, or ended a run which is continued", round
+            )
         for client, payload in payloads.items():
             target = self.target_for(client)
             if target or (round > 1 and self.options.eta0 and not self.options.sent):

@@ -9,12 +9,10 @@ from fedhet.errors import ConfigError, FedhetError, Refused, UserCodeError, near
 from fedhet.flower import ArrayRecord, ClientApp, Context, Message, MetricRecord, RecordDict
 from fedhet.flower.insides import failure, to_bytes
 from fedhet.flower.messages import is_request, name_of
+from fedhet.messages.protocol import COUNT
 from fedhet.methods.method import KINDS, METRICS, TEACHING
 from fedhet.utils.files import state_folder
 from fedhet.utils.text import log
-
-COUNT = "num-examples"
-"""Name of the metric with the number of examples behind a reply, as for Flower's strategies."""
 
 
 def guard(app: ClientApp, kinds: Mapping[str, str] | None = None) -> ClientApp:

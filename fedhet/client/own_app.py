@@ -10,7 +10,7 @@ import torch
 
 from fedhet.client.app import Answers
 from fedhet.client.clients import Clients
-from fedhet.client.guard import COUNT, Guarded
+from fedhet.client.guard import Guarded
 from fedhet.client.job import Job
 from fedhet.client.policy import Policy, limiting_keys
 from fedhet.client.work import enough
@@ -22,6 +22,7 @@ from fedhet.flower.insides import mods_of
 from fedhet.flower.messages import ask_app, is_request
 from fedhet.flower.privacy import check_mods, noise_multiplier
 from fedhet.messages import WireError, check, load_into, spec_of, to_arrays
+from fedhet.messages.protocol import COUNT
 from fedhet.methods import registry
 from fedhet.methods.options import Config, kebab
 from fedhet.setup import user_functions
@@ -172,6 +173,7 @@ class _OwnApp:
         count = _count("train", metrics)
         reply.examples = max(1, int(count))
         job.policy.check_examples(reply.examples, max(client.config.batch_size, job.policy.least))
+        reply.weighted_by = weight
         reply.given_weight = metrics.pop(weight, 0.0 if weight != COUNT else count)
         if not reply.given_weight > 0:
             raise ModelError(

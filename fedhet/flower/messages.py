@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 from fedhet.errors import FedhetError, WriteError
 from fedhet.flower.insides import LEGACY, NORM_BIT, array_of, filled, no_handler, to_bytes
 from fedhet.messages import DTYPES, Arrays, Fields, LostState, Payload, Reply, Report, Request, WireError, by_position
+from fedhet.messages.protocol import COUNT
 from fedhet.utils.files import plain_name
 
 OURS = ("settings", "request")  # keys of a request's record that fedhet's server writes; others are the user's
@@ -113,8 +114,11 @@ def in_one_line(reason: str) -> str:
     return " ".join(reason[:LONGEST_REASON].split())
 
 
-def read_reply(message: Message) -> Reply:
-    """Return the reply in a message; raise a FedhetError if it is an error, a refusal, or not from fedhet."""
+def read_reply(message: Message, weighted_by: str = COUNT) -> Reply:
+    """Return the reply in a message; raise a FedhetError if it is an error, a refusal, or not from fedhet.
+
+    `weighted_by` is the name of the metric that is the client's weight.
+    """
     if message.has_error():
         reason = in_one_line(message.error.reason or f"error code {message.error.code}")
         if "Invalid message type: query" in reason:
@@ -134,7 +138,7 @@ def read_reply(message: Message) -> Reply:
         raise refusal
     if not isinstance(metrics, MetricRecord):
         raise WireError("the client's reply is damaged, since it has no MetricRecord: check the client's mods")
-    return Reply.of(decode(records), dict(metrics), Report.of(dict(report)))
+    return Reply.of(decode(records), dict(metrics), Report.of(dict(report)), weighted_by)
 
 
 def ask_app(
@@ -174,7 +178,7 @@ def ask_app(
     if len(metrics) != 1 or (action == "train" and len(arrays) != 1):
         missing, count = ("MetricRecord", len(metrics)) if len(metrics) != 1 else ("ArrayRecord", len(arrays))
         raise WireError(f"the {action} function of your ClientApp returned {count} {missing}s: return exactly one")
-    weight = names.get("weighted_by_key", "num-examples")
+    weight = names.get("weighted_by_key", COUNT)
     sent = decode_arrays(arrays[0]) if action == "train" else {}
     return by_position(sent, model), dict(metrics[0]), weight, dict(reply.content.config_records)
 

@@ -48,6 +48,9 @@ def further(evaluation: str, metric: str) -> str:
     return f"{evaluation}/{metric}"
 
 
+COUNT = "num-examples"
+"""Name of the metric with the number of examples behind a reply, by default the client's weight, as in Flower."""
+
 STARTS = ("received", "scratch")
 """Initial weights of a client that joins after the last round: `received` from the server, or random (`scratch`).
 The client's evaluation after 3 epochs of training from the server's weights is named `received-3`."""
@@ -302,9 +305,10 @@ class Reply:
         further: metrics that a user's own train function returns, by name (see `fedhet.wrap`).
         evaluated: metrics that a user's own evaluate function returns, by name.
         given_weight: the weight that a user's own train function returns; 0 if `examples` is the weight.
+        weighted_by: the name under which it is sent, so that hooks of a user's strategy can read and set it.
     """
 
-    examples: int = field(metadata={"key": "num-examples", "at_least": 1})
+    examples: int = field(metadata={"key": COUNT, "at_least": 1})
     payload: Payload
     report: Report
     test_examples: int = 0
@@ -316,6 +320,7 @@ class Reply:
     evaluated: dict[str, float] = field(default_factory=dict)
     given_weight: float = field(default=0.0, metadata={"key": "weight"})
     train_weight: float = 0.0
+    weighted_by: str | None = None
 
     @property
     def client(self) -> str:
@@ -345,8 +350,9 @@ class Reply:
     def metrics(self) -> dict[str, Any]:
         """Return the client's measurements as a dict to send: numbers and lists of numbers by name."""
         metrics = written(self) | written(self.work)
-        if self.given_weight == self.examples:
-            del metrics["weight"]  # a hook of a user's strategy may set another number of examples
+        if self.weighted_by == COUNT or (self.weighted_by and self.weighted_by not in READ):
+            weight = metrics.pop("weight")
+            metrics[self.weighted_by] = int(weight) if weight.is_integer() else weight
         for name, measured in self.measured.items():
             metrics[f"{name}-metric"] = list(measured.metric.values)
             metrics[f"{name}-weight"] = [float(weight) for weight in measured.metric.weights]
@@ -358,8 +364,9 @@ class Reply:
         return metrics | {f"{EVALUATED}{name}": value for name, value in self.evaluated.items()}
 
     @classmethod
-    def of(cls, payload: Payload, metrics: Mapping[str, Any], report: Report) -> "Reply":
+    def of(cls, payload: Payload, metrics: Mapping[str, Any], report: Report, weighted_by: str = COUNT) -> "Reply":
         """Return the reply with received `metrics` (see `Reply.metrics`); raise a WireError if a metric is invalid."""
+        metrics = _with_weight(metrics, weighted_by)
         numbers = Fields(metrics)
         keys = [key for key in metrics if key.endswith("-metric") and not key.startswith((FURTHER, EVALUATED))]
         measured = {key.removesuffix("-metric"): _measured(metrics, key) for key in keys}
@@ -370,6 +377,18 @@ class Reply:
 
 READ = {key for dataclass in (Reply, Work) for _, key in named_fields(dataclass)}
 """Keys of a reply's metrics for fields of `Reply` and `Work`; a user's metrics of these names get a prefix."""
+
+
+def _with_weight(metrics: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return metrics of which the metric `name`, if it is no number of examples, is the `weight`, too."""
+    whole = name == COUNT and not isinstance(metrics.get(name), float)
+    if whole or name not in metrics or name in READ - {COUNT}:
+        return metrics
+    weight = Fields(metrics).number(name)
+    if weight <= 0:
+        raise WireError(f"error in the client's reply: its weight {name} is {weight:g}, but must be above 0")
+    count = {COUNT: max(1, int(weight))} if name == COUNT else {}
+    return {**metrics, "weight": weight, **count}
 
 
 def _own(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:

@@ -202,7 +202,7 @@ def _last_evaluation(rows: Sequence[Row], scored: Which) -> tuple[Row, set[str]]
 def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:
     """Return the content of `summary.json`, except for engine, time and status, given a run's history (`rows`)."""
     scored = run.traits.scored
-    private = sum(record.examples for record in run.state.clients.values())
+    private = sum(record.examples for record in run.state.clients.values() if not record.failed)
     public = run.state.public_size
     learns_from_labels = client_side(config.method_name).needs_labels
     on: TestSet = "common" if config.test_on == "global" else "own"

@@ -147,7 +147,7 @@ class Federation:
 
     def read(self, node: int, message: Message) -> Reply:
         """Return the reply in a node's message; raise a FedhetError if it is an error, a refusal, or invalid."""
-        reply = read_reply(message)
+        reply = read_reply(message, self.run.flower_options.weighted_by_key)
         self.run.round.up[node] += reply.payload.nbytes
         return reply
 

@@ -56,7 +56,8 @@ class FlowerLoop:
         self._contexts: ExitStack | None = None
         # The valid replies of the current round and its metrics; None before `aggregate_train`.
         self._trained: tuple[Mapping[str, Reply], Mapping[str, float]] | None = None
-        # Whether a round began that is not recorded.
+        # Whether a round began whose result was not taken in `configure_evaluate`, and which is not recorded.
+        self.untaken = False
         self.unrecorded = False
         # The global arrays at the beginning of the run, and from round 1 on the newest ones.
         self._arrays: tuple[ArrayRecord | None, ...] = ()
@@ -161,6 +162,7 @@ class FlowerLoop:
             self.steps.admission.check_settings()  # the user's code may change `config` in each round
             self._take(arrays)
             run.round = Round(server_round)
+            self.untaken = True
             self.unrecorded = True
             self.steps.admit_clients()
             with run.calling("participants"):
@@ -208,6 +210,7 @@ class FlowerLoop:
 
     def take_evaluated(self, arrays: ArrayRecord) -> None:
         """Set the shared model to the round's result, and check that `aggregate_train` of a subclass made it."""
+        self.untaken = False
         with self._ended_by_errors():
             if self._trained is None and "aggregate_train" in self.steps.overridden:
                 name = type(self.steps).__name__
@@ -252,8 +255,10 @@ def _taking(hook: Callable[..., Any]) -> Callable[..., Any]:
     def configure_evaluate(
         strategy: "FlowerInterface", server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Any:
-        strategy._flower.take_evaluated(arrays)
-        return hook(strategy, server_round, arrays, config, grid)
+        messages = hook(strategy, server_round, arrays, config, grid)
+        if strategy._flower.untaken:
+            strategy._flower.take_evaluated(arrays)
+        return messages
 
     return configure_evaluate
 
@@ -341,7 +346,8 @@ class FlowerInterface(Strategy):
             evaluate_config: entries for the clients' own evaluate functions, sent unchanged.
             evaluate_fn: evaluates the global model at the server, before the first round and after each round.
             should_stop: ends training if it returns True for a round and the results so far. Clients evaluate a global
-                model in the next round, after which the function is called for the round before.
+                model in the next round, after which the function is called for the round before. A run that is
+                interrupted after it returned True, and is resumed, trains on.
 
         Raises:
             FedhetError: too few clients can take part, no client gave a valid reply in the first round, the last rounds

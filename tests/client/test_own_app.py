@@ -227,7 +227,7 @@ def test_a_server_that_names_the_weight_gets_no_other_metric(allow, started):
         }
         return
     started(strategy, at_a_node)
-    weights = [reply["metrics"]["weight"] for reply in replies if "weight" in reply.get("metrics", {})]
+    weights = [reply["metrics"]["train_loss"] for reply in replies if "train_loss" in reply.get("metrics", {})]
     assert weights == [float(f"{weight:.4g}") for weight in weights] != []
 
 

@@ -20,6 +20,7 @@ import fedhet
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.messages import decode_arrays
+from fedhet.server import flower_loop
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 COUNTS = 10, 20, 30
@@ -181,6 +182,26 @@ def test_overridden_hooks_are_called_as_in_flower():
         found.append((level(result), rates, means, strategy.calls))
     assert found[0] == found[1]
     assert found[0] == (14.0, [0.4] * 3 + [0.2] * 3, [1.0, 1.0], ["summary", (1, 4.667), (2, 14.0)])
+
+
+def test_a_hook_of_evaluation_costs_no_decoding(monkeypatch):
+    decoded = []
+    monkeypatch.setattr(flower_loop, "decode_arrays", lambda arrays: decoded.append(1) or decode_arrays(arrays))
+
+    class Training(fedhet.FedAvg):
+        def configure_train(self, *arguments):
+            return super().configure_train(*arguments)
+
+    class Evaluating(Training):
+        def configure_evaluate(self, *arguments):
+            return super().configure_evaluate(*arguments)
+
+    counts = []
+    for strategy in (Training(), Evaluating()):
+        decoded.clear()
+        ours(wrapped(), strategy, num_rounds=2)
+        counts.append(len(decoded))
+    assert counts[0] == counts[1]
 
 
 def test_should_stop_ends_training_as_in_flower():
@@ -608,6 +629,37 @@ def replying(numbers):
     return lambda run, app, base: level(run(app(change=change), base.FedAvg()))
 
 
+def weights_in_hooks(key):
+    """Runs of subclasses that read and set the clients' weights; the train function returns them as `key`."""
+
+    def change(msg, reply):
+        client = int(decode_arrays(next(iter(reply.array_records.values())))["0.bias"][0] - 1)
+        reply["metrics"][key] = (10.5, 0.5, 3.0)[client]
+        return Message(reply, reply_to=msg)
+
+    def result(run, app, base):
+        read = []
+
+        class Squared(base.FedAvg):
+            def aggregate_train(self, server_round, replies):
+                for reply in (replies := [*replies]):
+                    read.append(reply.content["metrics"][key])
+                    reply.content["metrics"][key] = self.changed(read[-1])
+                return super().aggregate_train(server_round, replies)
+
+            def changed(self, number):
+                return number * number
+
+        class Equal(Squared):
+            def changed(self, number):
+                return 1
+
+        runs = [run(app(None, {key: 10}, change), kind(weighted_by_key=key)) for kind in (Squared, Equal)]
+        return [level(each) for each in runs], sorted(read)
+
+    return result
+
+
 def evaluating(**metrics):
     """A run whose evaluations have these metrics."""
 
@@ -649,6 +701,8 @@ def without_some_messages(run, app, base):
         own_messages,
         lists_of_arrays,
         without_some_messages,
+        pytest.param(weights_in_hooks("num-examples"), id="fractions of examples in hooks"),
+        pytest.param(weights_in_hooks("importance"), id="weights in hooks"),
         pytest.param(replying((10.5, 0.5, 1)), id="fractions of examples"),
         pytest.param(evaluating(eval_loss=2.0), id="no accuracy"),
         pytest.param(evaluating(auc=0.5), id="another score"),

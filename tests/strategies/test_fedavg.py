@@ -54,6 +54,16 @@ def test_batchnorm_statistics(federate, statistics, travel):
         assert not torch.equal(kept["0"]["model/body.1.running_mean"], kept["1"]["model/body.1.running_mean"])
 
 
+def test_examples_of_a_client_that_never_trains_are_not_counted(federate):
+    def fail(round, client):
+        if client == "1" or (client, round) == ("2", 1):
+            raise ValueError("out of order")
+
+    done = federate("fedavg", before=fail)
+    assert done.summary["never_took_part"].keys() == {"1"}
+    assert done.summary["examples"]["labelled"] == 2 * 32
+
+
 def test_no_closing_round_in_flowers_loop(tmp_path):
     asked, app = [], make_client_app()
 

@@ -17,10 +17,12 @@ from fedhet import FedHeNN
 from fedhet.algorithms.alignment import targets
 from fedhet.algorithms.alignment.cka import linear_cka, procrustes_distance, rbf_kernel
 from fedhet.algorithms.alignment.targets import unpack
+from fedhet.client.app import make_client_app
 from fedhet.client_apps.families.scores import public_rows
 from fedhet.config.configuration import resolve
 from fedhet.data import load
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower.grid import LocalGrid
 from fedhet.messages import WireError
 from fedhet.models.representation import Representation
 from fedhet.results.history import Row, read_history
@@ -371,6 +373,18 @@ def test_train_union_of_own_data(run: Federate) -> None:
             data=lambda client: {"train": examples, "test": examples},
             model=lambda client: nn.Sequential(nn.Flatten(), nn.Linear(64, 2)),
         )
+
+
+def test_a_continued_run_says_which_round_has_no_target(caplog: pytest.LogCaptureFixture) -> None:
+    """Clients send nothing for a round after the last one."""
+    settings = {key.replace("fedhenn.", "").replace("-", "_"): value for key, value in TINY.items() if key != "method"}
+    strategy: Any = FedHeNN(**settings)
+    grid = LocalGrid(make_client_app(), 3)
+    strategy.start(grid, num_rounds=2)
+    assert "no target" not in caplog.text
+    strategy.state = strategy.state
+    strategy.start(grid, num_rounds=4)
+    assert [line[:26] for line in caplog.messages if "no target" in line] == ["round 3 has no target: the"]
 
 
 @pytest.mark.parametrize("row", [-1, 10])
