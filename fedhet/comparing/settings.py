@@ -157,7 +157,12 @@ def shared_settings(
         variant.name: complete(resolve(variant, variant.settings), by_hand | variant.settings.keys())
         for variant in variants
     }
-    if strict and (problems := list(_without_effect(variants, flat, completed))):
+    problems = [
+        f"{name}: rounds = 0 trains nothing: set rounds for all methods, or for this one ({name},rounds=6)"
+        for name, config in completed.items()
+        if not (config.rounds or config.start_from or registry.method(config.method_name).settles_rounds)
+    ]
+    if strict and (problems := [*problems, *_without_effect(variants, flat, completed)]):
         raise ConfigError("\n".join(problems))
     alike = {variant.name: resolve(variant, {}) for variant in variants}
     for_all = _for_all(alike, {name: complete(variant, by_hand).flat() for name, variant in alike.items()})

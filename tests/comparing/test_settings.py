@@ -144,6 +144,7 @@ def test_keys_without_effect_are_refused():
         ),
         (["fedavg", "local"], {"partition": "iid", "alpha": 0.3}, "alpha has no effect with partition = iid: set"),
         (["fedavg", "local"], {"workers": 3}, "workers has no effect here, since a comparison sets it for each run"),
+        (["fedma", "local"], {"preset": "fedma/digits"}, "local: rounds = 0 trains nothing: set rounds for"),
         (["fedavg", "local,aggregation=median"], {}, "local: aggregation has no effect with method = local: leave it"),
     ):
         with pytest.raises(ConfigError, match=f"^{sentence}[^\n]*$"):
