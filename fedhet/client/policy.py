@@ -384,7 +384,7 @@ def opened(
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} is not a valid file name: set another name in the node config")
     place, partitions = part_in(node)
-    if not here and partitions is None:  # the node shares its folder with no other, and has all examples
+    if partitions is None and (place is None or not here):  # the node shares its examples with no other
         partitions, node["partition"] = 1, node.get("partition", "iid")
     info = ClientInfo(name, place, partitions, settings_at_node(text, node, here=here), node)
     if settings is not None:
