@@ -44,10 +44,8 @@ class FedMA(Matched[Keys]):
         if "group" in arrays or "last" in arrays:
             self._go_on(arrays)
         elif "model" in arrays:
-            self.use(arrays["model"])
+            super().begin(payload)
             self._complete = True
-            if self.client.config.batch_norm == "local":
-                self.client.reestimate()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         return super().evaluate(when) if self._complete or when != "received" else None

@@ -13,12 +13,6 @@ from .families.matched import Matched
 
 
 class PFNM(Matched[MatchedKeys]):
-    def begin(self, payload: Payload) -> None:
-        if "model" in payload.arrays:
-            self.use(payload.arrays["model"])
-            if self.client.config.batch_norm == "local":
-                self.client.reestimate()
-
     def phases(self, payload: Payload) -> Sequence[Phase]:
         if "model" in payload.arrays:
             units = payload.arrays.get("assignments", {})

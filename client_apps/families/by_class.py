@@ -63,7 +63,7 @@ class ByClass(ClientSide[P]):
 
     def end(self, payload: Payload) -> Payload:
         classes, means, counts = self._noisy_means() if self.client.privacy else self._means()
-        enough = counts >= max(self.client.least, 1)
+        enough = counts >= self.client.least
         if few := classes[~enough].tolist():
             log.warning(
                 "client %s does not send the means of classes %s, since it has fewer than %d examples of each "

@@ -107,16 +107,15 @@ class LinearEvaluation(TwoViews[E]):
             # The examples of a group have one class, so that all of them have a label, or none.
             labelled = {*rows.tolist()}
             return replace(train, groups=tuple(group for group in train.groups if int(group[0]) in labelled))
-        least = max(client.least, 1)
-        if len(rows) < least:
+        if len(rows) < client.least:
             family = client.config.family
             raise DataError(
                 f"client {client.name}: its training examples have {len(rows) or 'no'} labels for the linear "
-                f"classifier that is evaluated, which needs {least}: set {family}.probe = public, which uses the "
-                "labels of the public dataset"
+                f"classifier that is evaluated, which needs {client.least}: set {family}.probe = public, which uses "
+                "the labels of the public dataset"
             )
         drawn = torch.randperm(len(rows), generator=torch_generator(client.root, "labels", client.name))
-        return train.subset(rows[drawn[: max(least, round(keys.labels * len(rows)))]])
+        return train.subset(rows[drawn[: max(client.least, round(keys.labels * len(rows)))]])
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         # Only the classifier of the received encoder is trained.

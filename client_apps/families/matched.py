@@ -38,6 +38,12 @@ class Matched(ClientSide[M]):
             )
         return Payload(values={"groups": groups_to_json(self.groups), "classes": classes})
 
+    def begin(self, payload: Payload) -> None:
+        if "model" in payload.arrays:
+            self.use(payload.arrays["model"])
+            if self.client.config.batch_norm == "local":
+                self.client.reestimate()
+
     def class_counts(self) -> dict[str, Arrays]:
         """Return {"classes": {"counts": numbers of examples by class}}, or {} if the task is not classification."""
         classes = self.client.task.name == "classification"

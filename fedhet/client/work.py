@@ -428,7 +428,7 @@ def enough(job: Job, count: int, metric: str) -> bool:
             "the metric is not sent",
             *(job.client.name, count, metric, job.policy.least),
         )
-    return count >= max(job.policy.least, 1)
+    return count >= job.policy.least
 
 
 def _common(job: Job, when: str) -> Examples | None:

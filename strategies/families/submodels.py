@@ -161,7 +161,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         return Payload({"model": model} if model else {})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
+        models = {client: reply.arrays["model"] for client, reply in replies.items()}
         parts = {client: self.parts(client) for client in models}
         self.state.model = self.state.model | self.average_entries(models, self.aggregator.weights(replies), parts)
         return {}
