@@ -288,14 +288,14 @@ def test_a_node_has_all_examples_by_default(partitions, examples, tmp_path):
     assert strategy.state.clients["0"].examples == examples
 
 
-def test_a_node_beside_the_server_without_partition_id_has_all_examples(tmp_path):
-    grid = LocalGrid(make_client_app(), 1)
-    node = grid._contexts[FIRST_NODE].node_config
-    node.clear()
-    node |= {"state-dir": str(tmp_path), "name": "north"}
-    strategy = fedhet.Local(rounds=1, clients=3, partition="classes", classes_per_client=4, architectures="mlp")
+def test_nodes_beside_the_server_without_partition_id_have_all_examples(tmp_path):
+    grid = LocalGrid(make_client_app(), 2)
+    for number, context in enumerate(grid._contexts.values()):
+        context.node_config.clear()
+        context.node_config |= {"state-dir": str(tmp_path), "name": f"hospital-{number}"}
+    strategy = fedhet.Local(rounds=1, clients=2, partition="classes", classes_per_client=4, architectures="mlp")
     strategy.start(grid)
-    assert strategy.state.clients["north"].examples == 1442
+    assert [client.examples for client in strategy.state.clients.values()] == [1442, 1442]
 
 
 def test_users_functions_have_further_keys():
