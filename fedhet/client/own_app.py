@@ -293,7 +293,8 @@ class _OwnApp:
         left_out = [name for name, value in metrics.items() if not abs(value) <= LARGEST]
         if left_out:
             self.left_out |= {*left_out}
-            job.say(f"{', '.join(left_out)} of its {action} function is not a finite number, and is left out")
+            limit = f"not a finite number up to {LARGEST:.0e}"
+            job.say(f"{', '.join(left_out)} of its {action} function is {limit}, and is left out")
         return arrays, {name: value for name, value in metrics.items() if name not in left_out}, weight, records
 
 

@@ -35,7 +35,10 @@ def write_card(run: RunFiles) -> None:
     if summary.get("status") != "completed" or not any((run.folder / "models").glob("*.safetensors")):
         return
     scores = {which: [format_value(run.accuracy(which, name)) for name in STATISTICS] for which in run.scores}
-    settings = {key: run.settings[key] for key in KEYS if key in run.settings} | run.versions
+    # A Flower app has data and networks of its own, and its configuration the default names.
+    other = summary.get("dataset") not in (None, run.settings.get("dataset"))
+    others = ("dataset", "partition", "architectures") if other else ()
+    settings = {key: run.settings[key] for key in KEYS if key in run.settings and key not in others} | run.versions
     if "rounds" in settings and settings["rounds"] != summary.get("rounds"):  # ended by `patience`
         settings["rounds"] = f"{summary.get('rounds')} of {settings['rounds']}"
     text = CARD.format(

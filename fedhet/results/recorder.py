@@ -131,6 +131,9 @@ class RunDirectory(Observer):
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
         self._begin()
+        if run.own_data and self.engine == "flwr":  # the configuration alone makes other clients
+            self._supplied = {"data": "of a Flower app, which continues the run with resume = true"}
+            self._write_config()
         if run.test_on not in ("", self.config.test_on):
             self.reconfigure(self.config.replace(test_on=run.test_on))
 
@@ -324,9 +327,12 @@ def recorded(
         try:
             yield directory, *logging_to
         except OSError as error:
+            again = (
+                resuming(folder, arguments.get("supplied", ())) if engine != "flwr" else "the app with resume = true"
+            )
             raise FedhetError(
                 f"the run in {folder} stopped, since {in_words(error)}; complete rounds are saved. Solve the problem, "
-                f"and continue with {resuming(folder, arguments.get('supplied', ()))}"
+                f"and continue with {again}"
             ) from error
 
 

@@ -16,6 +16,7 @@ from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.results.history import read_run
+from fedhet.results.report import write_report
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 EXAMPLES = 24
@@ -166,6 +167,18 @@ WRONG = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
 def test_it_is_told_what_is_wrong(do, why):
     with pytest.raises(FedhetError, match=why):
         do()
+
+
+def test_a_run_of_an_app_is_not_continued_with_other_clients(tmp_path):
+    """Its configuration, which names digits, alone makes clients with fedhet's data and networks."""
+    start(fedhet.wrap(hospital(), network), out=str(tmp_path / "run"))
+    write_report(tmp_path / "run")
+    assert "digits" not in (tmp_path / "run" / "models.md").read_text()
+    assert fedhet.load_model(tmp_path / "run", 0, model=network)
+    with pytest.raises(FedhetError, match=r"used arguments of your own: pass data=\.\.\."):
+        fedhet.evaluate(tmp_path / "run", model=network)
+    with pytest.raises(FedhetError, match="of a Flower app, which continues the run with resume = true"):
+        fedhet.run({"rounds": 4}, resume=tmp_path / "run")
 
 
 def test_a_score_by_another_name(caplog):
