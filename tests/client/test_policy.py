@@ -298,6 +298,20 @@ def test_nodes_beside_the_server_without_partition_id_have_all_examples(tmp_path
     assert [client.examples for client in strategy.state.clients.values()] == [1442, 1442]
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_keys_without_effect_may_differ_between_runs_of_a_node(tmp_path):
+    grid = LocalGrid(make_client_app(), 1)
+    node = grid._contexts[FIRST_NODE].node_config
+    node.clear()
+    node |= {"state-dir": str(tmp_path), "name": "north", "allow": "weights,metrics"}
+    for parts in ({"partition": "classes", "classes_per_client": 5}, {"partition": "dirichlet", "alpha": 9.0}, {}):
+        strategy = fedhet.FedAvg(rounds=1, architectures="mlp", **parts)
+        strategy.start(grid)
+        assert strategy.state.clients["north"].examples == 1442
+    with pytest.raises(FedhetError, match="but test-split changed"):
+        fedhet.FedAvg(rounds=1, architectures="mlp", test_split="drawn").start(grid)
+
+
 def test_users_functions_have_further_keys():
     Policy.of({"ward": 7, "dataset-path": "x", "hospital": "north"}, deployed=True)
 
