@@ -27,7 +27,7 @@ from fedhet.errors import ConfigError, DataError, ModelError, Refused
 from fedhet.messages import Payload, Request
 from fedhet.messages.protocol import HANDSHAKE, names_in
 from fedhet.methods import registry
-from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that, listed, unmet
+from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that, listed
 from fedhet.models.copies import Start, described, load_state
 from fedhet.models.estimators import Estimator
 from fedhet.models.representation import POOLED, Representation, precision
@@ -220,10 +220,6 @@ class Clients:
         if self.pooled:
             replaced = {key for key in replaced if "split" not in fields_of(Config)[key].metadata["replaced_by"]}
         about = {*keys_about("data")} - replaced - {*keys_that("path")}
-        for key in (*about,):
-            needs = fields_of(Config)[key].metadata["needs"]
-            if any(unmet(other, flat[other], wanted) for other, wanted in needs.items()):
-                about.remove(key)  # without effect, such as `alpha` at a node with all examples
         split = {"clients": info.num_partitions or config.clients, "split-seed": info.split_seed}
         files = OWN if self._data else config.dataset.partition("-")[0]  # `cifar10-fedharm` has the files of `cifar10`
         # Flower's node id changes when a node is registered anew, and is no name for what must last.
