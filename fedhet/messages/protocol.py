@@ -381,8 +381,7 @@ READ = {key for dataclass in (Reply, Work) for _, key in named_fields(dataclass)
 
 def _with_weight(metrics: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return metrics of which the metric `name`, if it is no number of examples, is the `weight`, too."""
-    whole = name == COUNT and not isinstance(metrics.get(name), float)
-    if whole or name not in metrics or name in READ - {COUNT}:
+    if name not in metrics or (name in READ and not (name == COUNT and isinstance(metrics[name], float))):
         return metrics
     weight = Fields(metrics).number(name)
     if weight <= 0:

@@ -84,6 +84,13 @@ def limit_claims(run: Run, replies: Mapping[str, Reply]) -> None:
             name_largest(run, claims, "test examples")
 
 
+def weigh_evaluations(reply: Reply, weight: float) -> None:
+    """Set a client's weight in means over clients of the metrics and losses of its evaluations."""
+    for name, measured in reply.measured.items():
+        weights = tuple(weight if each else 0.0 for each in measured.metric.weights)
+        reply.measured[name] = replace(measured, metric=Metric(measured.metric.values, weights), weight=weight)
+
+
 def _limit_metric(run: Run, replies: Mapping[str, Reply], name: str, claims: Mapping[str, float]) -> None:
     """Limit the weights of the metric `name` to what numbers of examples (`claims`) allow: as a rule, to one for each.
 

@@ -660,6 +660,22 @@ def weights_in_hooks(key):
     return result
 
 
+def weights_of_evaluations(run, app, base):
+    """A run of a subclass that gives each client's evaluation the square of its weight."""
+
+    class Squared(base.FedAvg):
+        def aggregate_evaluate(self, server_round, replies):
+            for reply in (replies := [*replies]):
+                reply.content["metrics"]["num-examples"] **= 2
+            return super().aggregate_evaluate(server_round, replies)
+
+    def evaluated(client, message):
+        return {"eval_loss": float(client), "eval_acc": client / 4, "num-examples": client + 2}
+
+    result = run(app(evaluate_as=evaluated), Squared())
+    return {name: round(result.evaluate_metrics_clientapp[1][name], 9) for name in ("eval_loss", "eval_acc")}
+
+
 def evaluating(**metrics):
     """A run whose evaluations have these metrics."""
 
@@ -701,6 +717,7 @@ def without_some_messages(run, app, base):
         own_messages,
         lists_of_arrays,
         without_some_messages,
+        weights_of_evaluations,
         pytest.param(weights_in_hooks("num-examples"), id="fractions of examples in hooks"),
         pytest.param(weights_in_hooks("importance"), id="weights in hooks"),
         pytest.param(replying((10.5, 0.5, 1)), id="fractions of examples"),
