@@ -153,7 +153,8 @@ def evaluate(
         by_reason: dict[str, str] = {}
         for text in result.refused.values():
             by_reason.setdefault(text.partition(": ")[2], text)
-        reasons = "\n".join(by_reason.values()) or "there are no models; of an estimator, a run saves no file"
+        none = "there are no models, which a run saves at its end, or with save-every; of an estimator, it saves none"
+        reasons = "\n".join(by_reason.values()) or none
         raise FedhetError(f"no model in {models} could be evaluated:\n{reasons}")
     _write(result)
     return result
