@@ -16,7 +16,6 @@ from fedhet.messages import Payload, WireError, load_into, to_arrays, to_tensor
 from fedhet.models.copies import load_state, without_memory
 from fedhet.strategies.fens import Fens, Keys
 from fedhet.training import Optimisation, Phase
-from fedhet.utils.randomness import torch_generator
 
 
 class FENS(ClientSide[Keys]):
@@ -77,7 +76,7 @@ class FENS(ClientSide[Keys]):
         count = max(round(self.options.held_out * len(train)), client.least)
         if len(train) - count < client.least:
             raise DataError(f"client {client.name}: {len(train)} examples cannot be divided by fens.held-out: add some")
-        generator = torch_generator(client.root, "held out", client.name)
+        generator = client.generator("held out", lasting=True)
         order = torch.randperm(len(train), generator=generator).to(train.labels.device)
         return train.subset(order[:count] if held_out else order[count:])
 

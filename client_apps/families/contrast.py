@@ -17,7 +17,6 @@ from fedhet.methods.options import Config, Options
 from fedhet.models.registry import Beside
 from fedhet.models.representation import head_name
 from fedhet.strategies.families.contrast import EncoderKeys
-from fedhet.utils.randomness import torch_generator
 
 V = TypeVar("V", bound=Options)
 E = TypeVar("E", bound=EncoderKeys)
@@ -85,8 +84,6 @@ class LinearEvaluation(TwoViews[E]):
         return {"projector": nn.Sequential(*projector)}
 
     def refine(self, when: str) -> Sequence[Phase]:
-        if when != "received":
-            return []
         head = f"{self.client.head}."
         rate = self.options.probe_learning_rate
         steps = replace(self.client.optimisation(), optimizer="adam", learning_rate=rate, schedule=None)
@@ -114,7 +111,7 @@ class LinearEvaluation(TwoViews[E]):
                 f"classifier that is evaluated, which needs {client.least}: set {family}.probe = public, which uses "
                 "the labels of the public dataset"
             )
-        drawn = torch.randperm(len(rows), generator=torch_generator(client.root, "labels", client.name))
+        drawn = torch.randperm(len(rows), generator=client.generator("labels", lasting=True))
         return train.subset(rows[drawn[: max(client.least, round(keys.labels * len(rows)))]])
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:

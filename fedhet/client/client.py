@@ -151,9 +151,10 @@ class Client:
         """Return an integer seed that depends on `purpose` (strings or numbers), the client and the round."""
         return derive_seed(self.root, *purpose, self.name, self.request.round)
 
-    def generator(self, *purpose: object) -> torch.Generator:
-        """Return a random generator whose seed depends on `purpose` (strings or numbers), the client and the round."""
-        return torch_generator(self.root, *purpose, self.name, self.request.round)
+    def generator(self, *purpose: object, lasting: bool = False) -> torch.Generator:
+        """Return a random generator whose seed depends on `purpose`, the client and, unless `lasting`, the round."""
+        round = () if lasting else (self.request.round,)
+        return torch_generator(self.root, *purpose, self.name, *round)
 
     def order(self, *purpose: object) -> SecretStream | None:
         """Return the secret stream for a `purpose` that depends on the client and the round; None without a secret."""

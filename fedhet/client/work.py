@@ -30,7 +30,7 @@ from fedhet.tasks import LARGEST, direction
 from fedhet.training import Evaluation, Phase, Scored, Trained, Training
 from fedhet.utils.files import BEST, BEST_ROUND, round_folder
 from fedhet.utils.inputs import for_each, parts_of
-from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.utils.randomness import derive_seed, seed_everything
 from fedhet.utils.text import log
 
 Predictor = Callable[[Tensor], Tensor]
@@ -186,7 +186,7 @@ def _begin_newcomer(job: Job, start: str) -> None:
         job.seed()
         job.side.begin(job.payload)
     client.reestimate()
-    job.streams = Streams(torch_generator(client.root, "newcomer", client.name), client.order("newcomer"), 0)
+    job.streams = Streams(client.generator("newcomer", lasting=True), client.order("newcomer"), 0)
 
 
 def _newcomer_phases(job: Job, start: str, epoch: int) -> Sequence[Phase]:

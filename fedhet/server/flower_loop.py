@@ -15,7 +15,7 @@ from fedhet.flower.insides import private_wrapper_of
 from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.flower.privacy import check_wrapper
 from fedhet.messages import Reply
-from fedhet.server.claims import weigh_evaluations
+from fedhet.server.claims import limited, weigh_evaluations
 from fedhet.server.initial import check_initial_arrays, take_initial_arrays
 from fedhet.server.loop import EvaluateFunction, Steps, StopFunction, finish, run_all, running
 from fedhet.server.reporter import metric_record, own_metrics, statistics, train_record
@@ -235,10 +235,12 @@ class FlowerLoop:
         steps = self.steps
         with self._ended_by_errors():
             valid = steps.federation.receive(replies, or_else=LEFT_OUT)
-            for client, reply in valid.items():
+            known = steps.federation.known
+            weights = {client: reply.weight for client, reply in valid.items() if known[client].report.wrapped}
+            for client, weight in limited(steps.run.config, weights).items():
                 # A hook of the user's strategy set another number of examples.
-                if reply.weight != reply.test_examples and steps.federation.known[client].report.wrapped:
-                    weigh_evaluations(reply, reply.weight)
+                if weight != valid[client].test_examples:
+                    weigh_evaluations(valid[client], weight)
             round = steps.run.round
             if self._trained is None:
                 for client in round.training:
