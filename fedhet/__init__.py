@@ -1,5 +1,6 @@
 """Federated learning among clients whose neural networks differ, as a Flower app. Types are in `__init__.pyi`."""
 
+import logging
 from typing import Any
 
 from fedhet.utils.text import __version__
@@ -24,6 +25,16 @@ __all__ = [*_LAZY, "__version__"]
 
 def __getattr__(name: str) -> Any:
     """Return a public function or strategy class, imported at its first use (torch and Flower take seconds)."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    try:
+        return _imported(name)
+    finally:
+        # The import of Flower replaces a level that the user set.
+        logger.setLevel(level or logger.level)
+
+
+def _imported(name: str) -> Any:
     from importlib import import_module
 
     if name in _LAZY:

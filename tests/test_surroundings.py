@@ -41,6 +41,12 @@ def test_closed_streams(tmp_path):
     assert (tmp_path / "compared" / "comparison.html").is_file()
 
 
+@pytest.mark.parametrize("name", ["run", "FedAvg"])
+def test_the_level_of_flowers_logger_stays(name):
+    lines = f"import logging, fedhet; logger = logging.getLogger('flwr'); logger.setLevel(40); fedhet.{name}"
+    subprocess.run([sys.executable, "-c", f"{lines}; assert logger.level == 40"], check=True)
+
+
 def test_paths_that_begin_in_the_home_folder(tmp_path):
     for number, further in enumerate(([], ["--set=start-from=~/0", "--set=state-dir=~/state"])):
         done = fedhet("run", *SMALL, f"--set=out=~/{number}", *further, home=tmp_path)

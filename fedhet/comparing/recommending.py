@@ -170,6 +170,7 @@ def ask(
     Policy.of(node_config, deployed=False)
     shared_settings(variants_of(CONTROLS[:1]), seeds=[SEED], config=base, functions=functions, strict=False)
     choices, refused = dict[str, Choice](), dict[str, str]()
+    disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         for reference in methods:
@@ -196,7 +197,7 @@ def ask(
             except Exception as error:  # a method that raises is unsuitable
                 refused[reference] = _line(error)
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(disabled)
     return choices, refused
 
 

@@ -1,5 +1,6 @@
 """Which methods can serve clients: asked of the registry, the methods and the clients, with nothing listed by hand."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -151,6 +152,9 @@ def test_methods_are_asked_until_a_federated_one_can_train_the_clients():
     assert [*choices] == ["local", "gradient-boosting", "layer-average"]
     assert "needs equal architectures" in refused["fedavg"]
     assert refused["fedhenn"] == late
+    logging.disable(logging.INFO)
     choices, refused = ask(names, DIGITS, UserFunctions(), allow=None, deadline=0.0, latest=0.0)
+    assert logging.root.manager.disable == logging.INFO, "as the caller set it"
+    logging.disable(logging.NOTSET)
     assert [*choices] == ["local"]
     assert {*refused.values()} == {late}
