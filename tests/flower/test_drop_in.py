@@ -676,6 +676,23 @@ def weights_of_evaluations(run, app, base):
     return {name: round(result.evaluate_metrics_clientapp[1][name], 9) for name in ("eval_loss", "eval_acc")}
 
 
+@pytest.mark.parametrize("claimant", [0, 1, 2])
+def test_claims_of_evaluations_are_limited_with_hooks_and_without(claimant):
+    """Also those of a client that does not train in the round."""
+
+    class Hooked(fedhet.FedAvg):
+        def aggregate_evaluate(self, server_round, replies):
+            return super().aggregate_evaluate(server_round, replies)
+
+    def evaluated(client, message):
+        return {"eval_loss": float(client), "eval_acc": 0.5, "num-examples": 10**6 if client == claimant else 10}
+
+    mean = (10 * 3 + 90 * claimant) / (100 + 10 + 10)
+    for kind in (fedhet.FedAvg, Hooked):
+        result = ours(wrapped(evaluate_as=evaluated), kind(clip_norm=5.0, fraction_train=0.67))
+        assert result.evaluate_metrics_clientapp[1]["eval_loss"] == pytest.approx(mean)
+
+
 def evaluating(**metrics):
     """A run whose evaluations have these metrics."""
 
