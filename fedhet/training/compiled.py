@@ -67,7 +67,7 @@ def compiled_step(
             steps[key] = _compile(losses, arguments, leaves)
         except Exception as error:  # of the compiler, or of a user's function
             _STEPS[kind] = None
-            log.info("a batch of networks is not compiled: %s", str(error).partition("\n")[0])
+            log.info("a batch of networks is not compiled: %s", str(error).partition("\n")[0] or type(error).__name__)
             return None
         log.info("compiled a batch of %d networks in %.0f s", len(leaves[0]), time.monotonic() - started)
     return steps[key]

@@ -29,7 +29,7 @@ from fedhet.training.evaluation import Evaluation, forward
 from fedhet.training.kinds import IncomparableError, Kinds, constants_key
 from fedhet.training.losses import Losses
 from fedhet.training.padded import padded_batches
-from fedhet.training.phases import Step, Term, Trained
+from fedhet.training.phases import Optimisation, Step, Term, Trained
 from fedhet.training.stacked import arrays_of, clip, first_of, swapped, transposed
 from fedhet.training.training import Training, forget_gradients, loss_of, mini_batches, only_trained, record
 from fedhet.training.verification import VERIFIED, computing, padded_by_one, verify
@@ -53,7 +53,12 @@ class Batches:
 
     def train(self, trainings: Sequence[Training]) -> list[Trained | BaseException]:
         """Train networks in batches (see `Backend.train`)."""
-        return _by_kind(trainings, self._training_kind, _train, self._alone.train)
+        return _by_kind(trainings, self._training_kind, _train, self._train_alone)
+
+    def _train_alone(self, trainings: Sequence[Training]) -> Sequence[Trained | BaseException]:
+        if any(training.compiled for training in trainings):
+            _say("clients that are trained one by one are not compiled")
+        return self._alone.train(trainings)
 
     def evaluate(self, evaluations: Sequence[Evaluation]) -> list[Scored | BaseException | None]:
         """Evaluate networks in batches (see `Backend.evaluate`)."""
@@ -96,7 +101,7 @@ class Batches:
         trained: Sequence[str] = ()
         if phase.trains:
             trained = [name for name, _ in model.named_parameters() if phase.trains(name)]
-        return optimisation, phase.task_weight, training.augments, *captures, *of_terms, *trained, data
+        return optimisation, (phase.task_weight, training.augments, *captures, *of_terms, *trained, data)
 
     def _evaluation_kind(self, evaluation: Evaluation) -> Hashable:
         """Return a key that is equal for evaluations that can be computed together; None if one must run alone."""
@@ -111,7 +116,13 @@ class Batches:
 
 
 _said: set[str] = set()
-"""Reasons in this process's log why networks are computed one by one."""
+"""Lines of this process's log about networks that are computed one by one."""
+
+
+def _say(line: str) -> None:
+    if line not in _said:  # a network that counts its calls is of another kind in each round
+        _said.add(line)
+        log.info("%s", line)
 
 
 def _by_kind(
@@ -131,9 +142,7 @@ def _by_kind(
         try:
             results |= zip(group, together([values[place] for place in group], kind), strict=True)
         except Exception as error:  # whatever it was, each client then finds out whether it is its own
-            if str(error) not in _said:  # a network that counts its calls is of another kind in each round
-                _said.add(str(error))
-                log.info("some clients are computed one by one: %s", error)
+            _say(f"some clients are computed one by one: {error}")
     rest = [place for place in range(len(values)) if place not in results]
     results |= zip(rest, alone([values[place] for place in rest]), strict=True)
     return [results[place] for place in range(len(values))]
@@ -211,7 +220,7 @@ class _Steps:
     ) -> None:
         model = group[0].network.train()
         phase = group[0].phase
-        self._kind = kind
+        self._kind = cast(tuple[Optimisation, Hashable], kind)
         self._group = group
         self.losses: list[Tensor] = []
         self.counts: list[list[int]] = []
@@ -259,7 +268,8 @@ class _Steps:
         Only steps of all networks are compiled, since each number of networks is compiled by itself.
         """
         if self._group[0].compiled and len(leaves[0]) == len(self._group):
-            step = compiled_step(self._kind, losses, arguments, leaves)
+            # Gradients do not depend on the optimiser, whose learning rate can change in every round.
+            step = compiled_step(self._kind[1], losses, arguments, leaves)
             if step is not None:
                 return step(losses, arguments, leaves)
         loss, values = losses(number, arguments)

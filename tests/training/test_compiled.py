@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.training import Batches, Optimisation, Term, compiled
+from fedhet.errors import ConfigError
+from fedhet.training import Batches, Optimisation, Term, compiled, vectorised
 from tests.engines.test_client_batching import run
 from tests.training.test_vectorised import clients, states, trained
 
@@ -82,14 +83,13 @@ def test_a_loss_term_that_reads_the_number_of_the_step_is_not_compiled(function,
     torch.testing.assert_close(states(quick), states(eager), rtol=1e-9, atol=1e-12)
 
 
-def test_without_a_compiler_a_batch_is_not_compiled(monkeypatch, caplog):
+def test_without_a_compiler_a_batch_is_not_compiled(caplog):
     from torch._inductor import config
 
-    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
     eager = [*clients()]
     quick = [replace(training, compiled=True) for training in clients()]
     trained(eager, Batches())
-    with caplog.at_level(logging.INFO, "flwr"):
+    with caplog.at_level(logging.INFO, "flwr"), config.patch({"cpp.cxx": ("no-such-compiler",)}):
         trained(quick, Batches())
     assert all_steps() == [None]
     assert len([text for text in caplog.messages if text.startswith("a batch of networks is not compiled: ")]) == 1
@@ -104,6 +104,21 @@ def test_code_that_computes_other_values_is_not_used(monkeypatch, caplog):
     trained(quick, Batches())
     assert all_steps() == [None]
     torch.testing.assert_close(states(quick), states(eager), rtol=1e-9, atol=1e-12)
+
+
+def test_a_learning_rate_that_changes_in_every_round_compiles_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    run(tmp_path / "run", workers=1, client_batching="4", compile=True, lr_schedule="cosine", fraction_train=1.0)
+    assert len(all_steps()) == 1
+
+
+def test_what_cannot_be_compiled_is_refused_or_said(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(vectorised, "_said", set())
+    with pytest.raises(ConfigError, match="leave client-batching = off out, or compile"):
+        run(tmp_path / "off", client_batching="off", compile=True)
+    with caplog.at_level(logging.INFO, "flwr"):
+        run(tmp_path / "run", workers=1, compile=True, **{"lr-schedule": "one-cycle"})
+    assert caplog.messages.count("clients that are trained one by one are not compiled") == 1
 
 
 def test_any_number_of_workers_gives_the_same_bytes(tmp_path):
