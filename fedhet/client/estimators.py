@@ -32,7 +32,8 @@ def check_estimator(model: Estimator, client: str, config: Config) -> None:
     if not registry.client_side(config.method_name).takes_estimators:
         raise ModelError(
             f"client {client}: {config.method_name} trains networks, but the model function returned the estimator "
-            f"{model.title}: return a network, or choose local, fedmd, feddf or a method with a classifier of its own"
+            f"{model.title}: return a network, or choose local, fedmd or, for classes, feddf or a method with a "
+            "classifier of its own"
         )
     if config.start_from:
         raise ConfigError(

@@ -190,7 +190,7 @@ def test_mean_predictions_of_numbers_are_labels_of_public_examples(tmp_path):
             {},
             "fedavg trains networks, .* estimator RandomForestClassifier: return a net",
         ),
-        ({"method": "fedproto"}, {}, "fedproto trains networks, but .* choose local, fedmd, feddf"),
+        ({"method": "fedproto"}, {}, "fedproto trains networks, but .* choose local, fedmd or, for classes, feddf"),
         ({"start-from": "."}, {}, "start-from has no model of RandomForestClassifier, which no run saves"),
         ({}, {"task": fedhet.Task(class_weights=[1, 2])}, "is fitted without class weights and a loss of your own"),
         ({}, {"data": (INPUTS, np.stack([LABELS, LABELS], 1))}, "predicts one class or numbers for each example"),
