@@ -36,14 +36,16 @@ class FENS(ClientSide[Keys]):
 
     def loaded(self, beside: Mapping[str, Tensor]) -> Fens:
         client = self.client
-        outputs = client.read(client.data.train.inputs[:2]).shape[-1]
+        inputs = client.data.train.inputs[:2]
+        outputs = client.read(inputs).shape[-1]
+        shape = tuple(client.transform(inputs).shape[1:])
         names = bytes(beside["architectures"].tolist()).decode().split("\n")
         # Memory grows with the square of the number of names, of which a server could send many in a few bytes.
         if beside["aggregator.0.weight"].shape != (2 * len(names), len(names) * outputs):
             raise WireError("the server sent an aggregator of other networks than it named: use one version of fedhet")
         members = {}
         for place, name in enumerate(names):
-            build = partial(self.built, name, outputs)
+            build = partial(self.built, name, shape, outputs)
             prefix = f"members.{place}."
             needed = {key: tensor.shape for key, tensor in without_memory(build).state_dict(prefix=prefix).items()}
             received = {key: tensor.shape for key, tensor in beside.items() if key.startswith(prefix)}
@@ -51,11 +53,10 @@ class FENS(ClientSide[Keys]):
                 members[str(place)] = build()
         return Fens(members, names, outputs).to(client.device).eval()
 
-    def built(self, name: str, outputs: int) -> nn.Module:
-        """Return a new network by the name of its architecture."""
-        inputs = self.client.transform(self.client.data.train.inputs[:2])
+    def built(self, name: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Return a new network by the name of its architecture, for examples of the given shape."""
         try:
-            return models.build(name, tuple(inputs.shape[1:]), outputs)
+            return models.build(name, shape, outputs)
         except ModelError:  # Networks of the clients' own are equal.
             return deepcopy(self.client.model)
 

@@ -5,7 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader
 
+import fedhet
 from fedhet import load_model
 from fedhet.setup import client_setup
 from fedhet.strategies.fens import FENS
@@ -97,3 +99,16 @@ def test_a_network_with_a_false_name_is_silent(name, federate, monkeypatch):
     assert done.failures == []
     network = load_model(done.folder, "0")
     assert [*network.members] == ["0", "2"]
+
+
+def test_examples_that_a_loader_makes_tensors_of(tmp_path):
+    def rows(batch):
+        return torch.tensor([row for row, _ in batch]), torch.tensor([label for _, label in batch])
+
+    def data(client):
+        loader = DataLoader([([float(i), 1.0], i % 2) for i in range(30)], batch_size=8, collate_fn=rows)
+        return loader, loader
+
+    settings = {"method": "fens", "rounds": 2, "clients": 2, "local-epochs": 1, "workers": 1, "report": False}
+    run = fedhet.run(settings, model=lambda: nn.Linear(2, 2), data=data, out=tmp_path / "run", progress=False)
+    assert run.summary["failures"] == 0
