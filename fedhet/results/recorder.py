@@ -24,7 +24,7 @@ from fedhet.config.validation import SUPPLIED, ineffective
 from fedhet.errors import ConfigError, FedhetError, in_words
 from fedhet.flower import __version__ as FLOWER
 from fedhet.methods import registry
-from fedhet.methods.options import Config, listed
+from fedhet.methods.options import Config, keys_that, listed
 from fedhet.results.history import read_clients, read_history, showing, summarised
 from fedhet.results.observers import Observer, RoundReport, RunInfo, loggers
 from fedhet.results.report import write_report
@@ -307,17 +307,20 @@ class RunDirectory(Observer):
 
 @contextmanager
 def recorded(
-    folder: Path, config: Config, engine: str, *, resume: bool = False, **arguments: Any
+    folder: Path, config: Config, engine: str, *, resume: bool = False, free: Collection[str] = (), **arguments: Any
 ) -> Iterator[tuple[RunDirectory, *tuple[Observer, ...]]]:
     """Context manager that locks a run directory, and yields a `RunDirectory` and the loggers of the configuration.
 
-    The arguments are those of `RunDirectory`. Raises a ConfigError if the folder or a logger cannot be used, and a
+    The arguments are those of `RunDirectory`; `free` has keys that a resumed run may change, besides those that are
+    resumable. Raises a ConfigError if the folder or a logger cannot be used or a resumed run has other settings, and a
     FedhetError that says how to resume the run if writing fails.
     """
     check_folder(folder, resume=resume)
     with ExitStack() as stack:
         try:
             stack.enter_context(files.locked(folder))
+            if resume:
+                _check_settings(folder, config, free)
             # First, so that a logger that is not installed leaves no run directory.
             logging_to = loggers(listed(config.log), folder, config.flat())
             directory = RunDirectory(folder, config, engine, resume=resume, **arguments)
@@ -353,6 +356,20 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
     begun = bool(history.read_bytes()) if history.is_file() else (folder / "config.toml").exists()
     if not resume and begun:  # a run that failed before its first round has nothing to lose
         raise ConfigError(f"{folder} already contains a run: choose another folder (out), or resume that run")
+
+
+def _check_settings(folder: Path, config: Config, free: Collection[str]) -> None:
+    there = toml.chosen(toml.load(folder / "config.toml"))
+    # The first handshake may replace `test-on`, and a method may be named with the place of its code.
+    allowed = {*keys_that("resumable"), "test-on", *free}
+    if there.get("method") == config.method_name:
+        allowed.add("method")
+    other = [key for key, value in config.flat().items() if key not in allowed and there.get(key, value) != value]
+    if other:
+        raise ConfigError(
+            f"the run in {folder} has other values of {', '.join(other)}, which a resumed run cannot change: give its "
+            "values, or start another run"
+        )
 
 
 def _versions() -> dict[str, str]:

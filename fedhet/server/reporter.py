@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
+from fedhet.config import flower_names
 from fedhet.flower import Grid, MetricRecord
 from fedhet.flower.insides import simulated
 from fedhet.messages import Arrays, Reply
@@ -81,7 +82,8 @@ class Reporter:
             self.observers.append(ProgressLine(console(force_terminal=False), folder))
         with ExitStack() as stack:
             if folder:
-                opened = recorded(folder, config, "flwr", resume=config.resume, simulated=simulated(grid))
+                free = flower_names.for_training(self.run.train_config, config.flat())
+                opened = recorded(folder, config, "flwr", resume=config.resume, simulated=simulated(grid), free=free)
                 observers = stack.enter_context(opened)
                 self.directory = observers[0]
                 self.run.state = self.directory.resumed(self.run.state)

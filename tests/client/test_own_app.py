@@ -181,6 +181,18 @@ def test_a_run_of_an_app_is_not_continued_with_other_clients(tmp_path):
         fedhet.run({"rounds": 4}, resume=tmp_path / "run")
 
 
+@pytest.mark.parametrize("changed", [{"momentum": 0.5}, {"seed": 3}, {"fraction_train": 0.5}])
+def test_a_strategy_resumes_with_the_same_settings(changed, tmp_path):
+    start(fedhet.wrap(hospital(), network), out=str(tmp_path / "run"))
+    with pytest.raises(FedhetError, match="has other values of [a-z-]*, which a resumed run cannot change"):
+        fedhet.FedAvg(**{**SETTINGS, "rounds": 4, **changed}, out=str(tmp_path / "run"), resume=True).start(
+            LocalGrid(fedhet.wrap(hospital(), network), 3)
+        )
+    again = fedhet.FedAvg(**{**SETTINGS, "rounds": 4}, out=str(tmp_path / "run"), resume=True)
+    again.start(LocalGrid(fedhet.wrap(hospital(), network), 3))
+    assert again.state.round == 4
+
+
 def test_a_score_by_another_name(caplog):
     start(fedhet.wrap(hospital(), network, accuracy="auc"))
     assert "returned no metric 'auc', so there is no score; it returned eval_acc, eval_loss, sens" in caplog.text
