@@ -38,6 +38,8 @@ class CompiledStep:
         with torch.no_grad():
             results = self.function(*arguments)
         for leaf, gradient in zip(leaves, results[1:], strict=False):
+            if gradient is not None and gradient.stride() != leaf.stride():
+                gradient = torch.empty_like(leaf).copy_(gradient)  # fused optimisers read memory in its order
             leaf.grad = gradient
         losses.further = self.further
         losses.again = self.again

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedhet.errors import ConfigError
@@ -43,9 +44,30 @@ def test_compiled_steps_compute_what_a_batch_computes():
     assert len(steps) == 1, "the last mini-batch of fewer examples is padded"
 
 
-def test_compiled_steps_drop_what_a_batch_drops():
+class Adapted(nn.Module):
+    """A product whose gradients PyTorch computes transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(4, 5))
+        self.second = nn.Parameter(torch.randn(12, 4))
+
+    def forward(self, inputs):
+        return F.linear(F.linear(inputs.flatten(1), self.first), self.second)
+
+
+def with_adapter(outputs):
+    return nn.Sequential(Adapted(), nn.ReLU(), nn.Linear(12, outputs))
+
+
+@pytest.mark.parametrize("compiler", [torch.compile, lambda function, **_: function])
+@pytest.mark.parametrize("build", [with_dropout, with_adapter])
+def test_other_compiled_networks(build, compiler, monkeypatch):
+    monkeypatch.setattr(torch, "compile", compiler)
+
     def without_terms():
-        return [replace(each, phase=replace(each.phase, terms=())) for each in clients(build=with_dropout)]
+        own = Optimisation("sgd", 0.1, momentum=0.9, batch_size=8)
+        return [replace(each, phase=replace(each.phase, terms=())) for each in clients(own=own, build=build)]
 
     eager = without_terms()
     quick = [replace(training, compiled=True) for training in without_terms()]
