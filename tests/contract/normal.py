@@ -22,6 +22,7 @@ from fedhet.server import FederatedStrategy
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.testing import PARTIAL, Case, Run, run
+from fedhet.training import vectorised, verification
 from fedhet.utils import process
 from fedhet.utils.files import read_tensors
 
@@ -124,6 +125,9 @@ class NormalRuns:
             "samples-per-client": 0,
         }
         monkeypatch.setitem(process.STANDARD, "dtype", torch.float64)
+        said: set[str] = set()
+        monkeypatch.setattr(vectorised, "_said", said)
+        verification.VERIFIED.clear()
         try:
             alone, batches = (
                 run(tmp_path / size, case.settings(unequal | changes, client_batching=size)) for size in ("off", "4")
@@ -132,6 +136,8 @@ class NormalRuns:
             if not special or "the client failed" in str(error):
                 raise
             pytest.skip(f"the method cannot take such networks: {error}")
+        contrast = ("fedhenn.target", "contrast") in case.own  # whose targets have as many columns as took part before
+        assert special or contrast or not said, "a batch failed, and its clients were computed one by one"
         assert batches.summary["work"] == alone.summary["work"]
         for mine, other in zip(_tensors(batches), _tensors(alone), strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)
