@@ -36,7 +36,7 @@ class CompiledStep:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Set the gradients of `leaves`, and return losses and scalars to record (clients,) by name."""
         with torch.no_grad():
-            results = self.function(*arguments)
+            results = self.function(*_plain(arguments))
         for leaf, gradient in zip(leaves, results[1:], strict=False):
             if gradient is not None and gradient.stride() != leaf.stride():
                 gradient = torch.empty_like(leaf).copy_(gradient)  # fused optimisers read memory in its order
@@ -75,6 +75,11 @@ def compiled_step(
     return steps[key]
 
 
+def _plain(arguments: Sequence[Tensor]) -> list[Tensor]:
+    """Return contiguous arguments without gradients: PyTorch compiles again for other strides and `requires_grad`."""
+    return [argument.detach().contiguous() for argument in arguments]
+
+
 class _Unknown:
     """The number of a compiled step: what is computed from it would be the same in all steps."""
 
@@ -103,7 +108,7 @@ def _compile(losses: Losses, arguments: Sequence[Tensor], leaves: Sequence[Tenso
         gradients = torch.autograd.grad(loss.sum(), [given[place] for place in places], allow_unused=True)
         return [loss.detach(), *gradients, *values.values()]
 
-    tensors = [argument.detach() for argument in arguments]
+    tensors = _plain(arguments)
     expected = function(*tensors)
     mode = "reduce-overhead" if tensors[0].device.type == "cuda" else "default"
     with config.patch(compile_threads=1):  # others would be processes that remain

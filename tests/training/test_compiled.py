@@ -148,3 +148,40 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path):
     one = run(tmp_path / "1", workers=1, **own)
     assert all(all_steps())
     assert one == run(tmp_path / "2", workers=2, **own)
+
+
+OF_METHODS = {
+    "fedgen": {"architectures": "mlp-20"},
+    "depthfl": {"architectures": "cnn", "depthfl.depths": "4,2", "depthfl.ramp-up": 4},
+    "fedhenn": {"architectures": "cnn", "fedhenn.target": "kernel", "public-samples": 40, "fedhenn.rad-size": 20},
+}
+
+
+@pytest.mark.parametrize("method", OF_METHODS)
+def test_networks_are_of_one_kind_in_all_rounds(method, tmp_path, monkeypatch, caplog):
+    """Numbers in loss terms, such as weights that rise, are no reason to verify and compile again."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(vectorised, "_said", set())
+    own = {"clients": 4, "rounds": 5, "local-epochs": 1, "samples-per-client": 40, "partition": "iid"}
+    with caplog.at_level(logging.INFO, "flwr"):
+        run(tmp_path, workers=1, compile=True, fraction_train=1.0, **own, **OF_METHODS[method], method=method)
+    # Of two depths, or with and without a loss term.
+    assert len(all_steps()) == 2
+    assert not [text for text in caplog.messages if "one by one" in text]
+
+
+def test_code_is_compiled_once_for_each_shape(tmp_path, monkeypatch):
+    """PyTorch compiles again, without a word, for arguments of another layout or `requires_grad`."""
+    kinds: dict[int, set[tuple[object, ...]]] = {}
+
+    def recording(function, **_):
+        def recorded(*arguments):
+            kind = tuple((argument.stride(), argument.requires_grad) for argument in arguments)
+            kinds.setdefault(id(function), set()).add(kind)
+            return function(*arguments)
+
+        return recorded
+
+    monkeypatch.setattr(torch, "compile", recording)
+    run(tmp_path, workers=1, client_batching="4", compile=True, fraction_train=0.5, clients=8)
+    assert [len(each) for each in kinds.values()] == [1]
