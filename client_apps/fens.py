@@ -12,7 +12,7 @@ from fedhet import models
 from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import DataError, ModelError
-from fedhet.messages import Payload, WireError, load_into, to_arrays, to_tensor
+from fedhet.messages import Payload, WireError, check, load_into, spec_of, to_arrays, to_tensor
 from fedhet.models.copies import load_state, without_memory
 from fedhet.strategies.fens import Fens, Keys
 from fedhet.training import Optimisation, Phase
@@ -32,16 +32,21 @@ class FENS(ClientSide[Keys]):
         if aggregator := payload.arrays.get("aggregator"):
             tensors = self.client.remembered | {name: to_tensor(array) for name, array in aggregator.items()}
             self.fens = self.loaded(tensors)
-            load_state(self.fens, {name: tensors[name] for name in self.fens.state_dict()})
+            state = self.fens.state_dict()
+            expected = spec_of({name: tensor for name, tensor in state.items() if name.startswith("aggregator.")})
+            check(aggregator, expected, "the server's aggregator")
+            load_state(self.fens, {name: tensors[name] for name in state})
 
     def loaded(self, beside: Mapping[str, Tensor]) -> Fens:
         client = self.client
         inputs = client.data.train.inputs[:2]
         outputs = client.read(inputs).shape[-1]
         shape = tuple(client.transform(inputs).shape[1:])
-        names = bytes(beside["architectures"].tolist()).decode().split("\n")
+        absent = torch.empty(0)
+        encoded = beside.get("architectures", absent).flatten().to(torch.uint8)
+        names = bytes(encoded.tolist()).decode(errors="replace").split("\n")
         # Memory grows with the square of the number of names, of which a server could send many in a few bytes.
-        if beside["aggregator.0.weight"].shape != (2 * len(names), len(names) * outputs):
+        if beside.get("aggregator.0.weight", absent).shape != (2 * len(names), len(names) * outputs):
             raise WireError("the server sent an aggregator of other networks than it named: use one version of fedhet")
         members = {}
         for place, name in enumerate(names):

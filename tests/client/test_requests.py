@@ -224,6 +224,35 @@ def test_a_message_does_not_multiply_memory(case, tmp_path, in_a_run):
     assert all(reason.startswith("the server sent") for reason in refusals)
 
 
+def without(name):
+    return lambda arrays: {other: array for other, array in arrays.items() if other != name}
+
+
+@pytest.mark.parametrize(
+    ("group", "change"),
+    [
+        ("members", without("architectures")),
+        ("members", lambda arrays: arrays | {"architectures": np.ones((3, 2), np.float32)}),
+        ("members", lambda arrays: arrays | {"architectures": np.frombuffer(b"\xff\xfe", np.uint8)}),
+        ("aggregator", without("aggregator.0.weight")),
+        ("aggregator", without("aggregator.2.bias")),
+        ("aggregator", lambda arrays: arrays | {"aggregator.2.bias": arrays["aggregator.2.bias"][:3]}),
+        ("aggregator", lambda arrays: arrays | {"aggregator.4.bias": arrays["aggregator.2.bias"]}),
+    ],
+)
+def test_an_aggregator_that_does_not_fit_is_named(group, change, tmp_path, in_a_run):
+    node = Node(same_data, None, tmp_path / "node")
+    refusals = []
+    for type, content in exchanged("fens", tmp_path / "run"):
+        if "members" in content:
+            changed = from_elsewhere(content, {}, {})
+            changed[group] = encode_arrays(change(decode_arrays(content[group])))
+            refusals += [str(reply["report"]["refusal"]) for reply in node.answers([(type, changed)])]
+        assert "refusal" not in next(node.answers([(type, content)]))["report"]
+    assert refusals
+    assert all("the server sent an aggr" in refusal or "the server's aggr" in refusal for refusal in refusals)
+
+
 def test_global_units_need_memory_of_other_layers(tmp_path, monkeypatch, in_a_run):
     sent = exchanged("fedma", tmp_path / "run")
     monkeypatch.setattr("fedhet.messages.protocol.memory", lambda: 8000)
