@@ -79,6 +79,12 @@ class Optimisation:
         kind = eager(torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam)
         return kind(groups, lr=self.learning_rate, weight_decay=0.0, amsgrad=self.optimizer == "amsgrad", fused=True)
 
+    def set_rate(self, optimizer: Optimizer, number: int, total: int) -> None:
+        """Set the learning rate of the step `number` of `total` if there is a schedule."""
+        if self.schedule is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.schedule(number / total)
+
 
 _NORMALISATION = re.compile(  # not NormalNet, NormedLinear or enormous
     r"(Norm|(^|_|layer|batch|group|rms)norm)(?!al(?!i[sz]))(?!\w*([Ll]inear|[Cc]onv|[Dd]ense|[Ee]mbed))|GRN"

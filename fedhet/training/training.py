@@ -105,9 +105,7 @@ class Training:
                 step, loss = gradients(number, index)
                 if optimisation.clip_gradients:
                     nn.utils.clip_grad_norm_(parameters, optimisation.clip_gradients)
-                if optimisation.schedule is not None:
-                    for group in optimizer.param_groups:
-                        group["lr"] = optimisation.schedule(number / total)
+                optimisation.set_rate(optimizer, number, total)
                 optimizer.step()
                 forget_gradients(parameters)
                 # Losses are read at the end, because reading makes a GPU wait.

@@ -29,13 +29,16 @@ from fedhet.training.evaluation import Evaluation, forward
 from fedhet.training.kinds import IncomparableError, Kinds, constants_key
 from fedhet.training.losses import Losses
 from fedhet.training.padded import padded_batches
-from fedhet.training.phases import Optimisation, Step, Term, Trained
+from fedhet.training.phases import Step, Term, Trained
 from fedhet.training.stacked import arrays_of, clip, first_of, swapped, transposed
 from fedhet.training.training import Training, forget_gradients, loss_of, mini_batches, only_trained, record
 from fedhet.training.verification import VERIFIED, computing, padded_by_one, verify
 from fedhet.utils.text import log
 
 FEW = 512  # largest number of test examples of a client whose network is evaluated together with other networks
+
+Kind = tuple[Hashable, Hashable]
+"""What else must be equal for a batch, such as the optimiser, and what its losses, gradients or outputs depend on."""
 
 R = TypeVar("R")
 V = TypeVar("V")
@@ -81,15 +84,19 @@ class Batches:
         shapes = inputs.shape[1:], inputs.dtype, labels.shape[1:], labels.dtype, labels.device
         return kinds, (network, task.name, *shapes)
 
-    def _training_kind(self, training: Training) -> Hashable:
+    def _training_kind(self, training: Training) -> Kind | None:
         """Return a key that is equal for phases that can be trained together; None if one must be trained alone."""
         phase = training.phase
         optimisation = phase.optimisation
         terms = [term for term in phase.terms if isinstance(term, Term) and term.weighted]
         if training.alone or training.privacy or training.order or len(terms) < len(phase.terms):
             return None
-        if optimisation.bf16 or optimisation.schedule:
+        if optimisation.bf16:
             return None
+        rates: tuple[float, ...] = ()
+        if optimisation.schedule:  # in each step, so that clients need equal numbers of steps
+            rates = (*map(optimisation.schedule, (0.1, 0.4, 0.9)), len(training.rows))
+            optimisation = replace(optimisation, schedule=None)
         model = training.network
         try:
             kinds, data = self._kind_of(model, training.rows, training.task)
@@ -101,9 +108,9 @@ class Batches:
         trained: Sequence[str] = ()
         if phase.trains:
             trained = [name for name, _ in model.named_parameters() if phase.trains(name)]
-        return optimisation, (phase.task_weight, training.augments, *captures, *of_terms, *trained, data)
+        return (optimisation, *rates), (phase.task_weight, training.augments, *captures, *of_terms, *trained, data)
 
-    def _evaluation_kind(self, evaluation: Evaluation) -> Hashable:
+    def _evaluation_kind(self, evaluation: Evaluation) -> Kind | None:
         """Return a key that is equal for evaluations that can be computed together; None if one must run alone."""
         model = evaluation.predict
         if not isinstance(model, nn.Module) or len(evaluation.examples) > FEW:
@@ -112,7 +119,7 @@ class Batches:
             data = self._kind_of(model, evaluation.examples, evaluation.task)[1]
         except IncomparableError:
             return None
-        return "evaluation", data, len(evaluation.examples).bit_length()
+        return len(evaluation.examples).bit_length(), ("evaluation", data)
 
 
 _said: set[str] = set()
@@ -127,20 +134,20 @@ def _say(line: str) -> None:
 
 def _by_kind(
     values: Sequence[V],
-    kind_of: Callable[[V], Hashable],
+    kind_of: Callable[[V], Kind | None],
     together: Callable[[Sequence[V], Hashable], Sequence[R]],
     alone: Callable[[Sequence[V]], Sequence[R]],
 ) -> list[R]:
     """Return results in order: those of one kind by `together`; by `alone` if this fails, and those of other values."""
-    places: dict[Hashable, list[int]] = {}
+    places: dict[Kind | None, list[int]] = {}
     for place, value in enumerate(values if len(values) > 1 else ()):
         places.setdefault(kind_of(value), []).append(place)
     results: dict[int, R] = {}
     for kind, group in places.items():
-        if kind is None or len(group) == 1 or VERIFIED.get(kind, ()) is None:
+        if kind is None or len(group) == 1 or VERIFIED.get(kind[1], ()) is None:
             continue
         try:
-            results |= zip(group, together([values[place] for place in group], kind), strict=True)
+            results |= zip(group, together([values[place] for place in group], kind[1]), strict=True)
         except Exception as error:  # whatever it was, each client then finds out whether it is its own
             _say(f"some clients are computed one by one: {error}")
     rest = [place for place in range(len(values)) if place not in results]
@@ -220,7 +227,7 @@ class _Steps:
     ) -> None:
         model = group[0].network.train()
         phase = group[0].phase
-        self._kind = cast(tuple[Optimisation, Hashable], kind)
+        self._kind = kind
         self._group = group
         self.losses: list[Tensor] = []
         self.counts: list[list[int]] = []
@@ -257,6 +264,7 @@ class _Steps:
                 self._note(loss, counts, values, losses)
                 if phase.optimisation.clip_gradients:
                     clip([leaf.grad for leaf in leaves if leaf.grad is not None], phase.optimisation.clip_gradients)
+                phase.optimisation.set_rate(optimizer, number, drawn[0][1])
                 optimizer.step()
                 forget_gradients(leaves)
 
@@ -268,8 +276,7 @@ class _Steps:
         Only steps of all networks are compiled, since each number of networks is compiled by itself.
         """
         if self._group[0].compiled and len(leaves[0]) == len(self._group):
-            # Gradients do not depend on the optimiser, whose learning rate can change in every round.
-            step = compiled_step(self._kind[1], losses, arguments, leaves)
+            step = compiled_step(self._kind, losses, arguments, leaves)
             if step is not None:
                 return step(losses, arguments, leaves)
         loss, values = losses(number, arguments)

@@ -139,7 +139,7 @@ def test_what_cannot_be_compiled_is_refused_or_said(tmp_path, monkeypatch, caplo
     with pytest.raises(ConfigError, match="leave client-batching = off out, or compile"):
         run(tmp_path / "off", client_batching="off", compile=True)
     with caplog.at_level(logging.INFO, "flwr"):
-        run(tmp_path / "run", workers=1, compile=True, **{"lr-schedule": "one-cycle"})
+        run(tmp_path / "run", workers=1, compile=True, precision="bf16")
     assert caplog.messages.count("clients that are trained one by one are not compiled") == 1
 
 

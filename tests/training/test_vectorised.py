@@ -109,6 +109,18 @@ def test_training_in_a_batch(task, own):
     assert all(torch.equal(a.generator.get_state(), b.generator.get_state()) for a, b in zip(alone, batch, strict=True))
 
 
+def test_a_learning_rate_that_changes_in_every_step_needs_equal_numbers_of_steps(monkeypatch):
+    monkeypatch.setitem(globals(), "CLIENTS", (17, 8, 17, 17))
+    own = Optimisation("adam", 0.1, batch_size=4, schedule=lambda done: 0.1 * (1 - done))
+    alone, batch = [*clients(own=own)], [*clients(own=own)]
+    results, left = trained(batch)
+    expected = trained(alone, OneByOne())[0]
+    assert left == 1
+    for mine, other in zip(results, expected, strict=True):
+        assert mine[:2] == pytest.approx(other[:2], rel=1e-9)
+    torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
+
+
 class Counting(nn.Module):
     """A layer with a buffer that a forward pass replaces."""
 
