@@ -350,14 +350,16 @@ class Reply:
     def metrics(self) -> dict[str, Any]:
         """Return the client's measurements as a dict to send: numbers and lists of numbers by name."""
         metrics = written(self) | written(self.work)
-        if self.weighted_by == COUNT or (self.weighted_by and self.weighted_by not in READ):
-            weight = metrics.pop("weight")
-            metrics[self.weighted_by] = int(weight) if weight.is_integer() else weight
         for name, measured in self.measured.items():
             metrics[f"{name}-metric"] = list(measured.metric.values)
             metrics[f"{name}-weight"] = [float(weight) for weight in measured.metric.weights]
             metrics[f"{name}-loss"] = measured.loss
             metrics |= {f"{name}-loss-weight": measured.weight} if measured.weight else {}
+        name = self.weighted_by or "weight"
+        # Names with another meaning keep it.
+        if name == COUNT or not (name in READ or name in metrics or name.endswith("-metric")):
+            weight = metrics.pop("weight")
+            metrics[name] = int(weight) if weight.is_integer() else weight
         numbers = self.further | self.evaluated  # without a prefix, for hooks that a user's strategy overrides
         metrics = {n: v for n, v in numbers.items() if n not in READ and not n.endswith("-metric")} | metrics
         metrics |= {f"{FURTHER}{name}": value for name, value in self.further.items()}
@@ -380,8 +382,9 @@ READ = {key for dataclass in (Reply, Work) for _, key in named_fields(dataclass)
 
 
 def _with_weight(metrics: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return metrics of which the metric `name`, if it is no number of examples, is the `weight`, too."""
-    if name not in metrics or (name in READ and not (name == COUNT and isinstance(metrics[name], float))):
+    """Return metrics of which the metric `name`, if it is no number of examples, is the `weight`, if they have none."""
+    fraction = name == COUNT and isinstance(metrics.get(name), float)
+    if name not in metrics or metrics.get("weight") or (name in READ and not fraction):
         return metrics
     weight = Fields(metrics).number(name)
     if weight <= 0:

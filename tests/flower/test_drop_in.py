@@ -324,14 +324,15 @@ def test_numbers_of_nodes_have_flowers_meaning(monkeypatch):
 # ---- replies
 
 
-@pytest.mark.parametrize("key", ["num-examples", "importance"])
+@pytest.mark.parametrize("key", ["num-examples", "importance", "own-metric", "received-loss"])
 def test_the_number_in_the_reply_weighs(key):
     def change(msg, reply):
         client = int(decode_arrays(next(iter(reply.array_records.values())))["0.bias"][0] - 1)
-        reply["metrics"]["importance"] = [3, 2, 1][client]
+        if key != "num-examples":
+            reply["metrics"][key] = [3, 2, 1][client]
         return Message(reply, reply_to=msg)
 
-    app = hospital(None, {"importance": 1}, change)
+    app = hospital(None, {key: 10 if key == "num-examples" else 1}, change)
     strategies = fedhet.FedAvg(weighted_by_key=key), flower.FedAvg(weighted_by_key=key)
     result = ours(fedhet.wrap(app, network), strategies[0])
     assert (
