@@ -35,7 +35,7 @@ class ClientInfo:
     Attributes:
         name: `name` or `partition-id` of the node config or, without them, Flower's node id.
         partition_id: the number of the client's partition, from 0; None if the node config has none.
-        num_partitions: the number of partitions; 1 if the node config has none and no partition-id.
+        num_partitions: the number of partitions; without one in the node config, 1, or None for a part of the server's.
         config: the run's configuration, with this node's own settings.
         node_config: Flower's node config.
     """

@@ -93,11 +93,12 @@ class Batches:
             return None
         if optimisation.bf16:
             return None
+        model = training.network
         rates: tuple[float, ...] = ()
         if optimisation.schedule:  # in each step, so that clients need equal numbers of steps
-            rates = (*map(optimisation.schedule, (0.1, 0.4, 0.9)), len(training.rows))
+            steps = mini_batches(model, phase, training.rows, training.generator, None)[1]
+            rates = (*map(optimisation.schedule, (0.1, 0.4, 0.9)), steps)
             optimisation = replace(optimisation, schedule=None)
-        model = training.network
         try:
             kinds, data = self._kind_of(model, training.rows, training.task)
             captures = [(name, kinds.of(value)) for name, value in phase.captures.items()]
