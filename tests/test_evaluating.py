@@ -335,6 +335,22 @@ def test_a_description_equals_pooled_statistics(tmp_path):
         fedhet.run({**settings, "rounds": 1}, model=linear, data=table_with_gaps, out=tmp_path / "b", progress=False)
 
 
+@pytest.mark.parametrize("empty", [[1], [0, 1]])
+def test_a_client_without_values_leaves_the_others_range(empty, new_watch):
+    def data(client):
+        inputs, labels = drawn(client.partition_id, 60)
+        if client.partition_id in empty:
+            inputs[:] = torch.nan
+        return (inputs, labels), (inputs, labels)
+
+    watch = new_watch()
+    fedhet.Local(observers=[watch], rounds=0).start(LocalGrid(make_client_app(linear, data), 2))
+    together = pooled(watch.rows[0]["data"])
+    values = drawn(0, 60)[0] if len(empty) == 1 else torch.zeros(0)
+    assert together["range"] == ([float(values.min()), float(values.max())] if len(values) else None)
+    assert together["mean"] == pytest.approx(float(values.mean()) if len(values) else 0.0)
+
+
 def lacking(client):
     """Examples without one class, so that clients number the others differently."""
     inputs, labels = drawn(client.partition_id, 60)

@@ -23,10 +23,12 @@ def pooled(described: Mapping[str, Description]) -> dict[str, Any]:
     means = np.array([client["mean"] for client in clients])
     stds = np.array([client["std"] for client in clients])
     total["values"] = int(counts.sum())
-    total["mean"] = float(counts @ means / counts.sum())
-    total["std"] = math.sqrt(float(counts @ (stds**2 + (means - total["mean"]) ** 2) / counts.sum()))
-    ranges = [client["range"] for client in clients]
-    total["range"] = None if None in ranges else [min(low for low, _ in ranges), max(high for _, high in ranges)]
+    count = max(total["values"], 1)
+    total["mean"] = float(counts @ means / count)
+    total["std"] = math.sqrt(float(counts @ (stds**2 + (means - total["mean"]) ** 2) / count))
+    ranges = [client["range"] for client in clients if client["values"]]
+    known = ranges and None not in ranges
+    total["range"] = [min(low for low, _ in ranges), max(high for _, high in ranges)] if known else None
     shapes = [client["shape"] for client in clients]
     total["shape"] = shapes[0] if all(shape == shapes[0] for shape in shapes) else None
     counts_by_name = [dict(zip(_names(client), client["classes"], strict=True)) for client in clients]
