@@ -210,13 +210,13 @@ def of_method(method: str, rounds: int) -> dict[str, object]:
 
 
 LIMITS = {
-    "fedavg": 0.8,
-    "fedavg compiled": 0.7,
-    "fedavg of mlp": 1.2,
-    "fedavg of mlp compiled": 1.1,
+    "fedavg": 0.75,
+    "fedavg compiled": 0.65,
+    "fedavg of mlp": 1.15,
+    "fedavg of mlp compiled": 1.05,
     "fedavg of resnet": 1.1,
-    "fedproto": 0.95,
-    "fedproto compiled": 0.85,
+    "fedproto": 0.9,
+    "fedproto compiled": 0.82,
     "fedhenn": 0.95,
 }
 OTHERS: dict[str, dict[str, object]] = {
