@@ -43,11 +43,9 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
     labels = torch.tensor([_labels(row, table) for row in rows], dtype=torch.uint8)
     images = [files[row["Image Index"]] for row in rows]
     examples = Examples(images_of(images, size, mode="L", dataset="chestxray14"), labels)
-    train = np.flatnonzero(~tested)
-    test = np.flatnonzero(tested)
-    parts = examples.subset(train), examples.subset(test)
+    parts = examples.subset(~tested), examples.subset(tested)
     shape = tuple(examples.inputs[:1].shape[1:])
-    patients = Owners(owners[train], owners[test])
+    patients = Owners(owners[~tested], owners[tested])
     normalise = Normalise(255.0, mean=(0.52,), std=(0.25,))
     task = Task("multi-label")
     unique = digest_of_files(images)

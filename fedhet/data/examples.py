@@ -71,8 +71,8 @@ class Examples:
             parts = (part for inputs, _ in self.batches(1024) for part in parts_of(inputs).values())
             return any(bool(part.isnan().any()) for part in parts)
 
-    def subset(self, indices: Indices | Tensor) -> "Examples":
-        """Return the examples at these indices, in this order; examples in memory are copied."""
+    def subset(self, indices: Indices | NDArray[np.bool_] | Tensor) -> "Examples":
+        """Return the examples at these indices, in this order, or of a mask (n,); examples in memory are copied."""
         chosen = torch.as_tensor(indices)
         inputs = self.inputs.subset(chosen) if isinstance(self.inputs, LazyInputs) else self.inputs[chosen]
         return Examples(inputs, self.labels[chosen])

@@ -53,12 +53,10 @@ def folder(place: Path | None) -> DataSet:
         raise DataError(f"{place} has too few images for training and tests: add images, at least five of a class")
     places = torch.tensor([classes.index(label) for label in labels])
     examples = Examples(images_of(paths, SIDE, mode="RGB", dataset="folder", enlarge=True), places)
-    train = np.flatnonzero(~tested)
-    test = np.flatnonzero(tested)
-    parts = examples.subset(train), examples.subset(test)
+    parts = examples.subset(~tested), examples.subset(tested)
     normalise = Normalise(255.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     dataset = DataSet("folder", *parts, len(classes), Task("classification"), (3, SIDE, SIDE), normalise)
-    together = Owners(owners[train], owners[test]) if any(patients) else None
+    together = Owners(owners[~tested], owners[tested]) if any(patients) else None
     return replace(dataset, together=together, class_names=tuple(classes), files=digest_of_files(paths))
 
 

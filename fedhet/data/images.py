@@ -62,8 +62,7 @@ def digits(folder: Path | None) -> DataSet:
     examples = Examples(table[:, :-1].to(torch.uint8).view(-1, 1, 8, 8), table[:, -1].clone())
     occurrence = torch.nn.functional.one_hot(examples.labels).cumsum(0).gather(1, examples.labels[:, None])[:, 0]
     test = occurrence % 5 == 0
-    parts = [examples.subset(torch.nonzero(part)[:, 0]) for part in (~test, test)]
-    return _images("digits", parts, Normalise(16.0))
+    return _images("digits", (examples.subset(~test), examples.subset(test)), Normalise(16.0))
 
 
 @register_dataset("mnist")

@@ -6,12 +6,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader
 
 from fedhet.data.examples import DataSet, Examples, Indices, Owners
 from fedhet.data.names import CLASSES, COLUMNS, Names, check_distinct
-from fedhet.data.naming import listed_categories, names_of, numbered
+from fedhet.data.naming import names_of
 from fedhet.data.own import aligned, examples_of
 from fedhet.data.partitions import proportional_sample, size_of_part, with_drawn_test_set
 from fedhet.data.reading import IDENTIFIERS, LABELS, LazyInputs, check_finite
@@ -46,14 +45,6 @@ class Pooled:
     test_owners: Indices | None = None
     note: str = ""
 
-    def dataset(self, seed: int | None, share: float) -> DataSet:
-        """Return the examples as a data set, whose test examples are drawn by `seed`; None draws none that are given.
-
-        `share` is the fraction of test examples among those of each client (without owners, among all); 0 stands for
-        the number of those given, or for `TEST_SHARE`.
-        """
-        return _dataset(self, seed, share)
-
     def check_finite(self) -> None:
         """Raise a `DataError` that names the row if examples in memory have NaN or infinity."""
         columns = self.names.get(COLUMNS, ())
@@ -64,7 +55,12 @@ class Pooled:
 
 
 @lru_cache(maxsize=4)
-def _dataset(pool: Pooled, seed: int | None, share: float) -> DataSet:
+def as_dataset(pool: Pooled, seed: int | None, share: float) -> DataSet:
+    """Return the examples as a data set, whose test examples are drawn by `seed`; None draws none that are given.
+
+    `share` is the fraction of test examples among those of each client (without owners, among all); 0 stands for the
+    number of those given, or for `TEST_SHARE`.
+    """
     labels = pool.train.labels
     classes = len(pool.names.get(CLASSES, ()))
     if labels.ndim == 1:
@@ -96,8 +92,7 @@ def _dataset(pool: Pooled, seed: int | None, share: float) -> DataSet:
         size = size_of_part(rows, share or TEST_SHARE)
         tested[rows[proportional_sample(labels[rows], size, rng)]] = True
     groups = None if pool.owners is None else Owners(owned[~tested], owned[tested])
-    train, test = (pool.train.subset(np.flatnonzero(part)) for part in (~tested, tested))
-    return dataset(train, test, groups)
+    return dataset(pool.train.subset(~tested), pool.train.subset(tested), groups)
 
 
 def as_pooled(value: Any) -> Pooled:
@@ -179,13 +174,10 @@ def by_column(frame: Any, column: str, *, label: str | Sequence[str] = "") -> Po
                 f"by_column: column {name!r} identifies rows: leave it out, or give it as floats if it is an input"
             )
     owners, clients = _owners_of(frame[column].to_numpy(), column)
-    target, classes = (frame[labels], ()) if len(labels) > 1 else _classes_of(frame[labels[0]])
     # One by one, since missing values of a whole table of pandas have no number.
     values = np.array([frame[name].to_numpy() for name in inputs], dtype=np.float64)
-    pair = values.reshape(len(inputs), len(frame)).T, target
+    pair = values.reshape(len(inputs), len(frame)).T, frame[labels if len(labels) > 1 else labels[0]]
     names = {**names_of(pair), COLUMNS: tuple(map(str, inputs))}
-    if classes:
-        names[CLASSES] = classes
     return Pooled(examples_of(pair), names=names, clients=clients, owners=owners)
 
 
@@ -203,19 +195,6 @@ def _owners_of(values: Any, column: str) -> tuple[Indices, tuple[str, ...]]:
         if not plain_name(name):
             raise DataError(f"by_column: {name!r} in column {column!r} cannot name a client's file: rename it")
     return owners.astype(np.int64), tuple(names.tolist())
-
-
-def _classes_of(labels: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return a column of labels, with texts as numbers of classes, and the classes' names (if it has texts)."""
-    if len(listed_categories(labels)) and (categories := names_of((None, labels)).get(CLASSES, ())):
-        return numbered(labels), categories
-    values = labels.to_numpy()
-    if values.dtype.kind in "biuf":
-        return torch.as_tensor(np.ascontiguousarray(values)), ()
-    if any(value is None or value != value for value in values):
-        raise DataError(f"by_column: the label column {labels.name!r} has missing values: remove these rows")
-    names, numbers = np.unique(values.astype(str), return_inverse=True)
-    return torch.from_numpy(numbers), tuple(names.tolist())
 
 
 def _shown(names: Sequence[str]) -> str:

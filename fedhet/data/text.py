@@ -204,11 +204,9 @@ def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
         row[WORDS - len(text) :] = [numbers.get(word, UNKNOWN) for word in text]
     examples = Examples(torch.from_numpy(indices), torch.tensor(labels))
     natural = np.where(np.bincount(owners)[owners] >= min_tweets, owners, -1)
-    train = np.flatnonzero(~tested)
-    test = np.flatnonzero(tested)
-    parts = examples.subset(train), examples.subset(test)
+    parts = examples.subset(~tested), examples.subset(tested)
     task = Task("classification")
-    people = Owners(natural[train], natural[test])
+    people = Owners(natural[~tested], natural[tested])
     return DataSet("sentiment140", *parts, len(POLARITIES), task, (WORDS,), Tensor.long, groups=people), vocabulary
 
 

@@ -14,7 +14,7 @@ from fedhet import data, models
 from fedhet.data import ClientData, DataSet, Examples, Part, PublicDataset
 from fedhet.data.names import CLASSES
 from fedhet.data.own import as_input
-from fedhet.data.pooled import Pooled
+from fedhet.data.pooled import Pooled, as_dataset
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.methods import registry
 from fedhet.methods.method import Traits
@@ -167,7 +167,7 @@ def share_of(pool: Pooled, client: ClientInfo) -> ClientData:
 
 def pooled_dataset(pool: Pooled, config: Config) -> DataSet:
     """Return a user's examples as a data set, with its test examples as `test-split` and `test-share` say."""
-    return pool.dataset(config.seed if config.test_split == "drawn" else None, config.test_share)
+    return as_dataset(pool, config.seed if config.test_split == "drawn" else None, config.test_share)
 
 
 def public_dataset(config: Config) -> PublicDataset | None:

@@ -233,6 +233,11 @@ def test_what_cannot_be_split(tmp_path, given, settings, message):
         ),
         (FRAME.assign(hospital=None), {"column": "hospital"}, "column 'hospital' has missing values"),
         (
+            FRAME.assign(label=FRAME["label"].where(FRAME["age"] > 0).astype("string")),
+            {"column": "hospital"},
+            "the labels are texts, but some are missing or numbers: remove such rows",
+        ),
+        (
             pd.concat([FRAME, FRAME[["age", "label"]]], axis=1),
             {"column": "hospital"},
             "more than one column has the name age, label: rename or remove them",
