@@ -26,12 +26,11 @@ class DepthFL(ByDepth[Keys]):
         names = [f"{EXITS}.{number}" for number in range(model.depth - 1)]
         others = {name: Output(model, name) for name in names}
         left = 1 - min(self.client.request.round - 1, keys.ramp_up) / keys.ramp_up if keys.ramp_up else 0.0
-        # A tensor, since networks with another number would be of another kind in each round.
-        weight = next(model.parameters()).new_tensor(math.exp(-5 * left**2))
+        weight = math.exp(-5 * left**2)
         return (Term(exits, captures=others, weighted=True, weight=weight),) if others else ()
 
 
-def exits(step: Step, weight: Tensor) -> Tensor:
+def exits(step: Step, weight: float) -> Tensor:
     """Return the sum of the task's losses of all exits but the last, plus `weight` times a distillation loss.
 
     The latter is the sum of the KL divergences between each two of the d exits, in both directions, divided by d - 1.

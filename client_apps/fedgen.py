@@ -40,7 +40,4 @@ class FedGen(SameWidth[Keys]):
 
 def generated(step: Step, inputs: Tensor, labels: Tensor, head: nn.Linear, weight: float) -> Tensor:
     """Return `weight` times the loss of `head` by `step.task`, for generated representations (n, d) and labels (n,)."""
-    padding = len(step.labels) - len(labels)  # of the mini-batch, in a batch of networks
-    inputs = F.pad(inputs, (0, 0, 0, padding))
-    labels = F.pad(labels, (0, padding))
     return weight * step.loss(F.linear(inputs, head.weight, head.bias), labels)

@@ -75,7 +75,9 @@ class FedHARM(ClientSide[Keys]):
             captures = {name: Output(self.client.model, name) for name in self.blocks}
             places = self._described(public.inputs, public.labels)[1]
         weight = (1 - self.options.alpha) / (self.options.alpha if self.options.divide else 1.0)
-        return Term(distance, captures=captures, kind=kind, weight=weight, target=target, places=places)
+        constants = {"kind": kind, "weight": weight, "target": target, "places": places}
+        # CKA compares images with each other.
+        return Term(distance, captures=captures, weighted=kind == "cosine", **constants)
 
     def target(self, payload: Payload) -> list[Tensor] | None:
         if "target" not in payload.arrays:
@@ -114,5 +116,5 @@ def distance(
     features = [*step.captured.values()]
     if places is not None:
         features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]
-    value = distance_to_target(kind, features, [part[step.rows] for part in target])
+    value = distance_to_target(kind, features, [part[step.rows] for part in target], step.mean)
     return weight * value, {"distance": value}

@@ -33,8 +33,7 @@ class FedHeNN(SameWidth[Keys]):
         # The Procrustes distance has no estimate on mini-batches.
         size = 0 if keys.kernel == "procrustes" else keys.rad_batch
         constants: dict[str, Any] = {
-            # A tensor, since networks with another number would be of another kind in each round.
-            "eta": next(client.model.parameters()).new_tensor(payload.values["eta"] * keys.rad_every),
+            "eta": payload.values["eta"] * keys.rad_every,
             "phi": client.representation,
             "stream": RandomStream(client.seed("rad dropout")),
             "kind": ("contrast" if keys.target == "contrast" else keys.kernel, 0 < size < len(target)),
@@ -69,7 +68,7 @@ class FedHeNN(SameWidth[Keys]):
 
 
 def misalignment(
-    step: Step, inputs: Tensor, target: Tensor, eta: Tensor, phi: Representation, stream: RandomStream, kind: Distance
+    step: Step, inputs: Tensor, target: Tensor, eta: float, phi: Representation, stream: RandomStream, kind: Distance
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Return `eta` times the distance of Phi (n, d) of public `inputs` from the `target`, and {"distance": ...}."""
     distance = distance_to(step.represent(inputs, phi, stream), target, kind=kind)

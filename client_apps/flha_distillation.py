@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Self
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhet.messages import Payload
+from fedhet.models.representation import Output
 from fedhet.strategies.flha_distillation import Keys
 from fedhet.training import Optimisation, Phase, Step, Term
 
-from .families.small_network import AuxiliaryModel
+from .families.small_network import SMALL, AuxiliaryModel, Pair
 
 ALPHA = 0.7
 """Weight of the distillation loss."""
@@ -34,13 +35,14 @@ class FLHADistillation(AuxiliaryModel[Keys]):
             self.client.memory |= self.auxiliary.state_dict()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        if not self.teaching:
-            self.auxiliary.load_state_dict(self.client.remembered)
-        module = self.auxiliary if self.teaching else None
-        phase = Phase(self.client.request.epochs, self._optimisation(), module=module)
+        phase = Phase(self.client.request.epochs, self._optimisation(), module=self.auxiliary)
         if self.teaching:
             return [phase]
-        return [replace(phase, terms=(Term(distance, teacher=self.auxiliary.eval()),), task_weight=1 - ALPHA)]
+        self.auxiliary.load_state_dict(self.client.remembered)
+        taught = Taught(self.client.model, self.auxiliary)
+        term = Term(distance, captures={SMALL: Output(taught, SMALL)}, weighted=True)
+        phase = replace(phase, module=taught, terms=(term,), task_weight=1 - ALPHA)
+        return [replace(phase, trains=lambda name: name.startswith("own."))]
 
     def end(self, payload: Payload) -> Payload:
         return super().end(payload) if self.teaching else Payload()
@@ -61,8 +63,15 @@ class FLHADistillation(AuxiliaryModel[Keys]):
         return replace(client, config=config.replace(rounds=rounds, learning_rate=rate), request=request).optimisation()
 
 
-def distance(step: Step, teacher: nn.Module) -> Tensor:
+class Taught(Pair):
+    """The client's network `own`, and its teacher `small`, which remains in evaluation mode."""
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.small.eval()
+        return self
+
+
+def distance(step: Step) -> Tensor:
     """Return alpha 2 T^2 KL(teacher || network) at temperature T = 20, for a step's inputs, where alpha is `ALPHA`."""
-    with torch.no_grad():
-        wanted = teacher(step.inputs)
-    return ALPHA * 2 * TEMPERATURE**2 * step.divergence(step.outputs, wanted, TEMPERATURE)
+    return ALPHA * 2 * TEMPERATURE**2 * step.divergence(step.outputs, step.captured[SMALL], TEMPERATURE)

@@ -315,7 +315,7 @@ def _training(job: Job, phases: Sequence[Phase], number: int) -> Training:
         seed=derive_seed(dropout, number) if number else dropout,
         before=client.trained,
         privacy=None if phase.public else client.privacy,
-        alone=phase.augment is not None or any(other.continues for other in phases),
+        alone=phase.augment is not None,
         augments=phase.augmented or bool(phase.augment) or (client.augment is not None and phase.examples is None),
         compiled=client.config.compile,
     )

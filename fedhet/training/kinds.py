@@ -201,13 +201,15 @@ def _parts_of(value: Any) -> list[Any]:
 
 
 def constants_key(kinds: Kinds, constants: Mapping[str, Any]) -> Hashable:
-    """Return the key of a loss term's constants, of whose tensors only shapes and dtypes count."""
+    """Return the key of a loss term's constants, of whose tensors and floats only shapes and types count."""
     return tuple((name, _without_tensors(kinds, value)) for name, value in constants.items())
 
 
 def _without_tensors(kinds: Kinds, value: Any) -> Hashable:
     if isinstance(value, Tensor):
         return Tensor, value.shape, value.dtype
+    if isinstance(value, float):
+        return float
     if isinstance(value, dict):
         return dict, *((key, _without_tensors(kinds, part)) for key, part in value.items())
     if type(value) in (tuple, list):

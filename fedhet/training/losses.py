@@ -32,7 +32,10 @@ class Losses:
         self.linear = linear
         self._first = first
         self._functions = [clients[0].function for clients in terms]
-        self._leaves, self._spec = tree_flatten([stack([term.constants for term in clients]) for clients in terms])
+        constants = [[term.constants for term in clients] for clients in terms]
+        like = next(first.network.parameters())
+        # Floats that change from round to round would be compiled again in each.
+        self._leaves, self._spec = tree_flatten([stack(of_term, like, floats=first.compiled) for of_term in constants])
         self._tensors = [place for place, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
         numbers = {id(array): number for number, array in enumerate(arrays_of(first.network))}
         self._parameters = [(name, numbers[id(array)]) for name, array in first.network.named_parameters()]

@@ -33,6 +33,9 @@ from fedhet.utils.statistics import Work
 
 Kind = TypeVar("Kind", bound=Optimizer)
 
+STEPS = "step"
+"""Name of the number of steps in an optimiser's state."""
+
 
 @dataclass(frozen=True)
 class Optimisation:
@@ -136,6 +139,14 @@ def eager(kind: type[Kind]) -> type[Kind]:
     return type(kind.__name__, (kind,), {"add_param_group": _bare(kind.add_param_group), "step": step})
 
 
+def set_moments(optimizer: Optimizer, array: Tensor, moments: Mapping[str, Tensor]) -> None:
+    """Set the state of a parameter `array` to copies of `moments` in its layout of memory, as fused optimisers need."""
+    optimizer.state[array] = {
+        name: value.clone() if name == STEPS else torch.empty_like(array).copy_(value)
+        for name, value in moments.items()
+    }
+
+
 def _bare(method: Callable[..., Any]) -> Callable[..., Any]:
     def others(function: Callable[..., Any]) -> bool:
         module = getattr(function, "__globals__", {}).get("__name__", "")  # a wrapper's `__module__` is what it wraps
@@ -211,10 +222,14 @@ class Step:
     weights: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """Return the mean of `values` (n, ...), weighted by the `weights` of the mini-batch's examples."""
+        """Return the mean of `values` (n, ...), weighted by the `weights` of the mini-batch's examples.
+
+        Of a batch of networks, the mini-batch can have more examples than `values`: the others are padding.
+        """
         if self.weights is None:
             return values.mean()
-        return ((values.flatten(1).mean(1) if values.ndim > 1 else values) * self.weights).sum()
+        values = values.flatten(1).mean(1) if values.ndim > 1 else values
+        return (values * self.weights[: len(values)]).sum()
 
     def loss(self, outputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """Return the task's loss of `outputs` (n, ...), converted to `self.outputs.dtype`, for n labels.
@@ -300,8 +315,8 @@ class Term:
         captures: values to capture inside the network in each step, by their names in `Step.captured`.
         weighted: whether the function averages over examples only by `Step.mean`, so that padding is ignored.
         public: whether the function reads neither the step's examples nor what the network computes from them.
-        constants: keyword arguments of `function`; tensors (also in containers) can differ between clients. They must
-            not depend on the client's examples, since under `dp-noise` they get no noise.
+        constants: keyword arguments of `function`; tensors and floats (also in containers) can differ between clients.
+            They must not depend on the client's examples, since under `dp-noise` they get no noise.
     """
 
     def __init__(
@@ -355,7 +370,7 @@ class Phase:
         augmented: whether batches of `examples` are augmented; must be False if terms have a target for each example.
         augment: function that augments a raw batch (n, ...) of this phase, instead of the client's. It can return
             several views of each example, (k * n, ...), if `task_weight` is 0; labels and rows remain (n, ...).
-        continues: whether to continue with the optimiser of the previous phase, which must train the same parameters.
+        continues: whether the optimiser starts from the state of the previous phase's, which must be of the same kind.
     """
 
     epochs: int
@@ -389,14 +404,14 @@ class Trained:
         loss: mean loss of the steps, weighted by batch size, times the number of epochs; summed over phases.
         epochs: number of passes over the examples, a fraction for phases with a number of `steps`.
         recorded: by name, the sum (a scalar tensor) and number of steps of each scalar that loss terms record.
-        optimizer: the last phase's optimiser with its state; None if several networks were trained together.
+        moments: for each parameter, the state of the last phase's optimiser by PyTorch's names, such as `exp_avg`.
         work: numbers of gradient steps and of forward passes.
     """
 
     loss: float = 0.0
     epochs: float = 0
     recorded: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
-    optimizer: Optimizer | None = None
+    moments: Mapping[Tensor, Mapping[str, Tensor]] = field(default_factory=dict)
     work: Work = field(default_factory=Work)
 
     @property

@@ -55,13 +55,16 @@ def transposed(arrays: Sequence[Tensor], chosen: Sequence[bool]) -> list[Tensor]
     return [array.mT if exchanged else array for array, exchanged in zip(arrays, chosen, strict=True)]
 
 
-def stack(values: Sequence[Any]) -> Any:
+def stack(values: Sequence[Any], like: Tensor, *, floats: bool = False) -> Any:
     """Stack the tensors of nested containers of equal structure, such as dicts; keep the first one's other entries.
 
-    Tensors with other numbers of rows, as they are drawn for mini-batches of other sizes, are padded.
+    Tensors with other numbers of rows, as they are drawn for mini-batches of other sizes, are padded. Floats that
+    differ, or all if `floats`, become a tensor (clients,) with the type and the device of `like`.
     """
 
     def stacked(*leaves: Any) -> Any:
+        if isinstance(leaves[0], float) and (floats or len({*leaves}) > 1):
+            return like.new_tensor(leaves)
         if not isinstance(leaves[0], Tensor):
             return leaves[0]
         alike = len({leaf.shape for leaf in leaves}) == 1

@@ -18,7 +18,7 @@ from fedhet.errors import ModelError
 from fedhet.models.representation import isolated
 from fedhet.tasks import LARGEST, Task
 from fedhet.training.evaluation import forward, uses_batch_statistics
-from fedhet.training.phases import Loss, Phase, Step, Term, Trained
+from fedhet.training.phases import Loss, Phase, Step, Term, Trained, set_moments
 from fedhet.training.privacy import ExampleLoss, Privacy, one_by_one
 from fedhet.utils.inputs import for_each
 from fedhet.utils.machine import brought
@@ -98,9 +98,10 @@ class Training:
                 gradients = self._gradients(model, recorded)
             else:
                 gradients = self._private_gradients(self.privacy, model, recorded)
-            optimizer = self.before.optimizer if phase.continues else None
-            if optimizer is None:
-                optimizer = optimisation.build(model, parameters)
+            optimizer = optimisation.build(model, parameters)
+            if phase.continues:
+                for parameter, moments in self.before.moments.items():
+                    set_moments(optimizer, parameter, moments)
             for number, index in enumerate(rows):
                 step, loss = gradients(number, index)
                 if optimisation.clip_gradients:
@@ -119,7 +120,7 @@ class Training:
         values = torch.stack(losses).tolist()
         with torch.inference_mode():
             norm = torch.stack(torch._foreach_norm(tuple(parameters))).max().item()
-        return self.outcome(values, sizes, norm, further, recorded, optimizer, weights)
+        return self.outcome(values, sizes, norm, further, recorded, optimizer.state, weights)
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs, transformed and augmented as the phase says, and labels of the examples `rows` (n,)."""
@@ -179,7 +180,7 @@ class Training:
         norm: float,
         further: int,
         recorded: Recorded,
-        optimizer: torch.optim.Optimizer | None = None,
+        moments: Mapping[Tensor, Mapping[str, Tensor]],
         weights: Sequence[float] = (),
     ) -> Trained:
         """Return the combined result of this phase and the phases before it; raise a ModelError if training diverged.
@@ -187,8 +188,8 @@ class Training:
         `losses` and `sizes` have the loss and the batch size of each step, and `norm` is the largest norm of a
         parameter after the phase. `further` is the number of examples that loss terms passed through the network in
         addition to mini-batches. `recorded` has sum and number of steps of each scalar that loss terms record, by name,
-        and `optimizer` is the optimiser after the last step. `weights` are those of the steps in the mean loss, by
-        default `sizes`.
+        and `moments` are the optimiser's state after the last step (see `Trained`). `weights` are those of the steps in
+        the mean loss, by default `sizes`.
         """
         if not self.before.work.steps and not math.isfinite(losses[0]):
             raise ModelError(
@@ -208,7 +209,7 @@ class Training:
         epochs = self.phase.epochs if not self.phase.steps else sum(sizes) / len(self.rows)
         steps = len(losses)
         work = self.before.work + Work(steps if self.phase.examples is None else 0, steps, sum(sizes) + further)
-        return Trained(self.before.loss + mean * epochs, self.before.epochs + epochs, recorded, optimizer, work)
+        return Trained(self.before.loss + mean * epochs, self.before.epochs + epochs, recorded, moments, work)
 
 
 def _backward(loss: Tensor) -> None:

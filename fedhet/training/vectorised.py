@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_leaves
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
@@ -29,9 +30,9 @@ from fedhet.training.evaluation import Evaluation, forward
 from fedhet.training.kinds import IncomparableError, Kinds, constants_key
 from fedhet.training.losses import Losses
 from fedhet.training.padded import padded_batches
-from fedhet.training.phases import Step, Term, Trained
+from fedhet.training.phases import STEPS, Step, Term, Trained, set_moments
 from fedhet.training.stacked import arrays_of, clip, first_of, swapped, transposed
-from fedhet.training.training import Training, forget_gradients, loss_of, mini_batches, only_trained, record
+from fedhet.training.training import Recorded, Training, forget_gradients, loss_of, mini_batches, only_trained, record
 from fedhet.training.verification import VERIFIED, computing, padded_by_one, verify
 from fedhet.utils.text import log
 
@@ -94,7 +95,7 @@ class Batches:
         if optimisation.bf16:
             return None
         model = training.network
-        rates: tuple[float, ...] = ()
+        rates: tuple[Hashable, ...] = ()
         if optimisation.schedule:  # in each step, so that clients need equal numbers of steps
             steps = mini_batches(model, phase, training.rows, training.generator, None)[1]
             rates = (*map(optimisation.schedule, (0.1, 0.4, 0.9)), steps)
@@ -106,6 +107,9 @@ class Batches:
         except IncomparableError as error:
             log.debug("a network is trained alone: %s", error)
             return None
+        if phase.continues:
+            moments = [training.before.moments.get(parameter, {}) for parameter in model.parameters()]
+            rates += tuple((*moment, float(moment.get(STEPS, 0))) for moment in moments)
         trained: Sequence[str] = ()
         if phase.trains:
             trained = [name for name, _ in model.named_parameters() if phase.trains(name)]
@@ -202,14 +206,24 @@ def _train(group: Sequence[Training], kind: Hashable) -> list[Trained | BaseExce
         steps = _Steps([copies[place] for place in order], [drawn[place] for place in order], kind)
     norms = torch.stack([array.flatten(1).norm(dim=1) for array in steps.trained]).amax(0).tolist()
     losses = pad_sequence(steps.losses).tolist()
+    moments = [steps.moments(index, drawn[place][1]) for index, place in enumerate(order)]
     results: dict[int, Trained | BaseException] = {}
     for index, place in enumerate(order):
         training = group[place]
         training.generator.set_state(copies[place].generator.get_state())
-        torch._foreach_copy_(steps.arrays[index], [array[index] for array in steps.trained])
+        with torch.no_grad():
+            arrays = [array[index] for array in steps.trained]
+            torch._foreach_copy_(steps.parameters[index], transposed(arrays, steps.linear))
         sizes = [counts[index] for counts in steps.counts if index < len(counts)]
-        outcome = (losses[index][: len(sizes)], sizes, norms[index], steps.further[index], steps.recorded[index])
-        results[place] = attempt(training.outcome, *outcome)
+        results[place] = attempt(
+            training.outcome,
+            losses[index][: len(sizes)],
+            sizes,
+            norms[index],
+            steps.further[index],
+            steps.recorded[index],
+            moments[index],
+        )
     return [results[place] for place in range(len(group))]
 
 
@@ -218,7 +232,8 @@ class _Steps:
 
     Attributes:
         trained: the trained arrays after the last step, each stacked over networks; they share no memory with these.
-        arrays: each network's arrays of the same order.
+        parameters: each network's parameters of the same order.
+        linear: for each of them, whether it is transposed in `trained`.
         losses, counts: for each step, the losses and numbers of examples of the networks that still train.
         recorded, further: for each network, scalars that loss terms record, and the number of examples that they pass.
     """
@@ -239,19 +254,25 @@ class _Steps:
             # Weights of linear layers are transposed in training, so that gradients are contiguous and not copied.
             weights = {id(module.weight) for module in model.modules() if type(module) is nn.Linear}
             linear = [id(array) in weights for array in arrays_of(model)]
-            networks = [transposed(arrays_of(training.network), linear) for training in group]
-            self.arrays = [[array.detach() for array in compress(network, live)] for network in networks]
-            state = [torch.stack(arrays).detach() for arrays in zip(*networks, strict=True)]
+            networks = [arrays_of(training.network) for training in group]
+            self.parameters = [[*compress(network, live)] for network in networks]
+            self.linear = [*compress(linear, live)]
+            columns = zip(*(transposed(network, linear) for network in networks), strict=True)
+            state = [torch.stack(arrays).detach() for arrays in columns]
             self.trained = [*compress(state, live)]
             current = [array.detach().requires_grad_(trains) for array, trains in zip(state, live, strict=True)]
             leaves = [*compress(current, live)]
             optimizer = phase.optimisation.build(model, [*compress(arrays_of(model), live)], leaves)
+            self._moments: list[dict[str, Tensor]] = [{} for _ in leaves]
+            if phase.continues:
+                self._continue(optimizer, leaves)
             draws = any(isinstance(term, Term) and term.draw for term in phase.terms)
             generators = [torch.Generator().manual_seed(training.seed) for training in group]
             losses: Losses | None = None
             for number, (counts, *batch) in enumerate(padded_batches(group, drawn, leaves[0].dtype)):
                 active = len(counts)
                 if active < len(leaves[0]):
+                    self._keep_moments(optimizer, leaves)
                     current = first_of(active, current, optimizer)
                     leaves = [*compress(current, live)]
                     losses = None
@@ -268,6 +289,32 @@ class _Steps:
                 phase.optimisation.set_rate(optimizer, number, drawn[0][1])
                 optimizer.step()
                 forget_gradients(leaves)
+            self._keep_moments(optimizer, leaves)
+
+    def _continue(self, optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor]) -> None:
+        for leaf, linear, parameters in zip(leaves, self.linear, zip(*self.parameters, strict=True), strict=True):
+            each = zip(self._group, parameters, strict=True)
+            moments = [training.before.moments.get(parameter, {}) for training, parameter in each]
+            stacked = {name: torch.stack([moment[name] for moment in moments]) for name in moments[0]}
+            arrays = {name: array.mT if linear else array for name, array in stacked.items() if name != STEPS}
+            set_moments(optimizer, leaf, {**moments[0], **arrays})
+
+    def _keep_moments(self, optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor]) -> None:
+        # Those of networks that end here; later steps change the tensors of the others in place.
+        for moments, leaf in zip(self._moments, leaves, strict=True):
+            for name, value in optimizer.state[leaf].items():
+                moments.setdefault(name, value)
+
+    def moments(self, index: int, steps: int) -> dict[Tensor, dict[str, Tensor]]:
+        """Return the optimiser's state (see `Trained`) of the network `index`, which took so many steps."""
+        fewer = len(self.counts) - steps
+        moments = {}
+        for parameter, linear, stacked in zip(self.parameters[index], self.linear, self._moments, strict=True):
+            moments[parameter] = {
+                name: value - fewer if name == STEPS else value[index].mT if linear else value[index]
+                for name, value in stacked.items()
+            }
+        return moments
 
     def _gradients(
         self, number: int, losses: Losses, arguments: Sequence[Tensor], leaves: Sequence[Tensor]
@@ -300,7 +347,7 @@ class _Steps:
         batch: Sequence[Tensor],
         count: int,
     ) -> None:
-        """Compare the second network's first loss and gradients in a batch with what it computes alone."""
+        """Compare the second network's first loss, gradients and scalars in a batch with what it computes alone."""
         second = self._group[1]
         model = second.network.train()
         of_two = losses.of_two()
@@ -317,22 +364,31 @@ class _Steps:
                 raise ModelError("a loss term passes examples through a network with dropout")
             named = dict(model.named_parameters())
             step = Step(0, model, named, inputs, labels, rows, outputs, captured, task=second.task)
-            loss = loss_of(step, replace(second.phase, terms=tuple(terms)), {})
+            noted: Recorded = {}
+            loss = loss_of(step, replace(second.phase, terms=tuple(terms)), noted)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-            return [loss.detach(), *gradients]
+            return [loss.detach(), *gradients, *(value for value, _ in noted.values())]
 
         def together(draws: Sequence[Draw]) -> list[Tensor]:
             generators = [torch.Generator().manual_seed(training.seed) for training in self._group[:2]]
             dropped = masks(draws, [count, count], count + 1, generators, inputs.device)
-            loss = of_two(0, of_two.arguments((*padded, weights), leaves, dropped))[0]
+            loss, noted = of_two(0, of_two.arguments((*padded, weights), leaves, dropped))
             trained = [*compress(leaves, live)]
             gradients = torch.autograd.grad(loss.sum(), trained, allow_unused=True, materialize_grads=True)
             its = [gradient[1] for gradient in gradients]
-            return [loss[1].detach(), *transposed(its, [*compress(losses.linear, live)])]
+            return [loss[1].detach(), *transposed(its, self.linear), *(value[1].detach() for value in noted.values())]
 
         with only_trained(model, second.phase.trains), torch.random.fork_rng([]):
             torch.default_generator.manual_seed(second.seed)
             verify(self._kind, model, count, alone, together)
+
+
+def _check_equal(drawn: Sequence[Any]) -> None:
+    """Raise a ModelError if clients draw values that differ, and are neither tensors nor floats."""
+    for leaves in zip(*map(tree_leaves, drawn), strict=True):
+        first = leaves[0]
+        if not isinstance(first, Tensor | float) and any(leaf is not first and leaf != first for leaf in leaves):
+            raise ModelError("a loss term draws other values for each client, which are neither tensors nor floats")
 
 
 def _terms(group: Sequence[Training], number: int, counts: Sequence[int]) -> list[list[Term]]:
@@ -345,6 +401,7 @@ def _terms(group: Sequence[Training], number: int, counts: Sequence[int]) -> lis
         clients = cast(Sequence[Term], several)
         drawn = [term.drawn(number, count) for term, count in zip(clients, counts, strict=True)]
         if any(constants is not None for constants in drawn):
+            _check_equal(drawn)
             pairs = zip(clients, cast(Sequence[Mapping[str, Any]], drawn), strict=True)
             terms.append([Term(term.function, **term.constants, **constants) for term, constants in pairs])
     return terms

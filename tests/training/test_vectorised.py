@@ -85,6 +85,61 @@ def trained(trainings, backend=None):
     return values, alone.count
 
 
+def drawing(step, weight, kind, rows, wanted):
+    """A loss term whose numbers differ between clients, for drawn rows."""
+    outputs = F.linear(rows, step.parameters["3.weight"])
+    factor = {"plus": 1, "minus": -1}[kind]
+    return factor * weight * step.mean((outputs - wanted).square()), {"apart": weight * step.mean(rows)}
+
+
+@pytest.mark.parametrize(("kinds", "left"), [(("plus",) * 4, 0), (("plus", "minus", "plus", "plus"), 4)])
+def test_floats_of_loss_terms_differ_between_clients_and_steps(kinds, left):
+    """Drawn rows are as many as the mini-batch's; what is neither a tensor nor a float must be equal in each step."""
+
+    def draw(number, examples, client):
+        rows = torch.linspace(client, 1, 12 * examples).double().view(examples, 12)
+        kind = kinds[client] if number else "plus"
+        return {"rows": rows, "wanted": rows[:, :3], "weight": (client + 1) / (number + 10), "kind": kind}
+
+    def group():
+        for client, training in enumerate(clients()):
+            term = Term(drawing, draw=partial(draw, client=client), weighted=True)
+            yield replace(training, phase=replace(training.phase, terms=(term,)))
+
+    alone, batch = [*group()], [*group()]
+    results, count = trained(batch)
+    assert count == left
+    for mine, other in zip(results, trained(alone, OneByOne())[0], strict=True):
+        assert mine[:2] == pytest.approx(other[:2], rel=1e-12)
+        assert mine[2:] == other[2:]
+    torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "steps", "left"), [("sgd", 0, 0), ("adam", 3, 0), ("adam", 0, 2), ("amsgrad", 3, 0)]
+)
+@pytest.mark.parametrize("first", ["alone", "batch"])
+def test_a_phase_continues_with_the_state_of_optimisers(first, optimizer, steps, left):
+    """Adam continues in a batch for clients with equal numbers of steps so far."""
+    own = Optimisation(optimizer, 0.01, momentum=0.9, batch_size=8)
+
+    def after(backends):
+        group = [*clients(own=own)]
+        phases = [replace(each.phase, steps=steps) for each in group], [each.phase for each in group]
+        before = [Trained()] * len(group)
+        for which, backend in zip(phases, backends, strict=True):
+            each = zip(group, which, before, strict=True)
+            continued = [replace(one, phase=replace(phase, continues=True), before=done) for one, phase, done in each]
+            before = backend.train(continued)
+        moments = [[*values.values()] for done in before for values in done.moments.values()]
+        return states(group), moments
+
+    last = Counted()
+    found = after((Batches() if first == "batch" else OneByOne(), Batches(last)))
+    assert last.count == left
+    torch.testing.assert_close(found, after((OneByOne(), OneByOne())), rtol=1e-9, atol=1e-12)
+
+
 def states(trainings):
     return [tensor for each in trainings for tensor in each.model.state_dict().values()]
 
@@ -426,3 +481,13 @@ def test_a_float32_network_of_a_method_rounds_what_a_float64_network_computes(ga
     else:
         with pytest.raises(ModelError, match="other outputs or gradients than a network alone"):
             verified()
+
+
+def unweighted(step):
+    """A loss term that records a mean over the padding of a mini-batch, too."""
+    return 0.1 * step.mean(step.outputs.square().mean(1)), {"apart": step.outputs.square().mean()}
+
+
+def test_scalars_of_a_batch_are_verified():
+    group = [replace(each, phase=replace(each.phase, terms=(Term(unweighted, weighted=True),))) for each in clients()]
+    assert trained(group)[1] == len(CLIENTS)

@@ -209,16 +209,19 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
     return means
 
 
-def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
+def distance_to_target(
+    kind: Kind, parts: Sequence[Tensor], target: Sequence[Tensor], mean: Callable[[Tensor], Tensor] = torch.mean
+) -> Tensor:
     """Return the distance, a scalar, of a client's tensors `parts` from FedHARM's `target` for the same images.
 
     For `kind` `cosine`, both have descriptors (n, width) by block, cut to the narrower of each pair; the distance
     is the mean of 1 - cosine. For `spectral`, both have one tensor of representations (n, d); the distance is 1 - CKA.
+    `mean` computes means over images.
     """
     if kind == "cosine":
         pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in zip(parts, target, strict=True)]
         ours, theirs = (torch.cat(columns, 1) for columns in zip(*pairs, strict=True))
-        return 1 - F.cosine_similarity(ours, theirs).mean()
+        return 1 - mean(F.cosine_similarity(ours, theirs))
     (features,), (rows,) = parts, target
     return features.new_zeros(()) if len(features) < LEAST_ROWS else 1 - debiased_linear_cka(features, rows)
 
