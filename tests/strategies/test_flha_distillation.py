@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from fedhet import models
 from fedhet.setup import client_setup
 from fedhet.training import Step
+from fedhet.training.evaluation import forward
 
 OWN = {"architectures": "cnn-1-1,mlp", "rounds": 4}
 
@@ -68,8 +69,10 @@ def test_loss_of_the_student(federate, phases):
     # Far from the teacher: between outputs that are nearly equal, a temperature of 20 leaves the divergence few digits.
     outputs = 20 * torch.randn(8, 10, generator=torch.Generator().manual_seed(0))
     none = torch.empty(0)
-    step = Step(0, teacher_of(done, done.received[3, "0"]["model"]), {}, inputs, none, none, outputs)
+    _, captured = forward(phase.module.train(), inputs, phase.captures)
+    step = Step(0, phase.module, {}, inputs, none, none, outputs, captured)
     teacher = teacher_of(done, done.received[3, "0"]["model"])
+    assert not any(phase.trains(f"small.{name}") for name, _ in teacher.named_parameters())
     p, log_q = (teacher(inputs) / 20).softmax(1), (outputs / 20).log_softmax(1)
     expected = 0.7 * F.kl_div(log_q, p, reduction="batchmean") * 2 * 20**2
     torch.testing.assert_close(phase.terms[0](step), expected, rtol=1e-4, atol=1e-5)
