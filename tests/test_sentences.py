@@ -181,6 +181,13 @@ def empty() -> nn.Module:
     return network
 
 
+def hooked(kind: str) -> nn.Module:
+    """Return a network with a hook on a parameter."""
+    network = nn.Linear(4, 2)
+    getattr(network.weight, kind)(lambda gradient: None)
+    return network
+
+
 def normalised(**options: Any) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, **options), nn.Linear(5, 2))
 
@@ -406,6 +413,18 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "sparse gradients": (
         lambda: run(lambda client: nn.Sequential(nn.Embedding(3, 4, sparse=True), nn.Linear(4, 2))),
         "whose 0 has sparse gradients",
+    ),
+    "a hook on a gradient": (
+        lambda: run(lambda client: hooked("register_hook")),
+        "whose weight has a hook on its gradient, which copies of the network lose",
+    ),
+    "a hook on an accumulated gradient": (
+        lambda: run(lambda client: hooked("register_post_accumulate_grad_hook")),
+        "whose weight has a hook on its gradient, which copies of the network lose",
+    ),
+    "an example as a label": (
+        lambda: run(data=varied(train=[*enumerate(zip(torch.ones(8, 4), [0, 1] * 4, strict=True))])),
+        "client 0: train: the labels cannot be converted to a tensor",
     ),
     "a forward that fails in training": (
         lambda: run(Failing),

@@ -79,11 +79,13 @@ def fit_to_data(model: Estimator, data: ClientData, task: Task) -> None:
             model.meaning, model.outputs = "logit", 2
 
 
-def fit(client: Client, phases: Sequence[Phase]) -> None:
+def fit(client: Client, phases: Sequence[Phase]) -> str:
     """Fit the client's estimator to the examples of all training phases together, in place of training in them.
 
     Class scores, on which a phase trains without the task's loss, become probabilities; predicted numbers are labels.
+    Return a remark if the estimator's own predictions are other ones than those that are scored, else "".
     """
+    assert client.estimator is not None
     private = any(phase.examples is None for phase in phases)
     client.memory = {name: tensor for name, tensor in client.memory.items() if not name.startswith(FIT)}
     client.memory[FIT] = torch.tensor([int(private)], dtype=torch.uint8)
@@ -94,8 +96,14 @@ def fit(client: Client, phases: Sequence[Phase]) -> None:
             client.memory[f"{FIT}/{number}/{'labels' if phase.task_weight else 'scores'}"] = targets
     fit_again(client)
     inputs, labels = _labelled(client)
-    loss = client.task.loss(client.model(client.transform(inputs)), labels)
-    client.trained = Trained(float(loss), epochs=1)
+    features = client.transform(inputs)
+    client.trained = Trained(float(client.task.loss(client.model(features), labels)), epochs=1)
+    if not client.estimator.undecided(features):
+        return ""
+    return (
+        f"predict of {client.estimator.title} does not choose the most probable class for some training examples, as "
+        "with a threshold of its own: metrics are those of the most probable class"
+    )
 
 
 def _labelled(client: Client) -> tuple[Tensor, Tensor]:

@@ -287,7 +287,7 @@ def run_phases(group: Group, phases_of: Callable[[Job], Sequence[Phase]], jobs: 
     def phases_to_run(job: Job) -> list[Phase]:
         phases = [phase for phase in phases_of(job) if phase.epochs or phase.steps]
         if phases and job.client.estimator:
-            fit(job.client, phases)
+            job.say(fit(job.client, phases))
             return []
         return phases
 

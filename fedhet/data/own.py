@@ -182,7 +182,7 @@ def examples_of(value: Any) -> Examples:
         return Examples(inputs, labels)
     if isinstance(value, tuple | list) and value:
         inputs, labels = pair_of(value[0])
-        shape = () if isinstance(inputs, tuple) else np.shape(labels)  # also of a PIL image
+        shape = () if tuple in (type(inputs), type(labels)) else np.shape(labels)  # also of a PIL image
         if shape and len(shape) < np.ndim(inputs) and np.shape(inputs)[0] == shape[0] > 1:
             raise DataError(
                 f"the pairs in the list, with {shape[0]} inputs and labels each, may be batches or examples: give "

@@ -138,6 +138,12 @@ def unusable(model: Any) -> str:
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if absent := next((name for name, tensor in tensors if is_lazy(tensor) or tensor.is_meta), None):
         return f" whose {absent} has no values yet: create it on the CPU, and run lazy modules on an example first"
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    if hooked := next((name for name, tensor in tensors if any(getattr(tensor, hook) for hook in hooks)), None):
+        return (
+            f" whose {hooked} has a hook on its gradient, which copies of the network lose: change gradients in "
+            "forward, for example by multiplying or detaching the parameter"
+        )
     modules = model.named_modules()
     if sparse := next((name for name, module in modules if getattr(module, "sparse", False) is True), None):
         return f" whose {sparse} has sparse gradients, which optimisers and averages do not take: set sparse=False"

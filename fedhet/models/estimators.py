@@ -153,6 +153,14 @@ class Estimator(nn.Module):
         logs = log_probabilities(self._fitted, table, self.outputs, self._classes).to(inputs.device)
         return logs if self.meaning == "classes" else logs[:, 1:] - logs[:, :1]
 
+    def undecided(self, inputs: Tensor) -> bool:
+        """Return whether `predict` chooses another class than the most probable one for some inputs (n, ...)."""
+        if self.meaning == "numbers":
+            return False
+        table = self._table(flat(inputs))
+        chosen = np.asarray(self._fitted.classes_)[_probabilities(self._fitted, table).argmax(1)]
+        return bool((np.asarray(self._fitted.predict(table)) != chosen).any())
+
 
 def _unfitted(estimator: Any) -> Any:
     from sklearn.base import clone  # takes a second to import

@@ -517,3 +517,29 @@ def test_any_error_of_a_fit_is_told(tmp_path: Path) -> None:
     settings = {"method": "local", "clients": 2, "rounds": 1, "report": False, "workers": 1}
     with pytest.raises(FedhetError, match="fitting Positional raised InvalidIndexError"):
         fedhet.run(settings, model=Positional(), data=of_hospital, out=tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize(("threshold", "said"), [(0.5, False), (0.1, True)])
+def test_a_threshold_that_metrics_do_not_use_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, threshold: float, said: bool
+) -> None:
+    """Metrics are those of the most probable class, also if `predict` chooses another one."""
+    from sklearn.model_selection import FixedThresholdClassifier
+
+    estimator = FixedThresholdClassifier(GaussianNB(), threshold=threshold)
+    settings = {"method": "local", "clients": 2, "rounds": 1, "report": False, "workers": 1}
+    with caplog.at_level("WARNING", "flwr"):
+        done = fedhet.run(settings, model=estimator, data=of_two_classes, out=tmp_path / "run", progress=False)
+    assert ("predict of FixedThresholdClassifier does not choose the most probable class" in caplog.text) == said
+    for client, accuracy in accuracies(done.folder).items():
+        train, test = of_two_classes(ClientInfo(client, int(client), 2, configuration.resolve({})))
+        fitted = clone(estimator).fit(*train)
+        assert accuracy == (fitted.predict_proba(test[0]).argmax(1) == test[1]).mean()
+        assert said or accuracy == fitted.score(*test)
+
+
+def of_two_classes(client: ClientInfo) -> Any:
+    generator = np.random.default_rng(client.partition_id)
+    inputs = generator.normal(size=(60, 2))
+    labels = (inputs[:, 0] + generator.normal(size=60) > 0).astype(int)
+    return (inputs[:30], labels[:30]), (inputs[30:], labels[30:])
