@@ -487,6 +487,14 @@ def of_pixels(client: int, program: Program) -> nn.Module:
     return with_given_weights(nn.Sequential(nn.Unflatten(1, (1, *MASK)), *layers))
 
 
+def by_columns(client: int, program: Program) -> nn.Module:
+    """Return `convolutional` with weights of its layers whose last axis is not the one that is contiguous."""
+    network = convolutional(client, program)
+    for parameter in network.parameters():
+        parameter.data = parameter.data.movedim(-1, 0).contiguous().movedim(0, -1)
+    return network
+
+
 def with_given_weights(network: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(3)
     for parameter in network.parameters():
@@ -509,6 +517,7 @@ NETWORKS: dict[str, Callable[[int, Program], Any]] = {
     "dropout": lambda client, program: perceptron(client, program, nn.LayerNorm, lambda _: nn.Dropout(0.3)),
     "batch-norm": lambda client, program: perceptron(client, program, nn.BatchNorm1d),
     "convolutional": convolutional,
+    "by columns": by_columns,
     "recurrent": lambda client, program: Recurrent(program.outputs),
     "tied": lambda client, program: Tied(program.outputs),
     "words": lambda client, program: Words(program.outputs),

@@ -756,6 +756,14 @@ def batches_of_clients(draw: Draw, program: Program, folder: Path) -> None:
             assert gap < 2e-3, f"{name} {key}: {gap}"
 
 
+@relation(method=trained, network="by columns", double=True)
+def order_of_weights_in_memory(draw: Draw, program: Program, folder: Path) -> None:
+    """Weights that lie by columns in memory are trained as those that lie by rows."""
+    assume(program.network == "by columns")  # InclusiveFL has a network of its own
+    program = program.having(**draw(st.sampled_from(({"optimizer": "sgd", "momentum": 0.5}, {"optimizer": "adam"}))))
+    close(complete(program, folder), run(replace(program, network="convolutional"), folder), models=False)
+
+
 @relation()
 def twice(draw: Draw, program: Program, folder: Path) -> None:
     """A second run gives the same bytes."""
