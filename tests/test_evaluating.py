@@ -240,29 +240,43 @@ def test_a_binary_fedproto_is_evaluated_by_its_prototypes_and_not_without_them(t
         fedhet.run({**settings, "rounds": 0, "start-from": str(run.folder)}, model=network, data=binary, task="binary")
 
 
-def test_a_run_without_rounds_names_a_method_whose_server_replaces_parts(tmp_path):
-    settings = {"method": "fedgh", **SETTINGS, "start-from": "", "clients": 2}
-    run = fedhet.run(settings, model=network, data=data, out=tmp_path / "run", progress=False)
+@pytest.mark.parametrize(
+    ("method", "model", "more"), [("fedgh", network, {}), ("fedsimclr", equal_network, {"shared-init": False})]
+)
+def test_a_run_without_rounds_names_a_method_that_replaces_or_trains_parts(tmp_path, method, model, more):
+    settings = {"method": method, **SETTINGS, **more, "start-from": "", "clients": 2}
+    run = fedhet.run(settings, model=model, data=data, out=tmp_path / "run", progress=False)
     again = {**settings, "rounds": 0, "start-from": str(run.folder)}
-    outcome = fedhet.run(again, model=network, data=data, out=tmp_path / "again", progress=False)
+    outcome = fedhet.run(again, model=model, data=data, out=tmp_path / "again", progress=False)
     assert outcome.summary["personal_accuracy"] is None
-    assert "but fedgh predicts by more: run fedhet evaluate" in outcome.history[-1]["failures"][0]["reason"]
+    assert f"but {method} predicts by more: run fedhet evaluate" in outcome.history[-1]["failures"][0]["reason"]
 
 
 def with_statistics(client):
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize(("method", "normalised"), [("heterofl", True), ("fedrolex", False), ("fedrolex", True)])
-def test_parts_of_a_network_are_continued_but_evaluated_only_as_they_were(tmp_path, method, normalised):
-    """Client 1 has half of the units, in each round others under FedRolex, and its statistics are of these."""
+@pytest.mark.parametrize(
+    ("method", "normalised", "by"),
+    [
+        ("heterofl", True, "heterofl"),
+        ("heterofl", False, "local"),
+        ("fedrolex", False, "fedrolex"),
+        ("fedrolex", True, "fedrolex"),
+    ],
+)
+def test_parts_of_a_network_are_continued_but_evaluated_only_as_they_were(tmp_path, method, normalised, by):
+    """Client 1 has half of the units, in each round others under FedRolex and all `by` local; its statistics too."""
     model = with_statistics if normalised else equal_network
     settings = {**SETTINGS, "method": method, f"{method}.widths": "1,0.5", "clients": 2, "report": False}
     arguments = {"model": model, "data": data, "progress": False}
     run = fedhet.run(settings, **arguments, out=tmp_path / "run")
     following = fedhet.run({**settings, "start-from": str(run.folder)}, **arguments, out=tmp_path / "following")
     assert not following.summary.get("never_took_part")
-    only = {**settings, "rounds": 0, "start-from": str(run.folder)}
+    only = {**settings, "method": by, "rounds": 0, "start-from": str(run.folder)}
+    if by == "local":
+        only.pop(f"{method}.widths")
+        only["min-clients"] = 2
     with pytest.raises(FedhetError, match="client 1: rounds = 0 evaluates whole networks, but the client has a part"):
         fedhet.run(only, **arguments, out=tmp_path / "again")
     own = run.history[-1]["scores"]["received"]

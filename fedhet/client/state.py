@@ -340,8 +340,8 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
         # The whole network has new statistics in place of those of the client's part.
         new = {name: model.state_dict()[name] for name, kind in kinds_of(model).items() if kind == "statistic"}
         units = registry.traits(info.config).shares.units
-        moving = units is not None and units(1, 2, 0) != units(1, 2, 1)
-        if only_evaluates(info.config) and (moving or new.keys() - tensors.keys()):
+        other = units is None or units(1, 2, 0) != units(1, 2, 1)
+        if only_evaluates(info.config) and (other or new.keys() - tensors.keys()):
             raise ConfigError(f"rounds = 0 evaluates whole networks, but the client has a part: {EVALUATE}")
         tensors = new | tensors
     # Early exits are the method's, not the network's; a method that has them adds new ones.

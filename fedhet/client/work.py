@@ -137,7 +137,8 @@ def begin(job: Job) -> None:
     job.seed()
     job.side.begin(job.payload)
     replaced = any(not torch.equal(client.tensors[name], tensor) for name, tensor in before.items())
-    if replaced or (loaded and job.side.evaluate(job.side.traits.scored) is not client.model):
+    scored = job.side.traits.scored
+    if replaced or (loaded and (job.side.refine(scored) or job.side.evaluate(scored) is not client.model)):
         method = client.config.method_name
         raise ConfigError(f"rounds = 0 evaluates the network of start-from, but {method} predicts by more: {EVALUATE}")
     if client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
@@ -303,7 +304,6 @@ def run_phases(group: Group, phases_of: Callable[[Job], Sequence[Phase]], jobs: 
 def _training(job: Job, phases: Sequence[Phase], number: int) -> Training:
     client = job.client
     phase = phases[number]
-    dropout = job.streams.dropout
     return Training(
         model=client.model,
         phase=phase,
@@ -312,7 +312,7 @@ def _training(job: Job, phases: Sequence[Phase], number: int) -> Training:
         prepare=partial(client.prepare, augment=phase.augment) if phase.augment else client.prepare,
         generator=job.streams.batches,
         order=job.streams.order,
-        seed=derive_seed(dropout, number) if number else dropout,
+        seed=derive_seed(job.streams.dropout, number) if number else job.streams.dropout,
         before=client.trained,
         privacy=None if phase.public else client.privacy,
         alone=phase.augment is not None,
