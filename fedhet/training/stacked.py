@@ -1,14 +1,20 @@
 """Arrays of several networks, stacked along a new first axis: (clients, ...)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import compress
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
+
+from fedhet.training.phases import STEPS, Optimisation, set_moments
+from fedhet.training.training import forget_gradients
+
+V = TypeVar("V")
 
 Places = list[list[tuple[dict[str, Any], str]]]
 """For each array of a network, the modules' dicts that have it, each with its name there."""
@@ -73,22 +79,121 @@ def stack(values: Sequence[Any], like: Tensor, *, floats: bool = False) -> Any:
     return tree_map(stacked, *values)
 
 
+class Networks:
+    """Networks of one kind as one batch: their arrays, stacked along a new first axis, and an optimiser.
+
+    Weights of linear layers are transposed in a batch, so that gradients are contiguous and not copied.
+
+    Args:
+        networks: the networks, of which some parameters have `requires_grad` in the first one: they are trained.
+        optimisation: the optimiser.
+        moments: for each network, the state from which the optimiser starts (see `Trained`).
+
+    Attributes:
+        arrays: all arrays of the networks that still train, each (clients, ...), in the order of `arrays_of`.
+        leaves: those of them that are trained.
+        linear: for each array of a network, whether it is transposed.
+        trained: the trained arrays of all networks; they share no memory with the networks.
+    """
+
+    def __init__(
+        self,
+        networks: Sequence[nn.Module],
+        optimisation: Optimisation,
+        moments: Sequence[Mapping[Tensor, Mapping[str, Tensor]]],
+    ) -> None:
+        model = networks[0]
+        arrays = [arrays_of(network) for network in networks]
+        weights = {id(module.weight) for module in model.modules() if type(module) is nn.Linear}
+        self.linear = [id(array) in weights for array in arrays[0]]
+        self._live = [isinstance(array, nn.Parameter) and array.requires_grad for array in arrays[0]]
+        columns = zip(*(transposed(each, self.linear) for each in arrays), strict=True)
+        stacked = [torch.stack(column) for column in columns]
+        self.arrays = [array.detach().requires_grad_(live) for array, live in zip(stacked, self._live, strict=True)]
+        self.leaves = self.trained_of(self.arrays)
+        self._transposed = self.trained_of(self.linear)
+        self.trained = [leaf.detach() for leaf in self.leaves]
+        self._parameters = [self.trained_of(each) for each in arrays]
+        self._optimisation = optimisation
+        self._optimizer = optimisation.build(model, self._parameters[0], self.leaves)
+        self._moments: list[dict[str, Tensor]] = [{} for _ in self.leaves]
+        if any(moments):
+            self._start(moments)
+
+    def _start(self, moments: Sequence[Mapping[Tensor, Mapping[str, Tensor]]]) -> None:
+        for place, leaf in enumerate(self.leaves):
+            several = [each.get(own[place], {}) for each, own in zip(moments, self._parameters, strict=True)]
+            stacked = {name: torch.stack([each[name] for each in several]) for name in several[0]}
+            arrays = {name: self._laid(array, place) for name, array in stacked.items() if name != STEPS}
+            set_moments(self._optimizer, leaf, {**several[0], **arrays})
+
+    def _laid(self, array: Tensor, place: int) -> Tensor:
+        """Return a trained array of a network as it lies in a batch, or the other way round."""
+        return array.mT if self._transposed[place] else array
+
+    def __len__(self) -> int:
+        return len(self.leaves[0])
+
+    def trained_of(self, values: Sequence[V]) -> list[V]:
+        """Return those of the `values`, one for each array of a network, whose arrays are trained."""
+        return [*compress(values, self._live)]
+
+    def keep_first(self, count: int) -> None:
+        """Train only the first `count` networks from now on."""
+        self._keep_moments()
+        optimizer = self._optimizer
+        chosen = {array: array.detach()[:count].requires_grad_(array.requires_grad) for array in self.arrays}
+        for group in optimizer.param_groups:
+            for array in group["params"]:
+                optimizer.state[chosen[array]] = {
+                    name: value[:count] if value.ndim else value
+                    for name, value in optimizer.state.pop(array, {}).items()
+                }
+            group["params"] = [chosen[array] for array in group["params"]]
+        self.arrays = [*chosen.values()]
+        self.leaves = self.trained_of(self.arrays)
+
+    def step(self, number: int, total: int) -> None:
+        """Take the step `number` of `total` with the gradients of `leaves`, and forget these."""
+        optimisation = self._optimisation
+        if optimisation.clip_gradients:
+            clip([leaf.grad for leaf in self.leaves if leaf.grad is not None], optimisation.clip_gradients)
+        optimisation.set_rate(self._optimizer, number, total)
+        self._optimizer.step()
+        forget_gradients(self.leaves)
+
+    def norms(self) -> list[float]:
+        """Return the largest norm of a trained array of each network."""
+        norms: list[float] = torch.stack([array.flatten(1).norm(dim=1) for array in self.trained]).amax(0).tolist()
+        return norms
+
+    def write(self, index: int) -> None:
+        """Write the trained arrays of the network `index` into it."""
+        arrays = [array[index] for array in self.trained]
+        with torch.no_grad():
+            torch._foreach_copy_(self._parameters[index], transposed(arrays, self._transposed))
+
+    def moments(self, index: int, fewer: int) -> dict[Tensor, dict[str, Tensor]]:
+        """Return the optimiser's state for the network `index` (see `Trained`), which took so many steps fewer."""
+        self._keep_moments()
+        moments = {}
+        for place, (parameter, stacked) in enumerate(zip(self._parameters[index], self._moments, strict=True)):
+            moments[parameter] = {
+                name: value - fewer if name == STEPS else self._laid(value[index], place)
+                for name, value in stacked.items()
+            }
+        return moments
+
+    def _keep_moments(self) -> None:
+        # Those of networks that end here; later steps change the tensors of the others in place.
+        for moments, leaf in zip(self._moments, self.leaves, strict=True):
+            for name, value in self._optimizer.state[leaf].items():
+                moments.setdefault(name, value)
+
+
 def clip(gradients: Sequence[Tensor], most: float) -> None:
     """Scale `gradients` (clients, ...) in place so that each client's total norm is at most `most`."""
     norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
     factors = (most / (norms + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
-
-
-def first_of(count: int, arrays: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return views of the first `count` clients' stacked `arrays`, which the optimizer trains from now on."""
-    chosen = {array: array.detach()[:count].requires_grad_(array.requires_grad) for array in arrays}
-    for group in optimizer.param_groups:
-        for array in group["params"]:
-            optimizer.state[chosen[array]] = {
-                name: value[:count] if isinstance(value, Tensor) and value.ndim else value
-                for name, value in optimizer.state.pop(array, {}).items()
-            }
-        group["params"] = [chosen[array] for array in group["params"]]
-    return [*chosen.values()]

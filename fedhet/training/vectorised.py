@@ -10,7 +10,6 @@ layers that mix examples, networks of this kind are trained alone.
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
 from typing import Any, TypeVar, cast
 
 import torch
@@ -30,9 +29,9 @@ from fedhet.training.evaluation import Evaluation, forward
 from fedhet.training.kinds import IncomparableError, Kinds, constants_key
 from fedhet.training.losses import Losses
 from fedhet.training.padded import padded_batches
-from fedhet.training.phases import STEPS, Step, Term, Trained, set_moments
-from fedhet.training.stacked import arrays_of, clip, first_of, swapped, transposed
-from fedhet.training.training import Recorded, Training, forget_gradients, loss_of, mini_batches, only_trained, record
+from fedhet.training.phases import STEPS, Step, Term, Trained
+from fedhet.training.stacked import Networks, arrays_of, swapped, transposed
+from fedhet.training.training import Recorded, Training, loss_of, mini_batches, only_trained, record
 from fedhet.training.verification import VERIFIED, computing, padded_by_one, verify
 from fedhet.utils.text import log
 
@@ -202,128 +201,85 @@ def _train(group: Sequence[Training], kind: Hashable) -> list[Trained | BaseExce
     drawn = [mini_batches(each.network.train(), each.phase, each.rows, each.generator, None) for each in copies]
     # Clients with more steps come first, so that those that still train are the first ones.
     order = sorted(range(len(group)), key=lambda place: -drawn[place][1])
+    batch = _Batch([copies[place] for place in order], kind)
     with computing(kind):
-        steps = _Steps([copies[place] for place in order], [drawn[place] for place in order], kind)
-    norms = torch.stack([array.flatten(1).norm(dim=1) for array in steps.trained]).amax(0).tolist()
-    losses = pad_sequence(steps.losses).tolist()
-    moments = [steps.moments(index, drawn[place][1]) for index, place in enumerate(order)]
+        batch.train([drawn[place] for place in order])
+    networks = batch.networks
+    norms = networks.norms()
+    losses = pad_sequence(batch.losses).tolist()
+    moments = [networks.moments(index, drawn[order[0]][1] - drawn[place][1]) for index, place in enumerate(order)]
     results: dict[int, Trained | BaseException] = {}
     for index, place in enumerate(order):
         training = group[place]
         training.generator.set_state(copies[place].generator.get_state())
-        with torch.no_grad():
-            arrays = [array[index] for array in steps.trained]
-            torch._foreach_copy_(steps.parameters[index], transposed(arrays, steps.linear))
-        sizes = [counts[index] for counts in steps.counts if index < len(counts)]
+        networks.write(index)
+        sizes = [counts[index] for counts in batch.counts if index < len(counts)]
         results[place] = attempt(
             training.outcome,
             losses[index][: len(sizes)],
             sizes,
             norms[index],
-            steps.further[index],
-            steps.recorded[index],
+            batch.further[index],
+            batch.recorded[index],
             moments[index],
         )
     return [results[place] for place in range(len(group))]
 
 
-class _Steps:
-    """The steps of networks of one kind, in descending order of their numbers of mini-batches.
+class _Batch:
+    """The training of networks of one kind, in descending order of their numbers of mini-batches.
 
     Attributes:
-        trained: the trained arrays after the last step, each stacked over networks; they share no memory with these.
-        parameters: each network's parameters of the same order.
-        linear: for each of them, whether it is transposed in `trained`.
+        networks: the networks.
         losses, counts: for each step, the losses and numbers of examples of the networks that still train.
         recorded, further: for each network, scalars that loss terms record, and the number of examples that they pass.
     """
 
-    def __init__(
-        self, group: Sequence[Training], drawn: Sequence[tuple[Iterator[Tensor], int]], kind: Hashable
-    ) -> None:
-        model = group[0].network.train()
-        phase = group[0].phase
+    networks: Networks
+
+    def __init__(self, group: Sequence[Training], kind: Hashable) -> None:
         self._kind = kind
         self._group = group
         self.losses: list[Tensor] = []
         self.counts: list[list[int]] = []
         self.recorded = [dict(training.before.recorded) for training in group]
         self.further = [0] * len(group)
+
+    def train(self, drawn: Sequence[tuple[Iterator[Tensor], int]]) -> None:
+        """Take all steps; `drawn` has each network's mini-batches, as indices of examples, and their number."""
+        group = self._group
+        model = group[0].network.train()
+        phase = group[0].phase
+        draws = any(isinstance(term, Term) and term.draw for term in phase.terms)
+        generators = [torch.Generator().manual_seed(training.seed) for training in group]
+        losses: Losses | None = None
         with only_trained(model, phase.trains):
-            live = [isinstance(array, nn.Parameter) and array.requires_grad for array in arrays_of(model)]
-            # Weights of linear layers are transposed in training, so that gradients are contiguous and not copied.
-            weights = {id(module.weight) for module in model.modules() if type(module) is nn.Linear}
-            linear = [id(array) in weights for array in arrays_of(model)]
-            networks = [arrays_of(training.network) for training in group]
-            self.parameters = [[*compress(network, live)] for network in networks]
-            self.linear = [*compress(linear, live)]
-            columns = zip(*(transposed(network, linear) for network in networks), strict=True)
-            state = [torch.stack(arrays).detach() for arrays in columns]
-            self.trained = [*compress(state, live)]
-            current = [array.detach().requires_grad_(trains) for array, trains in zip(state, live, strict=True)]
-            leaves = [*compress(current, live)]
-            optimizer = phase.optimisation.build(model, [*compress(arrays_of(model), live)], leaves)
-            self._moments: list[dict[str, Tensor]] = [{} for _ in leaves]
-            if phase.continues:
-                self._continue(optimizer, leaves)
-            draws = any(isinstance(term, Term) and term.draw for term in phase.terms)
-            generators = [torch.Generator().manual_seed(training.seed) for training in group]
-            losses: Losses | None = None
-            for number, (counts, *batch) in enumerate(padded_batches(group, drawn, leaves[0].dtype)):
+            before = [training.before.moments if phase.continues else {} for training in group]
+            self.networks = networks = Networks([training.network for training in group], phase.optimisation, before)
+            for number, (counts, *batch) in enumerate(padded_batches(group, drawn, networks.leaves[0].dtype)):
                 active = len(counts)
-                if active < len(leaves[0]):
-                    self._keep_moments(optimizer, leaves)
-                    current = first_of(active, current, optimizer)
-                    leaves = [*compress(current, live)]
+                if active < len(networks):
+                    networks.keep_first(active)
                     losses = None
                 if losses is None or draws:
                     terms = _terms(group[:active], number, counts)
-                    losses = Losses(group[0], terms, linear)
-                if not number and kind not in VERIFIED:
-                    self._verify([several[1] for several in terms], losses, current, live, batch, counts[1])
-                dropped = masks(VERIFIED[kind] or (), counts, batch[3].shape[1], generators, batch[3].device)
-                loss, values = self._gradients(number, losses, losses.arguments(batch, current, dropped), leaves)
+                    losses = Losses(group[0], terms, networks.linear)
+                if not number and self._kind not in VERIFIED:
+                    self._verify([several[1] for several in terms], losses, batch, counts[1])
+                dropped = masks(VERIFIED[self._kind] or (), counts, batch[3].shape[1], generators, batch[3].device)
+                loss, values = self._gradients(number, losses, losses.arguments(batch, networks.arrays, dropped))
                 self._note(loss, counts, values, losses)
-                if phase.optimisation.clip_gradients:
-                    clip([leaf.grad for leaf in leaves if leaf.grad is not None], phase.optimisation.clip_gradients)
-                phase.optimisation.set_rate(optimizer, number, drawn[0][1])
-                optimizer.step()
-                forget_gradients(leaves)
-            self._keep_moments(optimizer, leaves)
-
-    def _continue(self, optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor]) -> None:
-        for leaf, linear, parameters in zip(leaves, self.linear, zip(*self.parameters, strict=True), strict=True):
-            each = zip(self._group, parameters, strict=True)
-            moments = [training.before.moments.get(parameter, {}) for training, parameter in each]
-            stacked = {name: torch.stack([moment[name] for moment in moments]) for name in moments[0]}
-            arrays = {name: array.mT if linear else array for name, array in stacked.items() if name != STEPS}
-            set_moments(optimizer, leaf, {**moments[0], **arrays})
-
-    def _keep_moments(self, optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor]) -> None:
-        # Those of networks that end here; later steps change the tensors of the others in place.
-        for moments, leaf in zip(self._moments, leaves, strict=True):
-            for name, value in optimizer.state[leaf].items():
-                moments.setdefault(name, value)
-
-    def moments(self, index: int, steps: int) -> dict[Tensor, dict[str, Tensor]]:
-        """Return the optimiser's state (see `Trained`) of the network `index`, which took so many steps."""
-        fewer = len(self.counts) - steps
-        moments = {}
-        for parameter, linear, stacked in zip(self.parameters[index], self.linear, self._moments, strict=True):
-            moments[parameter] = {
-                name: value - fewer if name == STEPS else value[index].mT if linear else value[index]
-                for name, value in stacked.items()
-            }
-        return moments
+                networks.step(number, drawn[0][1])
 
     def _gradients(
-        self, number: int, losses: Losses, arguments: Sequence[Tensor], leaves: Sequence[Tensor]
+        self, number: int, losses: Losses, arguments: Sequence[Tensor]
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Set the gradients of `leaves`, and return losses and scalars to record.
+        """Set the gradients of the networks, and return losses and scalars to record.
 
         Only steps of all networks are compiled, since each number of networks is compiled by itself.
         """
-        if self._group[0].compiled and len(leaves[0]) == len(self._group):
+        leaves = self.networks.leaves
+        if self._group[0].compiled and len(self.networks) == len(self._group):
             step = compiled_step(self._kind, losses, arguments, leaves)
             if step is not None:
                 return step(losses, arguments, leaves)
@@ -342,8 +298,6 @@ class _Steps:
         self,
         terms: Sequence[Term],
         losses: Losses,
-        state: list[Tensor],
-        live: list[bool],
         batch: Sequence[Tensor],
         count: int,
     ) -> None:
@@ -354,10 +308,11 @@ class _Steps:
         inputs, labels, rows = (array[1, :count] for array in batch[:3])
         padded = [padded_by_one(array[:, :count]) for array in batch[:3]]
         weights = torch.cat([batch[3].new_full((2, count), 1 / count), batch[3].new_zeros(2, 1)], 1)
-        leaves = [array[:2].detach().requires_grad_(array.requires_grad) for array in state]
+        networks = self.networks
+        arrays = [array[:2].detach().requires_grad_(array.requires_grad) for array in networks.arrays]
 
         def alone(draws: Sequence[Draw]) -> list[Tensor]:
-            parameters = [*compress(arrays_of(model), live)]
+            parameters = networks.trained_of(arrays_of(model))
             outputs, captured = forward(model, inputs, second.phase.captures)
             if draws and any(isinstance(value, RandomStream) for term in terms for value in term.constants.values()):
                 VERIFIED[self._kind] = None
@@ -372,11 +327,11 @@ class _Steps:
         def together(draws: Sequence[Draw]) -> list[Tensor]:
             generators = [torch.Generator().manual_seed(training.seed) for training in self._group[:2]]
             dropped = masks(draws, [count, count], count + 1, generators, inputs.device)
-            loss, noted = of_two(0, of_two.arguments((*padded, weights), leaves, dropped))
-            trained = [*compress(leaves, live)]
+            loss, noted = of_two(0, of_two.arguments((*padded, weights), arrays, dropped))
+            trained = networks.trained_of(arrays)
             gradients = torch.autograd.grad(loss.sum(), trained, allow_unused=True, materialize_grads=True)
-            its = [gradient[1] for gradient in gradients]
-            return [loss[1].detach(), *transposed(its, self.linear), *(value[1].detach() for value in noted.values())]
+            its = transposed([gradient[1] for gradient in gradients], networks.trained_of(networks.linear))
+            return [loss[1].detach(), *its, *(value[1].detach() for value in noted.values())]
 
         with only_trained(model, second.phase.trains), torch.random.fork_rng([]):
             torch.default_generator.manual_seed(second.seed)
