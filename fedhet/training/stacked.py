@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
 
+from fedhet.errors import ModelError
 from fedhet.training.phases import STEPS, Optimisation, set_moments
 from fedhet.training.training import forget_gradients
 
@@ -65,7 +66,8 @@ def stack(values: Sequence[Any], like: Tensor, *, floats: bool = False) -> Any:
     """Stack the tensors of nested containers of equal structure, such as dicts; keep the first one's other entries.
 
     Tensors with other numbers of rows, as they are drawn for mini-batches of other sizes, are padded. Floats that
-    differ, or all if `floats`, become a tensor (clients,) with the type and the device of `like`.
+    differ, or all if `floats`, become a tensor (clients,) with the type and the device of `like`. Raises a ModelError
+    for tensors whose rows have other shapes.
     """
 
     def stacked(*leaves: Any) -> Any:
@@ -73,8 +75,11 @@ def stack(values: Sequence[Any], like: Tensor, *, floats: bool = False) -> Any:
             return like.new_tensor(leaves)
         if not isinstance(leaves[0], Tensor):
             return leaves[0]
-        alike = len({leaf.shape for leaf in leaves}) == 1
-        return torch.stack(leaves) if alike else pad_sequence([*leaves], batch_first=True)
+        if len({leaf.shape for leaf in leaves}) == 1:
+            return torch.stack(leaves)
+        if len({leaf.shape[1:] for leaf in leaves}) > 1:
+            raise ModelError("a loss term draws tensors of other shapes for each client")
+        return pad_sequence([*leaves], batch_first=True)
 
     return tree_map(stacked, *values)
 
