@@ -1,6 +1,6 @@
 """Names of classes and columns in the forms of data that users have.
 
-`names_of` returns them, and `numbered` the class numbers of labels that are names.
+`names_of` returns them, and `named_labels` also the class numbers of labels that are names.
 """
 
 import operator
@@ -47,7 +47,7 @@ def names_of(value: Any) -> Names:
     features = getattr(given, "feature_names", None)  # of scikit-learn's data sets
     if features is not None and not isinstance(given, Dataset) and np.shape(inputs)[1:] == (len(features),):
         columns.setdefault(COLUMNS, _printable(features))
-    classes = _categories(labels) or _classes(given)
+    classes = named_labels(labels)[0] or _classes(given)
     return columns | ({CLASSES: classes} if classes else {})
 
 
@@ -135,21 +135,29 @@ def _printable(names: Iterable[Any]) -> tuple[str, ...]:
     return tuple(text if text.isprintable() else repr(text)[1:-1] for text in texts)  # for logs and messages
 
 
-def _categories(labels: Any) -> tuple[str, ...]:
-    """Return the names of the classes of a column of labels by number; () if its numbers are the classes themselves."""
+def named_labels(labels: Any) -> tuple[tuple[str, ...], Any]:
+    """Return the names of the classes of a column of labels by number, () without names, and the labels as numbers.
+
+    Labels without names are unchanged. Raises a DataError for texts of which some are missing, or which are numbers.
+    """
     labels = _column(labels)
-    if len(categories := listed_categories(labels)):
-        return _printable(categories) if any(isinstance(category, str) for category in categories) else ()
     if hasattr(labels, "column_name") and hasattr(labels, "source"):  # of a Hugging Face dataset
-        return _names_of_feature((getattr(labels.source, "features", None) or {}).get(labels.column_name))
+        feature = (getattr(labels.source, "features", None) or {}).get(labels.column_name)
+        if names := _names_of_feature(feature):
+            return names, labels
+    listed = getattr(getattr(labels, "dtype", None), "categories", ())  # of pandas, or of an `Enum` of polars
+    categories = [*listed] if isinstance(listed, Iterable) else []
+    if categories and not any(isinstance(category, str) for category in categories):
+        return (), labels  # they are the classes themselves
+    codes = getattr(labels, "cat", labels)  # a column of pandas has them in its attribute `cat`
+    if categories and hasattr(codes, "codes"):
+        return _printable(categories), codes.codes
     texts = _texts(labels)
-    return () if texts is None else _printable(np.unique(texts).tolist())
-
-
-def listed_categories(labels: Any) -> Any:
-    """Return the categories of a pandas object, or of an `Enum` of polars, in order; () without such."""
-    categories = getattr(getattr(labels, "dtype", None), "categories", ())
-    return categories if isinstance(categories, Sized) else ()
+    if texts is None:
+        return (), labels
+    order = categories or np.unique(texts).tolist()
+    places = {name: place for place, name in enumerate(order)}
+    return _printable(order), np.array([places[text] for text in texts.tolist()])
 
 
 def _texts(labels: Any) -> Any:
@@ -202,20 +210,6 @@ def check_index(inputs: Any, labels: Any) -> None:
                 "the index of the labels differs from that of the inputs in its order or rows: give both alike, as "
                 "labels.loc[inputs.index], or labels.to_numpy() if they have the order of the inputs' rows"
             )
-
-
-def numbered(labels: Any) -> Any:
-    """Return the class numbers of a column of labels whose classes have names, and other labels unchanged."""
-    labels = _column(labels)
-    codes = getattr(labels, "cat", labels)  # a column of pandas has them in its attribute `cat`
-    if hasattr(codes, "codes"):
-        return codes.codes if _categories(labels) else labels
-    texts = _texts(labels)
-    if texts is None:
-        return labels
-    order = np.asarray(listed_categories(labels)) if len(listed_categories(labels)) else np.unique(texts)
-    places = {name: place for place, name in enumerate(order.tolist())}
-    return np.array([places[text] for text in texts.tolist()])
 
 
 def _classes(dataset: Any, outer: Sequence[Any] = ()) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from torch.utils.data.sampler import BatchSampler, RandomSampler, WeightedRandom
 
 from fedhet.data.examples import UNLABELLED, Augment, ClientData, Examples, PublicDataset, in_order
 from fedhet.data.names import CLASSES, COLUMNS, Names, alike, merged, permuted, plain, shown, unlike
-from fedhet.data.naming import check_index, names_of, numbered
+from fedhet.data.naming import check_index, named_labels, names_of
 from fedhet.data.reading import (
     INPUTS,
     LABELS,
@@ -175,7 +175,7 @@ def examples_of(value: Any) -> Examples:
     if two and not isinstance(two[1], Mapping):
         check_index(*two)
         inputs = as_tensor(two[0])
-        labels = torch.full((len(inputs),), UNLABELLED) if two[1] is None else as_labels(numbered(two[1]))
+        labels = torch.full((len(inputs),), UNLABELLED) if two[1] is None else as_labels(named_labels(two[1])[1])
         for part in parts_of(inputs).values():
             if len(part) != len(labels):
                 raise DataError(f"the set has {len(part)} inputs but {len(labels)} labels: give one label per input")

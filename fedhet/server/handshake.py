@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from fedhet.config.flower_names import FlowerOptions
+from fedhet.config.flower_names import FlowerOptions, for_training
 from fedhet.config.validation import effective
 from fedhet.data.names import CLASSES, alike, merged, permuted, plain, shown, unlike
 from fedhet.errors import ConfigError, FedhetError
@@ -120,7 +120,9 @@ class Handshake:
         """Set keys in `train_config`, such as `lr`; raise a ConfigError if a key that the user set has no effect."""
         reports = [reply.report for reply in self.federation.known.values()]
         if not all(report.wrapped for report in reports):
-            self.run.apply_train_config()
+            known = self.run.config.flat()
+            ours = for_training(self.run.train_config, known)
+            self.run.override({key: value for key, value in ours.items() if known[key] != value})
         config = self.run.config
         by_hand = {key: origin for key, origin in config.origins.items() if origin != "run"}
         checked = {key: origin for key, origin in by_hand.items() if not key.startswith("public-")}  # the server has it

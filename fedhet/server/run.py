@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from fedhet.config import configuration, flower_names
+from fedhet.config import configuration
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
@@ -169,12 +169,6 @@ class Run:
         if settings:
             changed = configuration.changed(self.config, settings, "code")
             self.config = changed.replace(origins=self.config.origins, remarks=self.config.remarks)
-
-    def apply_train_config(self) -> None:
-        """Set the configuration keys of fedhet's training loop that `train_config` contains, such as `lr`."""
-        flat = self.config.flat()
-        ours = flower_names.for_training(self.train_config, flat)
-        self.override({key: value for key, value in ours.items() if flat[key] != value})
 
     def open_ledger(self, *, mean: bool) -> None:
         """Set `privacy`, the record of the budget that this and the strategy's earlier runs spend.

@@ -239,6 +239,17 @@ def test_columns_of_other_libraries_are_aligned(labels):
     assert data.test.labels.tolist() == data.train.labels.tolist() == [1, 0, 2, 1]
 
 
+def test_a_column_of_texts_of_a_hugging_face_dataset_has_names():
+    class Texts(Column):
+        source = SimpleNamespace(features={"label": SimpleNamespace(dtype="string")})
+
+        def __array__(self, dtype=None, copy=None):
+            return np.array(["cat", "bee"] * 2, dtype)
+
+    data = as_client_data("0", ((FRAME, TEXTS), (FRAME, Texts())))
+    assert data.test.labels.tolist() == [2, 1, 2, 1]
+
+
 def test_a_data_set_of_scikit_learn_as_a_frame():
     both = load_iris(as_frame=True)
     assert names_of(both) == {CLASSES: ("setosa", "versicolor", "virginica"), COLUMNS: tuple(both.data.columns)}
