@@ -1,7 +1,6 @@
 """Client side of FENS: trains and sends its network once, then trains an aggregator of all clients' networks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +12,7 @@ from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import DataError, ModelError
 from fedhet.messages import Payload, WireError, check, load_into, spec_of, to_arrays, to_tensor
-from fedhet.models.copies import load_state, without_memory
+from fedhet.models.copies import load_state, separated, without_memory
 from fedhet.strategies.fens import Fens, Keys
 from fedhet.training import Optimisation, Phase
 
@@ -63,7 +62,7 @@ class FENS(ClientSide[Keys]):
         try:
             return models.build(name, shape, outputs)
         except ModelError:  # Networks of the clients' own are equal.
-            return deepcopy(self.client.model)
+            return separated(self.client.model)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         client = self.client

@@ -10,7 +10,7 @@ from fedhet.algorithms.contrast import contrast
 from fedhet.client import ClientSide, Loss, Payload, Step, Term
 from fedhet.errors import ModelError
 from fedhet.methods.options import Config
-from fedhet.models.copies import copied
+from fedhet.models.copies import separated
 from fedhet.models.representation import Representation, head_name
 from fedhet.strategies.perfcl import Keys
 
@@ -24,7 +24,7 @@ class TwoExtractors(nn.Module):
         self.config = getattr(network, "config", None)  # of texts, names the token that pads
         network.set_submodule(name, nn.Identity())
         self.shared = network
-        self.personal = copied(network)
+        self.personal = separated(network)
         self.head = nn.Linear(2 * head.in_features, head.out_features, dtype=head.weight.dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:

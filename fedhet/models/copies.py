@@ -6,10 +6,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from gc import get_referents
 from inspect import getclosurevars, unwrap
-from types import FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, NamedTuple
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -54,23 +55,23 @@ def copied(model: nn.Module) -> nn.Module:
 def separated(model: nn.Module) -> nn.Module:
     """Return a copy of a network that shares no memory with others, or `model` itself if it cannot be copied.
 
-    Raises a ModelError if it cannot be copied and another client uses one of the modules. Nested tensors are disabled
-    in PyTorch's transformers, since hooks and `torch.func` do not support them.
+    Raises a ModelError if it cannot be copied and another client uses one of the modules, or a function of it reads its
+    arrays. Nested tensors are disabled in PyTorch's transformers, since hooks and `torch.func` do not support them.
     """
-    variable = False
+    fixed = False
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
     try:
-        reason, variable = _bound(model)
+        reason, fixed = _bound(model)
         if not reason:
             return copied(model)
     except Exception as error:  # a user's module may hold any object
         reason = f"{type(error).__name__}: {error}"
-    if variable or any(module in _used for module in model.modules()):
+    if fixed or any(module in _used for module in model.modules()):
         raise ModelError(
-            f"the network shares modules with another client's network and cannot be copied ({reason}): create all "
-            "its modules in the model function, and use them in methods only as attributes of self"
+            f"other networks need copies of its modules, but it cannot be copied ({reason}): create all its modules in "
+            "the model function, and use modules and arrays in its methods only as attributes of self"
         )
     in_use(model)
     for tensor in (*model.parameters(), *model.buffers()):
@@ -84,17 +85,41 @@ def in_use(model: nn.Module) -> None:
 
 
 def _bound(model: nn.Module) -> tuple[str, bool]:
-    # Why a copy would still call modules of the model ("" if not), and whether through a global variable.
-    modules = {id(module) for module in model.modules()}
+    # Why a copy would still use modules or arrays of the model ("" if not), and whether the model itself cannot be
+    # used either: a global variable may be another client's later, and clients in a batch have arrays of their own.
+    own = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     for name, module in model.named_modules():
-        # A copy has no wrappers.
+        # A copy has no wrappers, and compiles nothing.
         if _wrapped(module) is not None:
             continue
-        for each in (each for held in vars(module).values() for each in entries(held)):
-            for variable, value in _outside(each, set()):
-                if id(getattr(value, "__self__", value)) in modules:  # of a bound method, such as model.forward
-                    return f"{each.__qualname__} of module {name!r} refers to the original", variable
+        held = [value for key, value in vars(module).items() if key != "_compiled_call_impl"]
+        for function in [value for value in _within(held) if isinstance(value, FunctionType)]:
+            variables = [getattr(value, "__self__", value) for variable, value in _outside(function, set()) if variable]
+            of_globals = any(id(value) in own for value in variables)
+            parts = [value for value in _within([function]) if id(value) in own]
+            if of_globals or parts:
+                fixed = of_globals or any(isinstance(part, Tensor) for part in parts)
+                return f"{function.__qualname__} of module {name!r} refers to the original", fixed
     return "", False
+
+
+def _within(values: list[Any]) -> Iterator[Any]:
+    """Yield all objects to which `values` refer, but not through modules, arrays, classes or global variables.
+
+    A copy has the original functions, and weak references, of the network that is copied.
+    """
+    seen = set[int]()
+    while values:
+        value = values.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        if isinstance(value, ReferenceType):
+            values.append(value())
+        elif not isinstance(value, nn.Module | Tensor | type | ModuleType | CodeType):
+            outside = getattr(value, "__globals__", None)
+            values.extend(part for part in get_referents(value) if part is not outside)
 
 
 def entries(held: Any) -> Iterable[Any]:

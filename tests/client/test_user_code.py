@@ -2,16 +2,18 @@
 
 import random
 from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import weight_norm
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
@@ -235,7 +237,7 @@ def test_networks_that_deepcopy_refuses() -> None:
 def test_networks_with_closures() -> None:
     network = Caching(closure=True)
     assert separated(network) is network
-    with pytest.raises(ModelError, match="shares modules with another client's network and cannot be copied"):
+    with pytest.raises(ModelError, match="other networks need copies of its modules, but it cannot be copied"):
         separated(nn.Sequential(network))
     patched, forward = (each := model()), each.forward
     patched.forward = lambda inputs: 2 * forward(inputs)  # type: ignore[method-assign]
@@ -243,6 +245,68 @@ def test_networks_with_closures() -> None:
     PATCHED.forward = call_patched  # type: ignore[method-assign]
     with pytest.raises(ModelError, match="call_patched of module '' refers to the original"):  # that of any client
         separated(PATCHED)
+
+
+def reading(network: nn.Sequential, form: str) -> Any:
+    """Return a function that calls the network's first layer, or reads its weight, in one of several ways."""
+    layer = cast(nn.Linear, network[0])
+    weight, bias = layer.weight, layer.bias
+    holder = SimpleNamespace(layers=[{"first": layer}])
+    linear = partial(functional.linear, weight=weight, bias=bias)
+
+    def with_default(inputs: Tensor, layer: nn.Module = layer) -> Any:
+        return layer(inputs)
+
+    def with_attribute(inputs: Tensor) -> Any:
+        return with_attribute.layer(inputs)  # type: ignore[attr-defined]
+
+    with_attribute.layer = layer  # type: ignore[attr-defined]
+    return {
+        "an object": lambda inputs: holder.layers[0]["first"](inputs),
+        "a default": with_default,
+        "an attribute": with_attribute,
+        "a cache": lru_cache(lambda inputs: layer(inputs)),
+        "a weight": lambda inputs: functional.linear(inputs, weight, bias),
+        "a partial with a weight": lambda inputs: linear(inputs),
+    }[form]
+
+
+@pytest.mark.parametrize("form", ["an object", "a default", "an attribute", "a cache"])
+def test_functions_that_reach_a_module_by_other_objects(form: str) -> None:
+    """A copy's function would call the original's module, which is not trained."""
+    network = model()
+    network.read = reading(network, form)
+    assert separated(network) is network
+    with pytest.raises(ModelError, match="of module '' refers to the original"):
+        separated(network)
+
+
+@pytest.mark.parametrize("form", ["a weight", "a partial with a weight"])
+def test_functions_that_read_weights_are_refused(form: str) -> None:
+    """In a batch of clients, each has its own weights."""
+    network = model()
+    network.read = reading(network, form)
+    with pytest.raises(ModelError, match="<lambda> of module '' refers to the original"):
+        separated(network)
+
+
+class Closed(nn.Module):
+    """A network whose forward calls a function that refers to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.read = lambda inputs: self.body(inputs).relu()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.read(inputs))
+
+
+@pytest.mark.parametrize("method", ["perfcl", "fens"])
+def test_a_method_that_needs_copies_refuses_a_network_of_closures(method: str, tmp_path: Path) -> None:
+    settings = {"method": method, "clients": 2, "workers": 1}
+    with pytest.raises(FedhetError, match="other networks need copies of its modules, but it cannot be copied"):
+        fedhet.run(settings, model=Closed, data=data, out=tmp_path / "run", progress=False)
 
 
 PATCHED = model()
