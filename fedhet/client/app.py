@@ -37,7 +37,7 @@ from fedhet.messages.protocol import DESCRIBE, FIRST, HANDSHAKE, JOIN, MOST_LIST
 from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config
-from fedhet.models.copies import kinds_of
+from fedhet.models.copies import holds_arrays, kinds_of
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Task, as_task
@@ -425,6 +425,8 @@ def _alike(client: Client) -> str:
     """Return a text that is equal for clients that may be trained in one batch; "" if it never pays (see `SMALL`)."""
     chosen = client.config.client_batching
     if chosen == "off" or client.estimator or type(client.data.train.inputs) is not Tensor:
+        return ""
+    if holds_arrays(client.model):  # which are another client's in a batch
         return ""
     if chosen == "auto" and client.device.type == "cpu":
         most = SMALL / min(client.optimisation().batch_size, len(client.data.train))

@@ -43,13 +43,28 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Return a deep copy of a network without wrappers, such as `torch.compile`, which add prefixes to array names."""
+    """Return a deep copy of a network without wrappers, such as `torch.compile`, which add prefixes to array names.
+
+    Tensors that share memory in the network share memory in the copy.
+    """
     memo: dict[int, Any] = {}
     with _ComputedTensors():
         for module in reversed([*model.modules()]):  # inner wrappers first
             if (inner := _wrapped(module)) is not None:
                 memo[id(module)] = copy.deepcopy(inner, memo)
-        return copy.deepcopy(model, memo)
+        result: nn.Module = copy.deepcopy(model, memo)
+    sharing: dict[int, list[Tensor]] = {}
+    for original in memo.get(id(memo), ()):  # where deepcopy keeps all objects that it copied
+        if isinstance(original, Tensor) and original.layout is torch.strided:
+            sharing.setdefault(_identity(original), []).append(original)
+    for tensors in sharing.values():
+        if len(tensors) == 1:
+            continue
+        memory = tensors[0].untyped_storage().clone()
+        for tensor in tensors:
+            view = tensor.detach().new_empty(0).set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+            memo[id(tensor)].data = view
+    return result
 
 
 def separated(model: nn.Module) -> nn.Module:
@@ -87,7 +102,7 @@ def in_use(model: nn.Module) -> None:
 def _bound(model: nn.Module) -> tuple[str, bool]:
     # Why a copy would still use modules or arrays of the model ("" if not), and whether the model itself cannot be
     # used either: a global variable may be another client's later, and clients in a batch have arrays of their own.
-    own = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
+    own = {_identity(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     for name, module in model.named_modules():
         # A copy has no wrappers, and compiles nothing.
         if _wrapped(module) is not None:
@@ -95,12 +110,31 @@ def _bound(model: nn.Module) -> tuple[str, bool]:
         held = [value for key, value in vars(module).items() if key != "_compiled_call_impl"]
         for function in [value for value in _within(held) if isinstance(value, FunctionType)]:
             variables = [getattr(value, "__self__", value) for variable, value in _outside(function, set()) if variable]
-            of_globals = any(id(value) in own for value in variables)
-            parts = [value for value in _within([function]) if id(value) in own]
+            of_globals = any(_identity(value) in own for value in variables)
+            parts = [value for value in _within([function]) if _identity(value) in own]
             if of_globals or parts:
                 fixed = of_globals or any(isinstance(part, Tensor) for part in parts)
                 return f"{function.__qualname__} of module {name!r} refers to the original", fixed
     return "", False
+
+
+def holds_arrays(model: nn.Module) -> bool:
+    """Return whether attributes of a network hold its parameters or buffers, or views of them, a second time.
+
+    Those of PyTorch's recurrent layers do not count.
+    """
+    own = {_identity(array) for array in (*model.parameters(), *model.buffers())}
+    modules = [module for module in model.modules() if not isinstance(module, nn.RNNBase)]
+    held = [value for module in modules for name, value in vars(module).items() if name not in _ARRAYS]
+    return any(_identity(value) in own for value in _within(held))
+
+
+_ARRAYS = ("_parameters", "_buffers", "_modules")
+
+
+def _identity(value: Any) -> int:
+    """Return a number that identifies an object, or the memory of a tensor."""
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else id(value)
 
 
 def _within(values: list[Any]) -> Iterator[Any]:

@@ -19,6 +19,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 
 import fedhet
+from fedhet.algorithms.graphs.graph import UnsupportedArchitecture
+from fedhet.algorithms.graphs.resize import resize
 from fedhet.client.app import make_client_app
 from fedhet.client.model_check import unsaved_state
 from fedhet.client.unchanged import ROWS
@@ -26,6 +28,7 @@ from fedhet.config import configuration
 from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError, ModelError
 from fedhet.models.copies import copied, separated
+from fedhet.results.history import read_clients
 from fedhet.setup.client_setup import ClientInfo
 
 pytestmark = [pytest.mark.usefixtures("home", "no_report"), pytest.mark.filterwarnings("ignore:`torch.nn.utils")]
@@ -307,6 +310,69 @@ def test_a_method_that_needs_copies_refuses_a_network_of_closures(method: str, t
     settings = {"method": method, "clients": 2, "workers": 1}
     with pytest.raises(FedhetError, match="other networks need copies of its modules, but it cannot be copied"):
         fedhet.run(settings, model=Closed, data=data, out=tmp_path / "run", progress=False)
+
+
+class Sharing(nn.Module):
+    """A network with a second tensor in the memory of a layer's weight."""
+
+    def __init__(self, form: str = "parameter") -> None:
+        super().__init__()
+        self.form, self.body, self.other, self.head = form, nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        if form == "parameter":
+            self.other.weight.data = self.body.weight.data
+        elif form == "buffer":
+            self.register_buffer("view", self.body.weight.detach())
+        elif form == "rows":
+            self.views = [self.body.weight.data[:3]]
+        elif form == "again":
+            self.views = [self.body.weight]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.other(self.body(inputs).relu())
+        if self.form == "buffer":
+            outputs = outputs + functional.linear(inputs, self.view)  # type: ignore[arg-type]
+        elif self.form in ("rows", "again"):
+            outputs = outputs + functional.linear(inputs, self.views[0]).mean(1, keepdim=True)
+        return self.head(outputs)
+
+
+@pytest.mark.parametrize("form", ["parameter", "buffer", "rows", "again"])
+def test_memory_that_tensors_share_is_shared_in_copies_and_in_batches(form: str, tmp_path: Path) -> None:
+    """Training is that of a plain loop, and scores are those of each client's own network, also in a batch."""
+
+    def built() -> Sharing:
+        torch.manual_seed(0)
+        return Sharing(form)
+
+    settings = {"batch-size": 100, "momentum": 0.0, "learning-rate": 0.1, "local-epochs": 2, "clients": 3}
+    common = {"method": "local", "rounds": 2, "workers": 1, "client-batching": "10", **settings}
+
+    def own(client: ClientInfo) -> Any:
+        rows = slice(client.partition_id, None, 3)
+        return (INPUTS[rows], LABELS[rows]), (INPUTS[rows], LABELS[rows])
+
+    done = fedhet.run(common, model=built(), data=own, out=tmp_path / "run", progress=False)
+    for row in read_clients(done.folder)[-3:]:
+        plain = built()
+        examples, _ = own(SimpleNamespace(partition_id=int(row.client)))  # type: ignore[arg-type]
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            functional.cross_entropy(plain(examples[0]), examples[1]).backward()
+            optimizer.step()
+        assert torch.equal(plain.other.weight, plain.body.weight) == (form == "parameter")
+        saved = load_file(done.folder / f"models/{row.client}.safetensors")
+        for name, tensor in plain.state_dict().items():
+            torch.testing.assert_close(saved[name], tensor, rtol=1e-4, atol=1e-6)
+        assert row.loss == pytest.approx(functional.cross_entropy(plain(examples[0]), examples[1]).item(), rel=1e-4)
+
+
+def test_views_of_arrays_are_refused_where_widths_change() -> None:
+    network = Sharing("rows")
+    with pytest.raises(
+        UnsupportedArchitecture, match="has arrays of its layers, or views of them, in other attributes"
+    ):
+        resize(network, network.state_dict())
 
 
 PATCHED = model()

@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, UnsupportedArchitecture, architecture_graph
 from fedhet.algorithms.graphs.permutations import PermutationGroups, permutation_groups
 from fedhet.algorithms.graphs.states import State, cut_out, entries_of, expand
-from fedhet.models.copies import copied, in_evaluation_mode, storage_place
+from fedhet.models.copies import copied, holds_arrays, in_evaluation_mode, storage_place
 from fedhet.utils.machine import out_of_memory
 
 _resizable: WeakKeyDictionary[nn.Module, dict[tuple[ArchitectureGraph, bool], PermutationGroups]] = WeakKeyDictionary()
@@ -30,6 +30,11 @@ def resize(model: nn.Module, state: State) -> nn.Module:
     Recurrent layers of different widths become ``StackedRecurrent``, and resized ``nn.MultiheadAttention`` becomes
     ``HeadAttention``. Raises UnsupportedArchitecture for a layer of PyTorch that fedhet does not know how to resize.
     """
+    if holds_arrays(model):
+        raise UnsupportedArchitecture(
+            f"network {type(model).__name__} has arrays of its layers, or views of them, in other attributes, which "
+            "would keep their sizes and values: use arrays only as attributes of their layers"
+        )
     result = copied(model)
     lacking = model.state_dict().keys() - state.keys()
     # By storage of the replaced tensor, to keep ties; the tensor is kept so that its storage is not reused.
