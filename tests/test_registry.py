@@ -177,12 +177,26 @@ mine = FedProx.method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
 
 
 class TestSides:
-    @pytest.mark.parametrize("half", ["nowhere:Half", "fedhet.server:Nothing", "fedhet.server"])
-    def test_a_missing_side(self, half):
+    @pytest.mark.parametrize(
+        ("half", "why"),
+        [
+            ("nowhere:Half", "cannot be imported"),
+            ("fedhet.server:Nothing", "cannot be imported"),
+            ("fedhet.server", "lacks a module or a name: write package.module:name"),
+        ],
+    )
+    def test_a_missing_side(self, half, why):
         registry.register(Method("broken", server=half, client=half))
         for which, find in (("server", registry.strategy), ("client", registry.client_side)):
-            with pytest.raises(ConfigError, match=f"the {which} side of method 'broken', '{half}', cannot be imported"):
+            with pytest.raises(ConfigError, match=f"the {which} side of method 'broken', '{half}', {why}"):
                 find("broken")
+
+
+class TestName:
+    @pytest.mark.parametrize("name", ["", "a/b", "a.b", "two words", "seed", "local-epochs"])
+    def test_one_that_is_no_prefix_of_keys_is_refused(self, name):
+        with pytest.raises(ConfigError, match=f"method '{name}': a method's name is the prefix of its keys"):
+            Method(name)
 
 
 class TestKeys:

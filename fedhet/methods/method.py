@@ -1,5 +1,6 @@
 """The declaration of a method: its name, its keys and its traits, with the names of its server and client classes."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
@@ -71,9 +72,8 @@ class Traits:
             `"entries"`, to which the key `aggregation` applies; by another function of `"whole"` arrays, whose norm
             `clip-norm` can limit; or `""` if there are no such arrays or neither key applies to them.
         sends: the kind of each value and group of arrays that a client sends, by name: `STRUCTURE` (facts about a
-            network) or a kind that a node may refuse to send: `METRICS`, weights, statistics, features, posteriors,
-            prototypes, projections, descriptors or hypernetwork (see `KINDS`). Shared arrays are the group
-            `model`, by default of kind `weights`.
+            network) or a kind that a node may refuse to send (see `KINDS`). Shared arrays are the group `model`, by
+            default of kind `weights`.
         predicts: by what a client predicts, as a noun phrase for reports.
         inside: what the method uses inside networks: the `"head"`, the `"representation"` with the head, or `""`.
     """
@@ -185,6 +185,11 @@ class Method:
     variant_of: str = ""
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"\w[\w-]*", self.name) or self.name in options.fields_of(options.Config):
+            raise ConfigError(
+                f"method {self.name!r}: a method's name is the prefix of its keys and part of its runs' folders: use "
+                "letters, digits, '-' and '_', and no name of a key"
+            )
         for kind in self.Options.__mro__:
             if any(isinstance(value, Field) for value in vars(kind).values()):
                 raise ConfigError(

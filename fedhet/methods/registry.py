@@ -158,8 +158,6 @@ def _loaded(name: str) -> Method:
 def _imported(reference: str) -> Method:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
-    if not all(_place(reference)):
-        raise ConfigError(f"method = {reference!r} lacks a module or a name: write package.module:name or FILE.py:NAME")
     return _method_at(reference, f"method = {reference!r}:")
 
 
@@ -183,6 +181,8 @@ def _declaration(value: Any) -> Any:
 
 def _object(reference: str, subject: str) -> Any:
     module, name = _place(reference)
+    if not module or not name:
+        raise ConfigError(f"{subject} lacks a module or a name: write package.module:name or FILE.py:NAME")
     try:
         return getattr(module_of(module), name)
     except (ImportError, AttributeError, TypeError, ValueError, OSError, SyntaxError) as error:
