@@ -152,6 +152,13 @@ class Ordered(Head):
         return self.head(self.body(inputs[:, self.order]).relu())
 
 
+class Partial(nn.Linear):
+    """Saves its bias only."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {"bias": super().state_dict(*args, **kwargs)["bias"]}
+
+
 class Frozen(Head):
     def train(self, mode: bool = True) -> Any:
         super().train(mode)
@@ -413,6 +420,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "sparse gradients": (
         lambda: run(lambda client: nn.Sequential(nn.Embedding(3, 4, sparse=True), nn.Linear(4, 2))),
         "whose 0 has sparse gradients",
+    ),
+    "a state dict without a weight": (
+        lambda: run(lambda client: Partial(4, 2)),
+        "whose state_dict() lacks weight, or changes it: return every parameter that requires gradients",
     ),
     "a hook on a gradient": (
         lambda: run(lambda client: hooked("register_hook")),

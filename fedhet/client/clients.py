@@ -384,7 +384,8 @@ class Clients:
         except RuntimeError as error:
             raise ModelError(
                 f"the client's {model._get_name()} has other layers when it is built again: the model function must "
-                f"return the same layers in every call for a client{user_functions.origin(self._model)}"
+                "return the same layers in every call for a client, and forward must add none"
+                f"{user_functions.origin(self._model)}"
             ) from error
 
 

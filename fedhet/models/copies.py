@@ -45,7 +45,7 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
 def copied(model: nn.Module) -> nn.Module:
     """Return a deep copy of a network without wrappers, such as `torch.compile`, which add prefixes to array names.
 
-    Tensors that share memory in the network share memory in the copy.
+    Tensors that share memory in the network share memory in the copy, and parameters keep their attributes.
     """
     memo: dict[int, Any] = {}
     with _ComputedTensors():
@@ -53,9 +53,13 @@ def copied(model: nn.Module) -> nn.Module:
             if (inner := _wrapped(module)) is not None:
                 memo[id(module)] = copy.deepcopy(inner, memo)
         result: nn.Module = copy.deepcopy(model, memo)
+        # In this list, deepcopy keeps all objects that it copied.
+        originals = [value for value in memo.get(id(memo), ()) if isinstance(value, Tensor)]
+        for original in originals:
+            vars(memo[id(original)]).update(copy.deepcopy(vars(original), memo))
     sharing: dict[int, list[Tensor]] = {}
-    for original in memo.get(id(memo), ()):  # where deepcopy keeps all objects that it copied
-        if isinstance(original, Tensor) and original.layout is torch.strided:
+    for original in originals:
+        if original.layout is torch.strided:
             sharing.setdefault(_identity(original), []).append(original)
     for tensors in sharing.values():
         if len(tensors) == 1:
@@ -208,9 +212,16 @@ def unusable(model: Any) -> str:
         return f" whose {sparse} has sparse gradients, which optimisers and averages do not take: set sparse=False"
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return " without a parameter that requires gradients: leave at least the head to train"
-    for each, value in model.state_dict().items():
+    state = model.state_dict()
+    for each, value in state.items():
         if not isinstance(value, Tensor) or value.is_complex() or not value.numel():
             return f" whose {each} cannot be sent, as it is empty, complex or no tensor (get_extra_state): remove it"
+    saved = {_identity(value) for value in state.values()}
+    trained = [
+        name for name, array in model.named_parameters() if array.requires_grad and _identity(array) not in saved
+    ]
+    if trained:
+        return f" whose state_dict() lacks {trained[0]}, or changes it: return every parameter that requires gradients"
     return ""
 
 

@@ -367,6 +367,15 @@ def test_memory_that_tensors_share_is_shared_in_copies_and_in_batches(form: str,
         assert row.loss == pytest.approx(functional.cross_entropy(plain(examples[0]), examples[1]).item(), rel=1e-4)
 
 
+def test_attributes_of_parameters_are_copied() -> None:
+    network = model()
+    weight = cast(nn.Linear, network[0]).weight
+    weight.gain = [2.0]  # type: ignore[attr-defined]
+    copy = cast(nn.Linear, copied(network)[0]).weight  # type: ignore[index]
+    assert copy.gain == [2.0]  # type: ignore[attr-defined]
+    assert copy.gain is not weight.gain  # type: ignore[attr-defined]
+
+
 def test_views_of_arrays_are_refused_where_widths_change() -> None:
     network = Sharing("rows")
     with pytest.raises(
