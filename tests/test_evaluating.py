@@ -16,7 +16,7 @@ from fedhet.client.app import make_client_app
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.results.description import data_table, pooled
-from fedhet.results.history import read_clients
+from fedhet.results.history import absences, read_clients
 from fedhet.server.federation import Federation
 from fedhet.setup.client_setup import ClientInfo
 
@@ -415,6 +415,7 @@ def test_a_node_describes_its_data_within_its_policy(elsewhere, new_watch):
     row = watch.rows[0]
     assert row["data"].keys() == {"1", "2"}
     assert "needs statistics" in row["failures"][0]["reason"]
+    assert next(absences(watch.rows, "trained", shared=False)).startswith("1 of 3 clients took no part")
     told = row["data"]["1"]
     assert (told["train"], told["missing"], told["range"]) == (60, None, None)
     assert told["values"] == 60 * 6, "without those that are missing, it would tell their number"

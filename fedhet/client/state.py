@@ -247,20 +247,20 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
             f"the run in {folder} has no networks: {config.method_name} predicts by {traits.predicts}; load a "
             "model of another method's run, or fit such a classifier with scikit-learn"
         )
+    simulated = name.isdecimal() and int(name) < config.clients
+    took_part = simulated or name in {row.client for row in read_clients(folder)}
     try:
         tensors, path, beside = _saved(models, name, name)
+        if path.stem == GLOBAL and not (took_part and traits.whole):
+            reason = f"no model of client {name}" if took_part else f"no client {name}"
+            raise ConfigError(f"the run in {folder} has {reason}: give a name from its clients.csv")
     except ConfigError:
-        if function and isinstance(network := client_setup.network_of(info, function), Estimator):
+        if took_part and function and isinstance(network := client_setup.network_of(info, function), Estimator):
             raise ConfigError(
                 f"client {name} has an estimator, {network.title}, of which runs save no file: fit it again to the "
                 "client's examples"
             ) from None
         raise
-    simulated = name.isdecimal() and int(name) < config.clients
-    took_part = simulated or name in {row.client for row in read_clients(folder)}
-    if path.stem == GLOBAL and not (took_part and traits.whole):
-        reason = f"no model of client {name}" if took_part else f"no client {name}"
-        raise ConfigError(f"the run in {folder} has {reason}: give a name from its clients.csv")
     with seeded(config.seed, "loading", name):
         network = client_setup.network_of(info, function)
         if function and (difference := other_model(folder, name, described(network))):

@@ -169,7 +169,8 @@ def absences(rows: Sequence[Row], scored: Which, *, shared: bool) -> Iterator[st
     late = {client: reason for client, reason in unscored(rows, scored).items() if client not in absent}
     evaluated = (client for row in rows for by_client in row.get("scores", {}).values() for client in by_client)
     trained = {client for row in rows for client in row["participants"]}
-    there = trained | {*evaluated, *absent, *late}
+    described = (client for row in rows for client in row.get("data", ()))
+    there = trained | {*evaluated, *described, *absent, *late}
     own = bool(trained) and not (shared and scored == "received")
     untrained = final - trained if own else ()
     failed = {str(failure.get("client")): str(failure.get("reason")) for row in rows for failure in row["failures"]}
