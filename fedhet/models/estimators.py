@@ -107,12 +107,12 @@ class Estimator(nn.Module):
             return
         with threadpool_limits(threads):
             try:
-                self._fitted, self._classes = self._fit(self._table(features), targets, weights)
+                new, classes = self._fit(self._table(features), targets, weights)
             except Exception as error:  # an estimator of the user's may raise anything
                 raise ModelError(f"fitting {self.title} raised {type(error).__name__}: {error}") from error
-        if self.meaning != "numbers" and not hasattr(self._fitted, "classes_"):
-            raise ModelError(f"{self.title} predicts numbers, but the labels are classes: return a classifier")
-        self._key = key
+        if self.meaning != "numbers" and not hasattr(new, "classes_"):
+            raise ModelError(f"{self.title} has no classes_ after fit, but the labels are classes: return a classifier")
+        self._fitted, self._classes, self._key = new, classes, key
 
     def _fit(self, table: Any, labels: NDArray[Any], weights: Mapping[str, Any]) -> tuple[Any, NDArray[Any] | None]:
         """Return a fitted estimator, and the classes by its numbers for them if these are other ones."""

@@ -33,7 +33,7 @@ import fedhet
 from fedhet.cli import new_project
 from fedhet.config import configuration
 from fedhet.engines.superlink import _free_port, begin, command, end, environment_of_commands
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.flower.grid import LocalGrid
 from fedhet.models.estimators import Estimator
 from fedhet.results.history import read_clients
@@ -194,7 +194,7 @@ def test_mean_predictions_of_numbers_are_labels_of_public_examples(tmp_path):
         ({"start-from": "."}, {}, "start-from has no model of RandomForestClassifier, which no run saves"),
         ({}, {"task": fedhet.Task(class_weights=[1, 2])}, "is fitted without class weights and a loss of your own"),
         ({}, {"data": (INPUTS, np.stack([LABELS, LABELS], 1))}, "predicts one class or numbers for each example"),
-        ({}, {"model": Ridge()}, "Ridge predicts numbers, but the labels are classes: return a classifier"),
+        ({}, {"model": Ridge()}, "Ridge has no classes_ after fit, but the labels are classes: return a classifier"),
         ({}, {"data": (INPUTS, INPUTS[:, 0])}, "fitting RandomForestClassifier raised ValueError: Unknown label type"),
         ({}, {"data": (INPUTS, 1e6 * INPUTS[:, 0]), "model": Ridge()}, "inputs or targets are large .divide them"),
     ],
@@ -261,6 +261,17 @@ def test_a_class_that_an_estimator_never_saw_is_a_tie() -> None:
     model.fit(inputs[labels != 1], labels[labels != 1], threads=1)
     scores = model(inputs).log_softmax(1).round(decimals=13)[:, 1]  # as the metric auc reads them
     assert roc_auc_score(labels == 1, scores) == 0.5
+
+
+def test_a_refused_fit_leaves_the_fit_before() -> None:
+    inputs, labels = torch.eye(4), torch.arange(4) % 2
+    model = Estimator(Ridge())
+    model.outputs = 2
+    model.fit(inputs, torch.ones(4, dtype=torch.long), threads=1)  # one class: a constant
+    before = model(inputs)
+    with pytest.raises(ModelError, match="Ridge has no classes_ after fit, but the labels are classes"):
+        model.fit(inputs, labels, threads=1)
+    assert torch.equal(model(inputs), before)
 
 
 class FromZero(GaussianNB):
