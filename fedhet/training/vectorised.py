@@ -32,7 +32,7 @@ from fedhet.training.padded import padded_batches
 from fedhet.training.phases import STEPS, Step, Term, Trained
 from fedhet.training.stacked import Networks, arrays_of, swapped, transposed
 from fedhet.training.training import Recorded, Training, loss_of, mini_batches, only_trained, record
-from fedhet.training.verification import VERIFIED, computing, padded_by_one, verify
+from fedhet.training.verification import VERIFIED, computing, padded_twice, verify
 from fedhet.utils.text import log
 
 FEW = 512  # largest number of test examples of a client whose network is evaluated together with other networks
@@ -176,7 +176,7 @@ def _evaluate(group: Sequence[Evaluation], kind: Hashable) -> list[Score]:
         function = vmap(of_one, randomness="error")
         if kind not in VERIFIED:
             count = len(group[1].examples)
-            rows = padded_by_one(inputs[:, :count])
+            rows = padded_twice(inputs, count, count + 1)
             second = models[1].eval()
             of_two = [array[:2] for array in stacked]
             verify(
@@ -306,8 +306,11 @@ class _Batch:
         model = second.network.train()
         of_two = losses.of_two()
         inputs, labels, rows = (array[1, :count] for array in batch[:3])
-        padded = [padded_by_one(array[:, :count]) for array in batch[:3]]
-        weights = torch.cat([batch[3].new_full((2, count), 1 / count), batch[3].new_zeros(2, 1)], 1)
+        # With padding, and as many rows as loss terms draw for the largest mini-batch.
+        length = batch[3].shape[1] + 1
+        padded = [padded_twice(array, count, length) for array in batch[:3]]
+        weights = batch[3].new_zeros(2, length)
+        weights[:, :count] = 1 / count
         networks = self.networks
         arrays = [array[:2].detach().requires_grad_(array.requires_grad) for array in networks.arrays]
 
@@ -326,7 +329,7 @@ class _Batch:
 
         def together(draws: Sequence[Draw]) -> list[Tensor]:
             generators = [torch.Generator().manual_seed(training.seed) for training in self._group[:2]]
-            dropped = masks(draws, [count, count], count + 1, generators, inputs.device)
+            dropped = masks(draws, [count, count], length, generators, inputs.device)
             loss, noted = of_two(0, of_two.arguments((*padded, weights), arrays, dropped))
             trained = networks.trained_of(arrays)
             gradients = torch.autograd.grad(loss.sum(), trained, allow_unused=True, materialize_grads=True)

@@ -97,8 +97,8 @@ def computing(kind: Hashable) -> Iterator[None]:
         raise ModelError("the network or a user's function draws from a global random generator")
 
 
-def padded_by_one(array: Tensor) -> Tensor:
-    """Return the second network's rows of `array` (clients, n, ...) and another row, as those of two networks."""
+def padded_twice(array: Tensor, count: int, length: int) -> Tensor:
+    """Return the second network's first `count` rows of `array` (clients, n, ...), padded, as those of two networks."""
     # Two, since `vmap` can be right for the first network only, such as with the padding row of an embedding.
-    rows = torch.cat([array[1], array[1, :1]])
+    rows = torch.cat([array[1, :count], *[array[1, :1]] * (length - count)])
     return torch.stack([rows, rows])

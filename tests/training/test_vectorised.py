@@ -92,8 +92,11 @@ def drawing(step, weight, kind, rows, wanted):
     return factor * weight * step.mean((outputs - wanted).square()), {"apart": weight * step.mean(rows)}
 
 
-@pytest.mark.parametrize(("kinds", "left"), [(("plus",) * 4, 0), (("plus", "minus", "plus", "plus"), 4)])
-def test_floats_of_loss_terms_differ_between_clients_and_steps(kinds, left):
+@pytest.mark.parametrize(
+    ("kinds", "size", "left"),
+    [(("plus",) * 4, 8, 0), (("plus",) * 4, 64, 0), (("plus", "minus", "plus", "plus"), 8, 4)],
+)
+def test_floats_of_loss_terms_differ_between_clients_and_steps(kinds, size, left):
     """Drawn rows are as many as the mini-batch's; what is neither a tensor nor a float must be equal in each step."""
 
     def draw(number, examples, client):
@@ -102,10 +105,11 @@ def test_floats_of_loss_terms_differ_between_clients_and_steps(kinds, left):
         return {"rows": rows, "wanted": rows[:, :3], "weight": (client + 1) / (number + 10), "kind": kind}
 
     def group():
-        for client, training in enumerate(clients()):
+        for client, training in enumerate(clients(own=Optimisation(batch_size=size))):
             term = Term(drawing, draw=partial(draw, client=client), weighted=True)
             yield replace(training, phase=replace(training.phase, terms=(term,)))
 
+    verification.VERIFIED.clear()
     alone, batch = [*group()], [*group()]
     results, count = trained(batch)
     assert count == left
