@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader
 
 from fedhet.data.examples import DataSet, Examples, Indices, Owners
@@ -45,13 +46,18 @@ class Pooled:
     test_owners: Indices | None = None
     note: str = ""
 
-    def check_finite(self) -> None:
-        """Raise a `DataError` that names the row if examples in memory have NaN or infinity."""
+    def check_finite(self, owner: int | None = None) -> None:
+        """Raise a `DataError` that names the row if examples in memory, or an owner's, have NaN or infinity."""
         columns = self.names.get(COLUMNS, ())
-        for name, part in (("", self.train), ("test ", self.test)):
-            for kind, values in (("inputs", part.inputs), ("labels", part.labels)) if part else ():
+        for name, part, owners in (("", self.train, self.owners), ("test ", self.test, self.test_owners)):
+            if part is None:
+                continue
+            rows = torch.arange(len(part))
+            if owner is not None and owners is not None:
+                rows = rows[torch.from_numpy(owners == owner)]
+            for kind, values in (("inputs", part.inputs), ("labels", part.labels)):
                 if not isinstance(values, LazyInputs):
-                    check_finite(values, f"{name}{kind}", range(len(values)), columns if kind == "inputs" else ())
+                    check_finite(values[rows], f"{name}{kind}", rows, columns if kind == "inputs" else ())
 
 
 @lru_cache(maxsize=4)

@@ -348,6 +348,17 @@ def test_a_row_that_is_not_finite_has_its_number_in_the_given_data(tmp_path):
         split_of((table.drop(columns="hospital"), LABELS), clients=3)
 
 
+def test_each_client_is_told_of_a_row_of_its_own(tmp_path):
+    rows = {name: int(np.flatnonzero(FRAME["hospital"] == name)[-1]) for name in FRAME["hospital"].unique()}
+    frame = FRAME.reset_index(drop=True)
+    frame.loc[[*rows.values()], "age"] = np.nan
+    data = fedhet.by_column(frame, "hospital")
+    with pytest.raises(FedhetError, match="no client can take part") as refused:
+        fedhet.run({"method": "local", "rounds": 1}, model=lambda: nn.Linear(4, 3), data=data, out=tmp_path)
+    for client, row in rows.items():
+        assert f"client {client}: the inputs of row {row} contain nan in column age" in str(refused.value)
+
+
 def test_tables_whose_arrays_are_read_only_are_read_without_a_warning():
     """Torch warns about the first such array of a process."""
     program = """
