@@ -59,7 +59,8 @@ def variants_of(methods: Sequence[Any]) -> list[Variant]:
 def _variant(text: str) -> Variant:
     match = _VARIANT.fullmatch(text)
     if not match:
-        raise ConfigError(f"{text} names no method: write METHOD or YOURNAME=METHOD,KEY=VALUE,...")
+        form = "METHOD or YOURNAME=METHOD,KEY=VALUE,... (YOURNAME has letters, digits, '_', '.', '@', '+' and '-')"
+        raise ConfigError(f"{text} names no method: write {form}")
     method = match["method"]
     name = match["name"] or registry.method(method).name
     settings = parse_settings(setting for setting in _COMMA.split(match["settings"] or "") if setting)

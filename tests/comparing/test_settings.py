@@ -89,6 +89,7 @@ class TestVariants:
             (["a=fedavg,fedprox.mu=1"], r"a: fedprox\.mu is not a key of fedavg"),
             (["a=fedavgg"], "fedavgg"),
             (["a=b=fedavg"], "a=b=fedavg names no method: write METHOD or YOURNAME=METHOD,KEY=VALUE"),
+            (["my name=fedavg"], "my name=fedavg names no method: .* .YOURNAME has letters, digits"),
         ],
     )
     def test_invalid_variants(self, texts, reason):
