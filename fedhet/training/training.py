@@ -194,7 +194,7 @@ class Training:
         if not self.before.work.steps and not math.isfinite(losses[0]):
             raise ModelError(
                 f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: check "
-                "whether the network or the augmentation returns values that are not finite"
+                "whether the network, the augmentation or a loss term returns values that are not finite"
             )
         step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
         if step or not norm <= LARGEST:
