@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from gc import get_referents
+from gc import get_referents, is_tracked
 from inspect import getclosurevars, unwrap
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, NamedTuple
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 
@@ -59,8 +60,7 @@ def copied(model: nn.Module) -> nn.Module:
             vars(memo[id(original)]).update(copy.deepcopy(vars(original), memo))
     sharing: dict[int, list[Tensor]] = {}
     for original in originals:
-        if original.layout is torch.strided:
-            sharing.setdefault(_identity(original), []).append(original)
+        sharing.setdefault(_identity(original), []).append(original)
     for tensors in sharing.values():
         if len(tensors) == 1:
             continue
@@ -137,14 +137,16 @@ _ARRAYS = ("_parameters", "_buffers", "_modules")
 
 
 def _identity(value: Any) -> int:
-    """Return a number that identifies an object, or the memory of a tensor."""
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else id(value)
+    """Return a number that identifies an object, or the memory of a dense tensor."""
+    dense = isinstance(value, Tensor) and value.layout is torch.strided
+    return value.untyped_storage()._cdata if dense else id(value)
 
 
 def _within(values: list[Any]) -> Iterator[Any]:
-    """Yield all objects to which `values` refer, but not through modules, arrays, classes or global variables.
+    """Yield all objects to which `values` refer, except texts and numbers.
 
-    A copy has the original functions, and weak references, of the network that is copied.
+    References of modules, arrays, optimisers, classes and global variables do not count. A copy has the original
+    functions, and weak references, of the network that is copied.
     """
     seen = set[int]()
     while values:
@@ -155,9 +157,10 @@ def _within(values: list[Any]) -> Iterator[Any]:
         yield value
         if isinstance(value, ReferenceType):
             values.append(value())
-        elif not isinstance(value, nn.Module | Tensor | type | ModuleType | CodeType):
-            outside = getattr(value, "__globals__", None)
-            values.extend(part for part in get_referents(value) if part is not outside)
+        elif not isinstance(value, nn.Module | Tensor | Optimizer | type | ModuleType | CodeType):
+            outside = value.__globals__ if isinstance(value, FunctionType) else None
+            # Objects that the garbage collector does not track refer to none that it tracks.
+            values.extend(part for part in get_referents(value) if is_tracked(part) and part is not outside)
 
 
 def entries(held: Any) -> Iterable[Any]:
@@ -216,12 +219,12 @@ def unusable(model: Any) -> str:
     for each, value in state.items():
         if not isinstance(value, Tensor) or value.is_complex() or not value.numel():
             return f" whose {each} cannot be sent, as it is empty, complex or no tensor (get_extra_state): remove it"
+        if value.layout is not torch.strided:
+            return f" whose {each} cannot be sent, as it is sparse: register it with persistent=False"
     saved = {_identity(value) for value in state.values()}
-    trained = [
-        name for name, array in model.named_parameters() if array.requires_grad and _identity(array) not in saved
-    ]
-    if trained:
-        return f" whose state_dict() lacks {trained[0]}, or changes it: return every parameter that requires gradients"
+    trained = [(name, array) for name, array in model.named_parameters() if array.requires_grad]
+    if lost := next((name for name, array in trained if _identity(array) not in saved), None):
+        return f" whose state_dict() lacks {lost}, or changes it: return every parameter that requires gradients"
     return ""
 
 

@@ -79,7 +79,7 @@ class Kinds:
     def network(self) -> tuple[Hashable, ...]:
         """Return the network's key: classes, attributes, hooks, and shapes and sharing of arrays.
 
-        Raises an `IncomparableError` if an attribute cannot be compared, or two parameters are one memory.
+        Raises an `IncomparableError` if an attribute cannot be compared, an array is sparse, or two share memory.
         """
         keys: list[Hashable] = []
         numbers: dict[int, int] = {}
@@ -96,6 +96,8 @@ class Kinds:
             for arrays in (module._parameters, module._buffers):
                 for array in arrays.values():
                     if array is not None:
+                        if array.layout is not torch.strided:
+                            raise IncomparableError("an array is sparse")
                         keys.append(numbers.setdefault(id(array), len(numbers)))
                         if memories.setdefault(array.data_ptr(), id(array)) != id(array):
                             raise IncomparableError("two parameters are one memory")

@@ -384,6 +384,54 @@ def test_views_of_arrays_are_refused_where_widths_change() -> None:
         resize(network, network.state_dict())
 
 
+class Named(dict[str, Any]):
+    """A mapping whose values are also attributes, and which has no others, not even special ones."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("__deepcopy__", "__reduce_ex__", "__setstate__"):
+            raise AttributeError(name)
+        return self[name]
+
+
+@pytest.mark.parametrize("held", ["settings", "schedule", "sparse tensor", "sparse buffer"])
+def test_attributes_that_read_no_array_change_nothing(held: str, trained: Callable[..., dict[str, Tensor]]) -> None:
+    """Networks that hold settings, an optimiser with a schedule or sparse tensors are copied, trained and resized."""
+
+    def network() -> nn.Sequential:
+        result = model()
+        if held == "settings":
+            result.held = Named(width=6)  # type: ignore[assignment]
+        elif held == "schedule":
+            result.optimizer = torch.optim.SGD(result.parameters(), lr=0.1)  # type: ignore[assignment]
+            result.schedule = torch.optim.lr_scheduler.StepLR(result.optimizer, 1)  # type: ignore
+        elif held == "sparse tensor":
+            result.graph = torch.eye(4).to_sparse()
+        else:
+            result.register_buffer("graph", torch.eye(4).to_sparse(), persistent=False)
+        return result
+
+    first = network()
+    assert separated(first) is not first
+    assert same(resize(first, first.state_dict()).state_dict(), first.state_dict())
+    assert same(trained(network), trained())
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_sparse_buffers_are_not_sent(persistent: bool, tmp_path: Path) -> None:
+    def network() -> nn.Sequential:
+        result = model()
+        result.register_buffer("graph", torch.eye(4).to_sparse(), persistent=persistent)
+        return result
+
+    settings = {"method": "local", "clients": 2, "rounds": 1, "workers": 1, "client-batching": "10"}
+    run = partial(fedhet.run, settings, model=network, data=data, out=tmp_path / "run", progress=False)
+    if persistent:
+        with pytest.raises(FedhetError, match="graph cannot be sent, as it is sparse: register it with persistent="):
+            run()
+    else:
+        assert not run().summary["failures"]
+
+
 PATCHED = model()
 
 
