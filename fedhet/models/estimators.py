@@ -155,11 +155,13 @@ class Estimator(nn.Module):
 
     def undecided(self, inputs: Tensor) -> bool:
         """Return whether `predict` chooses another class than the most probable one for some inputs (n, ...)."""
-        if self.meaning == "numbers":
+        predict = getattr(self._fitted, "predict", None)
+        if self.meaning == "numbers" or predict is None:
             return False
         table = self._table(flat(inputs))
         chosen = np.asarray(self._fitted.classes_)[_probabilities(self._fitted, table).argmax(1)]
-        return bool((np.asarray(self._fitted.predict(table)) != chosen).any())
+        # CatBoost's predictions are a column.
+        return bool((np.ravel(predict(table)) != chosen).any())
 
 
 def _unfitted(estimator: Any) -> Any:
@@ -208,7 +210,7 @@ def _probabilities(estimator: Any, features: Any) -> NDArray[Any]:
     if callable(getattr(estimator, "predict_proba", None)):
         with np.errstate(invalid="ignore", divide="ignore"):  # nan from label spreading
             return np.asarray(estimator.predict_proba(features))
-    predicted = np.asarray(estimator.predict(features))[:, None] == estimator.classes_
+    predicted = np.ravel(estimator.predict(features))[:, None] == estimator.classes_
     if not callable(getattr(estimator, "decision_function", None)):
         return predicted
     scores = torch.from_numpy(np.asarray(estimator.decision_function(features), dtype=np.float64))

@@ -549,6 +549,47 @@ def test_a_threshold_that_metrics_do_not_use_is_said(
         assert said or accuracy == fitted.score(*test)
 
 
+class WithoutPredict:
+    """A classifier with probabilities alone."""
+
+    def fit(self, inputs: Any, labels: Any) -> "WithoutPredict":
+        self.inner = GaussianNB().fit(inputs, labels)
+        self.classes_ = self.inner.classes_
+        return self
+
+    def predict_proba(self, inputs: Any) -> Any:
+        return self.inner.predict_proba(inputs)
+
+
+class OfAColumn(GaussianNB):
+    """A classifier whose predictions are a column, as those of CatBoost."""
+
+    def predict(self, X: Any) -> Any:
+        return super().predict(X)[:, None]
+
+
+class AloneOfAColumn:
+    """A classifier without probabilities, whose predictions are a column."""
+
+    def fit(self, inputs: Any, labels: Any) -> "AloneOfAColumn":
+        self.inner = OfAColumn().fit(inputs, labels)
+        self.classes_ = self.inner.classes_
+        return self
+
+    def predict(self, inputs: Any) -> Any:
+        return self.inner.predict(inputs)
+
+
+@pytest.mark.parametrize("kind", [WithoutPredict, OfAColumn, AloneOfAColumn])
+def test_the_form_of_predictions_changes_no_metric(tmp_path: Path, kind: Any) -> None:
+    settings = {"method": "local", "clients": 2, "rounds": 1, "report": False, "workers": 1}
+    common = {"data": of_two_classes, "progress": False}
+    plain = fedhet.run(settings, model=GaussianNB(), **common, out=tmp_path / "plain")
+    done = fedhet.run(settings, model=kind(), **common, out=tmp_path / "run")
+    assert accuracies(done.folder) == accuracies(plain.folder)
+    assert "warnings" not in done.summary
+
+
 def of_two_classes(client: ClientInfo) -> Any:
     generator = np.random.default_rng(client.partition_id)
     inputs = generator.normal(size=(60, 2))

@@ -14,6 +14,7 @@ from fedhet.errors import ModelError
 from fedhet.models.representation import RandomStream, Representation
 from fedhet.tasks import Task
 from fedhet.training import Batches, Evaluation, OneByOne, Optimisation, Phase, Term, Trained, Training, verification
+from fedhet.training.stacked import stack
 
 CLIENTS = (21, 8, 17, 30)
 """Numbers of examples."""
@@ -117,6 +118,13 @@ def test_floats_of_loss_terms_differ_between_clients_and_steps(kinds, size, left
         assert mine[:2] == pytest.approx(other[:2], rel=1e-12)
         assert mine[2:] == other[2:]
     torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_floats_of_loss_terms_are_not_rounded_to_a_networks_type(dtype):
+    weights = stack([0.7, 0.3], torch.zeros(1, dtype=dtype))
+    torch.testing.assert_close(weights.double(), torch.tensor([0.7, 0.3]).double(), rtol=1e-7, atol=0.0)
+    assert weights.dtype == max(dtype, torch.float32, key=lambda kind: torch.finfo(kind).bits)
 
 
 @pytest.mark.parametrize(
