@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader
 
 from fedhet.data.examples import DataSet, Examples, Indices, Owners
@@ -52,12 +51,13 @@ class Pooled:
         for name, part, owners in (("", self.train, self.owners), ("test ", self.test, self.test_owners)):
             if part is None:
                 continue
-            rows = torch.arange(len(part))
+            rows: Sequence[int] = range(len(part))
             if owner is not None and owners is not None:
-                rows = rows[torch.from_numpy(owners == owner)]
+                rows = np.flatnonzero(owners == owner).tolist()
+                part = part.subset(owners == owner)
             for kind, values in (("inputs", part.inputs), ("labels", part.labels)):
                 if not isinstance(values, LazyInputs):
-                    check_finite(values[rows], f"{name}{kind}", rows, columns if kind == "inputs" else ())
+                    check_finite(values, f"{name}{kind}", rows, columns if kind == "inputs" else ())
 
 
 @lru_cache(maxsize=4)
