@@ -79,7 +79,8 @@ class Kinds:
     def network(self) -> tuple[Hashable, ...]:
         """Return the network's key: classes, attributes, hooks, and shapes and sharing of arrays.
 
-        Raises an `IncomparableError` if an attribute cannot be compared, an array is sparse, or two share memory.
+        Raises an `IncomparableError` if an attribute cannot be compared, an array is sparse or in half precision, or two
+        share memory.
         """
         keys: list[Hashable] = []
         numbers: dict[int, int] = {}
@@ -96,8 +97,6 @@ class Kinds:
             for arrays in (module._parameters, module._buffers):
                 for array in arrays.values():
                     if array is not None:
-                        if array.layout is not torch.strided:
-                            raise IncomparableError("an array is sparse")
                         keys.append(numbers.setdefault(id(array), len(numbers)))
                         if memories.setdefault(array.data_ptr(), id(array)) != id(array):
                             raise IncomparableError("two parameters are one memory")
@@ -123,6 +122,10 @@ class Kinds:
         for arrays in (own["_parameters"], own["_buffers"]):
             for name, array in arrays.items():
                 if array is not None:
+                    if array.layout is not torch.strided:
+                        raise IncomparableError("an array is sparse")
+                    if array.is_floating_point() and array.element_size() < 4:
+                        raise IncomparableError("rounding in half precision hides what a batch computes wrongly")
                     keys.append((name, array.shape, array.dtype, array.requires_grad))
         key = tuple(keys)
         values = [value for _, value in attributes]

@@ -66,13 +66,13 @@ def stack(values: Sequence[Any], like: Tensor, *, floats: bool = False) -> Any:
     """Stack the tensors of nested containers of equal structure, such as dicts; keep the first one's other entries.
 
     Tensors with other numbers of rows, as they are drawn for mini-batches of other sizes, are padded. Floats that
-    differ, or all if `floats`, become a tensor (clients,) on the device of `like`, of its type or float32 if that is
-    finer. Raises a ModelError for tensors whose rows have other shapes.
+    differ, or all if `floats`, become a tensor (clients,) with the type and the device of `like`. Raises a ModelError
+    for tensors whose rows have other shapes.
     """
 
     def stacked(*leaves: Any) -> Any:
         if isinstance(leaves[0], float) and (floats or len({*leaves}) > 1):
-            return like.new_tensor(leaves, dtype=torch.promote_types(like.dtype, torch.float32))
+            return like.new_tensor(leaves)
         if not isinstance(leaves[0], Tensor):
             return leaves[0]
         if len({leaf.shape for leaf in leaves}) == 1:
