@@ -79,8 +79,8 @@ class Kinds:
     def network(self) -> tuple[Hashable, ...]:
         """Return the network's key: classes, attributes, hooks, and shapes and sharing of arrays.
 
-        Raises an `IncomparableError` if an attribute cannot be compared, an array is sparse or in half precision, or two
-        share memory.
+        Raises an `IncomparableError` if an attribute cannot be compared, an array is sparse or in half precision, or
+        two share memory.
         """
         keys: list[Hashable] = []
         numbers: dict[int, int] = {}
