@@ -41,8 +41,14 @@ class FLHADistillation(AuxiliaryModel[Keys]):
         self.auxiliary.load_state_dict(self.client.remembered)
         taught = Taught(self.client.model, self.auxiliary)
         term = Term(distance, captures={SMALL: Output(taught, SMALL)}, weighted=True)
-        phase = replace(phase, module=taught, terms=(term,), task_weight=1 - ALPHA)
-        return [replace(phase, trains=lambda name: name.startswith("own."))]
+        learning = replace(
+            phase,
+            module=taught,
+            trains=lambda name: name.startswith("own."),
+            terms=(term,),
+            task_weight=1 - ALPHA,
+        )
+        return [learning]
 
     def end(self, payload: Payload) -> Payload:
         return super().end(payload) if self.teaching else Payload()

@@ -426,8 +426,6 @@ def _alike(client: Client) -> str:
     chosen = client.config.client_batching
     if chosen == "off" or client.estimator or type(client.data.train.inputs) is not Tensor:
         return ""
-    if holds_arrays(client.model):  # which are another client's in a batch
-        return ""
     if chosen == "auto" and client.device.type == "cpu":
         most = SMALL / min(client.optimisation().batch_size, len(client.data.train))
         modules = [module for module in client.model.modules() if not isinstance(module, nn.Embedding)]
@@ -437,6 +435,8 @@ def _alike(client: Client) -> str:
         work = attempt(multiply_adds, client.model, client.transform(client.data.train.inputs[:2]))
         if isinstance(work, BaseException) or work > most:
             return ""
+    if holds_arrays(client.model):  # which are another client's in a batch
+        return ""
     shapes = [tuple(tensor.shape) for tensor in client.tensors.values()]
     return hashlib.blake2b(f"{type(client.model)} {shapes}".encode(), digest_size=8).hexdigest()
 

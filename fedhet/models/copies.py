@@ -128,12 +128,10 @@ def holds_arrays(model: nn.Module) -> bool:
     Those of PyTorch's recurrent layers do not count.
     """
     own = {_identity(array) for array in (*model.parameters(), *model.buffers())}
+    registers = ("_parameters", "_buffers", "_modules")
     modules = [module for module in model.modules() if not isinstance(module, nn.RNNBase)]
-    held = [value for module in modules for name, value in vars(module).items() if name not in _ARRAYS]
+    held = [value for module in modules for name, value in vars(module).items() if name not in registers]
     return any(_identity(value) in own for value in _within(held))
-
-
-_ARRAYS = ("_parameters", "_buffers", "_modules")
 
 
 def _identity(value: Any) -> int:

@@ -178,16 +178,19 @@ class Networks:
         with torch.no_grad():
             torch._foreach_copy_(self._parameters[index], transposed(arrays, self._transposed))
 
-    def moments(self, index: int, fewer: int) -> dict[Tensor, dict[str, Tensor]]:
-        """Return the optimiser's state for the network `index` (see `Trained`), which took so many steps fewer."""
+    def moments(self, steps: Sequence[int]) -> list[dict[Tensor, dict[str, Tensor]]]:
+        """Return the optimiser's state for each network (see `Trained`), which took so many `steps`, the first most."""
         self._keep_moments()
-        moments = {}
-        for place, (parameter, stacked) in enumerate(zip(self._parameters[index], self._moments, strict=True)):
-            moments[parameter] = {
-                name: value - fewer if name == STEPS else self._laid(value[index], place)
-                for name, value in stacked.items()
-            }
-        return moments
+        results = []
+        for index, (parameters, count) in enumerate(zip(self._parameters, steps, strict=True)):
+            moments = {}
+            for place, (parameter, stacked) in enumerate(zip(parameters, self._moments, strict=True)):
+                moments[parameter] = {
+                    name: value - (steps[0] - count) if name == STEPS else self._laid(value[index], place)
+                    for name, value in stacked.items()
+                }
+            results.append(moments)
+        return results
 
     def _keep_moments(self) -> None:
         # Those of networks that end here; later steps change the tensors of the others in place.

@@ -207,7 +207,7 @@ def _train(group: Sequence[Training], kind: Hashable) -> list[Trained | BaseExce
     networks = batch.networks
     norms = networks.norms()
     losses = pad_sequence(batch.losses).tolist()
-    moments = [networks.moments(index, drawn[order[0]][1] - drawn[place][1]) for index, place in enumerate(order)]
+    moments = networks.moments([drawn[place][1] for place in order])
     results: dict[int, Trained | BaseException] = {}
     for index, place in enumerate(order):
         training = group[place]
@@ -294,13 +294,7 @@ class _Batch:
             self.further[place] += losses.further + losses.again * counts[place]
             record(self.recorded[place], {name: value[place] for name, value in values.items()})
 
-    def _verify(
-        self,
-        terms: Sequence[Term],
-        losses: Losses,
-        batch: Sequence[Tensor],
-        count: int,
-    ) -> None:
+    def _verify(self, terms: Sequence[Term], losses: Losses, batch: Sequence[Tensor], count: int) -> None:
         """Compare the second network's first loss, gradients and scalars in a batch with what it computes alone."""
         second = self._group[1]
         model = second.network.train()
@@ -341,7 +335,7 @@ class _Batch:
             verify(self._kind, model, count, alone, together)
 
 
-def _check_equal(drawn: Sequence[Any]) -> None:
+def _check_drawn(drawn: Sequence[Any]) -> None:
     """Raise a ModelError if clients draw values that differ, and are neither tensors nor floats."""
     for leaves in zip(*map(tree_leaves, drawn), strict=True):
         first = leaves[0]
@@ -359,7 +353,7 @@ def _terms(group: Sequence[Training], number: int, counts: Sequence[int]) -> lis
         clients = cast(Sequence[Term], several)
         drawn = [term.drawn(number, count) for term, count in zip(clients, counts, strict=True)]
         if any(constants is not None for constants in drawn):
-            _check_equal(drawn)
+            _check_drawn(drawn)
             pairs = zip(clients, cast(Sequence[Mapping[str, Any]], drawn), strict=True)
             terms.append([Term(term.function, **term.constants, **constants) for term, constants in pairs])
     return terms
