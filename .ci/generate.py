@@ -181,6 +181,7 @@ def _keys(name: str, base: str, options: type, without: set[str]) -> Iterator[st
     for field in fields:
         choices = ", ".join(f'"{choice}"' for choice in get_args(field.type))
         type_name = f"Literal[{choices}]" if choices else type(default_of(field)).__name__
+        type_name = f"bool | {type_name}" if "true" in get_args(field.type) else type_name
         yield f'    {field.name}: {type_name}\n    """{field.metadata["help"]}"""'
 
 

@@ -138,8 +138,8 @@ class Keys(TypedDict, total=False):
     """CPUs and share of a GPU per client on Ray; 0: what cores, GPUs and memory allow"""
     client_batching: str
     """clients whose equal networks are trained as one batch: auto, off, or the maximum number"""
-    compile: bool
-    """compile batches of clients, for thousands of rounds"""
+    compile: bool | Literal["true", "false", "auto"]
+    """compile batches of clients; auto: in runs of at least 2000 epochs, rounds times local-epochs"""
     state_dir: str
     """folder for the clients' state; empty: in the run directory, or ~/.fedhet/state"""
     log: str

@@ -277,7 +277,7 @@ def _batch_size(config: Config) -> int:
         raise ConfigError(
             f"client-batching must be off, auto (up to {BATCH} clients) or a number of at least 2, not {chosen!r}"
         )
-    if config.compile and chosen == "off":
+    if config.compile == "true" and chosen == "off":
         raise ConfigError("compile = true compiles batches of clients: leave client-batching = off out, or compile")
     return {"off": 1, "auto": BATCH}.get(chosen) or int(chosen)
 

@@ -124,6 +124,8 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Value:
         raise ConfigError(f"{key}: must be a whole number of at most 64 bits, but has {value.bit_length()} bits")
     if (wanted is float and type(value) is int) or (wanted is str and type(value) in (int, float)):
         value = wanted(value)
+    if type(value) is bool and get_args(spec.type):
+        value = str(value).lower()
     if must_be := _must_be(value, spec):
         raise ConfigError(f"{key} = {shown(value)}: must be {must_be}")
     return value
@@ -172,6 +174,7 @@ _server = partial(option, about="server", resumable=True)
 _node = partial(option, about="node", at_node=True)
 _inside = partial(option, "", at_node=True)
 _place = partial(option, about="place", resumable=True)
+_local = partial(_place, needs={"engine": ("local",)})
 
 
 @dataclass(frozen=True)
@@ -326,23 +329,20 @@ class Config:
     threads_per_client: int = _node(
         1, "number of CPU threads per client; results can be reproduced exactly only with 1", at_least=1, at_most=1024
     )
-    workers: int = _place(
-        0,
-        "number of worker processes of the local engine; 0: as many as the machine allows",
-        at_least=0,
-        needs={"engine": ("local",)},
+    workers: int = _local(
+        0, "number of worker processes of the local engine; 0: as many as the machine allows", at_least=0
     )
     client_resources: str = _place(
         "0,0",
         "CPUs and share of a GPU per client on Ray; 0: what cores, GPUs and memory allow",
         needs={"engine": ("ray",)},
     )
-    client_batching: str = _place(
-        "auto",
-        "clients whose equal networks are trained as one batch: auto, off, or the maximum number",
-        needs={"engine": ("local",)},
+    client_batching: str = _local(
+        "auto", "clients whose equal networks are trained as one batch: auto, off, or the maximum number"
     )
-    compile: bool = _place(False, "compile batches of clients, for thousands of rounds", needs={"engine": ("local",)})
+    compile: Literal["true", "false", "auto"] = _local(
+        "false", "compile batches of clients; auto: in runs of at least 2000 epochs, rounds times local-epochs"
+    )
     state_dir: str = _place(
         "", "folder for the clients' state; empty: in the run directory, or ~/.fedhet/state", at_node=True, path=True
     )

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedhet.config.configuration import resolve
 from fedhet.errors import ConfigError
+from fedhet.setup import client_setup
 from fedhet.training import Batches, Optimisation, Term, compiled, vectorised
 from tests.engines.test_client_batching import run
 from tests.training.test_vectorised import clients, states, trained
@@ -132,6 +134,15 @@ def test_a_learning_rate_that_changes_in_every_round_compiles_once(tmp_path, mon
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     run(tmp_path / "run", workers=1, client_batching="4", compile=True, lr_schedule="cosine", fraction_train=1.0)
     assert len(all_steps()) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "rounds", "compiles"), [("auto", 666, False), ("auto", 667, True), (False, 667, False)]
+)
+def test_auto_compiles_long_runs(value, rounds, compiles):
+    config = resolve({"compile": value, "rounds": rounds, "local-epochs": 3, "method": "fedavg"})
+    assert client_setup.compiles(config) == compiles
+    assert client_setup.compiles(resolve(config.flat())) == compiles
 
 
 def test_what_cannot_be_compiled_is_refused_or_said(tmp_path, monkeypatch, caplog):
