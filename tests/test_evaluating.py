@@ -486,6 +486,8 @@ def test_clients_without_a_file_of_their_model_are_named(tmp_path, caplog):
     run = fedhet.run({"method": "local", **SETTINGS}, model=model, data=data, out=tmp_path / "run", progress=False)
     scores = fedhet.evaluate(run, model=model, data=data)
     assert [row[0] for row in scores.table] == ["model", "0", "2"]
+    printed = [line.split() for line in str(scores).splitlines()]
+    assert [printed[0], *printed[2:]] == [*scores.table, [str(scores.folder)]], "what print shows"
     assert scores.warnings == ["no row for 1: there is no file of an estimator, or of a client without a round"]
     assert scores.warnings[0] in caplog.text
     assert scores.warnings[0] in (run.folder / "evaluation.html").read_text()

@@ -25,7 +25,7 @@ from fedhet.methods.options import Config, keys_about
 from fedhet.models.representation import precision
 from fedhet.results.history import names_of_model, read_run, run_of
 from fedhet.results.report import Section, table, write_page
-from fedhet.results.terminal import format_value
+from fedhet.results.terminal import TerminalTable, format_value
 from fedhet.server.app import scored
 from fedhet.setup.client_setup import ClientInfo, transform_of
 from fedhet.setup.user_functions import UserFunctions, as_called, data_of
@@ -90,6 +90,9 @@ class ModelsByClients:
 
         values = [[self.value(model, client) for client in self.clients] for model in self.scores]
         return matrix_figure([*self.scores], self.clients, values, self.metric)
+
+    def __str__(self) -> str:
+        return f"{TerminalTable(self.table)}{self.folder}"
 
     def _repr_html_(self) -> str:
         return table(self.table)

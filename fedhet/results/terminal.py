@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -44,6 +45,12 @@ class TerminalTable:
 
     lines: Sequence[Sequence[str]]
     file: str = "comparison.md"
+
+    def __str__(self) -> str:
+        console = Console(file=StringIO(), color_system=None)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = list(zip(*self.lines, strict=True))
