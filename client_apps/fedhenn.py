@@ -60,7 +60,7 @@ class FedHeNN(SameWidth[Keys]):
         if "target" not in payload.arrays:
             return self.client.represent(rad)
         target = self.client.to_device(unpack(payload.arrays["target"]))
-        if self.client.config.compile and self.options.target == "kernel":
+        if self.client.config.compiles and self.options.target == "kernel":
             # Each width is compiled, and the rank changes in every round. Columns of 0 leave the kernel as it is.
             rank = target.shape[1]
             target = F.pad(target, (0, 2 ** (rank - 1).bit_length() - rank))

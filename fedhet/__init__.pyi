@@ -73,7 +73,7 @@ class Keys(TypedDict, total=False):
     public_samples: int
     """number of training examples held out as the public dataset"""
     test_split: Literal["given", "drawn"]
-    """test examples: the data's own, or drawn from all at random"""
+    """test examples: the data's own, or drawn at random"""
     test_share: float
     """fraction of all examples drawn for testing; 0: as many as the data set has"""
     validation: float
@@ -137,7 +137,7 @@ class Keys(TypedDict, total=False):
     client_resources: str
     """CPUs and share of a GPU per client on Ray; 0: what cores, GPUs and memory allow"""
     client_batching: str
-    """clients whose equal networks are trained as one batch: auto, off, or the maximum number"""
+    """clients with equal networks in a batch: auto, off, or the maximum number"""
     compile: bool | Literal["true", "false", "auto"]
     """compile batches of clients; auto: in runs of at least 2000 epochs, rounds times local-epochs"""
     state_dir: str

@@ -317,7 +317,7 @@ def _training(job: Job, phases: Sequence[Phase], number: int) -> Training:
         privacy=None if phase.public else client.privacy,
         alone=phase.augment is not None,
         augments=phase.augmented or bool(phase.augment) or (client.augment is not None and phase.examples is None),
-        compiled=client_setup.compiles(client.config),
+        compiled=client.config.compiles,
     )
 
 

@@ -252,9 +252,7 @@ class Config:
     augment: bool = option(False, "augment training batches as the data set defines", replaced_by=("data",))
     input_size: int = _files(0, "width and height of resized images; 0: unchanged", at_least=0, at_most=2048)
     public_samples: int = _dealt(0, "number of training examples held out as the public dataset", at_least=0)
-    test_split: Literal["given", "drawn"] = _split(
-        "given", "test examples: the data's own, or drawn from all at random"
-    )
+    test_split: Literal["given", "drawn"] = _split("given", "test examples: the data's own, or drawn at random")
     test_share: float = _split(
         0.0,
         "fraction of all examples drawn for testing; 0: as many as the data set has",
@@ -337,9 +335,7 @@ class Config:
         "CPUs and share of a GPU per client on Ray; 0: what cores, GPUs and memory allow",
         needs={"engine": ("ray",)},
     )
-    client_batching: str = _local(
-        "auto", "clients whose equal networks are trained as one batch: auto, off, or the maximum number"
-    )
+    client_batching: str = _local("auto", "clients with equal networks in a batch: auto, off, or the maximum number")
     compile: Literal["true", "false", "auto"] = _local(
         "false", "compile batches of clients; auto: in runs of at least 2000 epochs, rounds times local-epochs"
     )
@@ -381,6 +377,12 @@ class Config:
         return json.dumps(self.flat() | {"method": self.method_name})
 
     @property
+    def compiles(self) -> bool:
+        """Whether batches of clients are compiled; `auto` compiles them in long runs, in which it saves time."""
+        epochs = self.rounds * self.local_epochs
+        return self.compile == "true" or (self.compile == "auto" and epochs >= 2000)
+
+    @property
     def resources(self) -> tuple[int, float]:
         """Numbers of CPUs and GPUs per client on Ray, where 0 is automatic; raises a ConfigError if one is invalid."""
         try:
@@ -401,9 +403,7 @@ class Config:
 
     def on_own_test_parts(self) -> "Config":
         """Return a copy with `test-on = local`, for data without a common test set, and a remark that says so."""
-        reason = (
-            "clients are scored on their own test examples (test-on = local), since the data have no common test set"
-        )
+        reason = "clients are scored on their own test examples (test-on = local): the data have no common test set"
         return self.replace(test_on="local", remarks=(*self.remarks, ("test-on", reason)))
 
     def replace(self, **changes: Any) -> "Config":

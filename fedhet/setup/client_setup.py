@@ -82,12 +82,6 @@ def transform_of(dataset: DataSet | None, dtype: torch.dtype | None) -> Callable
     return lambda inputs: in_precision(dataset.transform(inputs), dtype)
 
 
-def compiles(config: Config) -> bool:
-    """Return whether batches of clients are compiled: with `compile = auto`, in long runs, where it saves time."""
-    epochs = config.rounds * config.local_epochs
-    return config.compile == "true" or (config.compile == "auto" and epochs >= 2000)
-
-
 def architecture_of(client: ClientInfo) -> str:
     """Return a client's architecture: the node config's or, by default, one that the key `assign` gives it."""
     if chosen := client.node_config.get("architecture"):

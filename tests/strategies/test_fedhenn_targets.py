@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from torch import Tensor
 
 from fedhet import make_client_app
 from fedhet.algorithms.alignment.cka import info_nce
-from fedhet.algorithms.alignment.targets import unpack
+from fedhet.algorithms.alignment.targets import pack, unpack
 from fedhet.client_apps.families.scores import public_examples
+from fedhet.client_apps.fedhenn import FedHeNN
 from fedhet.config.configuration import resolve
 from fedhet.engines.running import run_locally
+from fedhet.messages import Payload
 from fedhet.models.representation import Representation
 from fedhet.results.history import read_history
 from fedhet.setup import client_setup
@@ -175,3 +178,14 @@ def test_nothing_sent_in_the_last_round(own: dict[str, Any], closing: int, feder
     asked = [round for round in (1, 2, 3) if "next-rad" in done.received.get((round, "0"), {})]
     assert asked == [1, 2][: 1 + closing]
     assert [round for round in (1, 2, 3) if done.sent.get((round, "0"))] == asked
+
+
+@pytest.mark.parametrize(("compiles", "width"), [(False, 5), ("auto", 5), (True, 8)])
+def test_only_where_steps_are_compiled_targets_get_columns_of_zeros(compiles: bool | str, width: int) -> None:
+    config = resolve({"method": "fedhenn", "fedhenn.target": "kernel", "compile": compiles})
+    client: Any = SimpleNamespace(config=config, to_device=lambda tensor: tensor)
+    factor = torch.randn(20, 5)
+    payload = Payload({"target": pack(factor)})
+    target = FedHeNN(client).target(payload, torch.empty(0))
+    assert target.shape == (20, width)
+    torch.testing.assert_close(target @ target.T, factor @ factor.T, rtol=0, atol=0.05)

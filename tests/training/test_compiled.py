@@ -10,7 +10,6 @@ from torch import nn
 
 from fedhet.config.configuration import resolve
 from fedhet.errors import ConfigError
-from fedhet.setup import client_setup
 from fedhet.training import Batches, Optimisation, Term, compiled, vectorised
 from tests.engines.test_client_batching import run
 from tests.training.test_vectorised import clients, states, trained
@@ -141,8 +140,8 @@ def test_a_learning_rate_that_changes_in_every_round_compiles_once(tmp_path, mon
 )
 def test_auto_compiles_long_runs(value, rounds, compiles):
     config = resolve({"compile": value, "rounds": rounds, "local-epochs": 3, "method": "fedavg"})
-    assert client_setup.compiles(config) == compiles
-    assert client_setup.compiles(resolve(config.flat())) == compiles
+    assert config.compiles == compiles
+    assert resolve(config.flat()).compiles == compiles
 
 
 def test_what_cannot_be_compiled_is_refused_or_said(tmp_path, monkeypatch, caplog):
