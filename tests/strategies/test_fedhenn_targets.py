@@ -182,7 +182,7 @@ def test_nothing_sent_in_the_last_round(own: dict[str, Any], closing: int, feder
 
 @pytest.mark.parametrize(("compiles", "width"), [(False, 5), ("auto", 5), (True, 8)])
 def test_only_where_steps_are_compiled_targets_get_columns_of_zeros(compiles: bool | str, width: int) -> None:
-    config = resolve({"method": "fedhenn", "fedhenn.target": "kernel", "compile": compiles})
+    config = resolve({"method": "fedhenn", "rounds": 9, "fedhenn.target": "kernel", "compile": compiles})
     client: Any = SimpleNamespace(config=config, to_device=lambda tensor: tensor)
     factor = torch.randn(20, 5)
     payload = Payload({"target": pack(factor)})
