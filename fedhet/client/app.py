@@ -37,7 +37,7 @@ from fedhet.messages.protocol import DESCRIBE, FIRST, HANDSHAKE, JOIN, MOST_LIST
 from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config
-from fedhet.models.copies import holds_arrays, kinds_of
+from fedhet.models.copies import kinds_of
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Task, as_task
@@ -435,8 +435,6 @@ def _alike(client: Client) -> str:
         work = attempt(multiply_adds, client.model, client.transform(client.data.train.inputs[:2]))
         if isinstance(work, BaseException) or work > most:
             return ""
-    if holds_arrays(client.model):  # which are another client's in a batch
-        return ""
     shapes = [tuple(tensor.shape) for tensor in client.tensors.values()]
     return hashlib.blake2b(f"{type(client.model)} {shapes}".encode(), digest_size=8).hexdigest()
 

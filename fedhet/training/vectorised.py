@@ -32,7 +32,7 @@ from fedhet.training.padded import padded_batches
 from fedhet.training.phases import STEPS, Step, Term, Trained
 from fedhet.training.stacked import Networks, arrays_of, swapped, transposed
 from fedhet.training.training import Recorded, Training, loss_of, mini_batches, only_trained, record
-from fedhet.training.verification import VERIFIED, computing, padded_twice, verify
+from fedhet.training.verification import VERIFIED, computing, first_two, padded_twice, verify
 from fedhet.utils.text import log
 
 FEW = 512  # largest number of test examples of a client whose network is evaluated together with other networks
@@ -178,11 +178,10 @@ def _evaluate(group: Sequence[Evaluation], kind: Hashable) -> list[Score]:
             count = len(group[1].examples)
             rows = padded_twice(inputs, count, count + 1)
             second = models[1].eval()
-            of_two = [array[:2] for array in stacked]
             verify(
                 *(kind, second, count),
                 alone=lambda draws: [forward(second, rows[1, :count])[0]],
-                together=lambda draws: [function(rows, *of_two)[1, :count]],
+                together=lambda draws: [function(rows, *first_two(stacked))[1, :count]],
             )
         outputs = function(inputs, *stacked)
     return [
@@ -306,7 +305,8 @@ class _Batch:
         weights = batch[3].new_zeros(2, length)
         weights[:, :count] = 1 / count
         networks = self.networks
-        arrays = [array[:2].detach().requires_grad_(array.requires_grad) for array in networks.arrays]
+        pairs = zip(first_two([*map(Tensor.detach, networks.arrays)]), networks.arrays, strict=True)
+        arrays = [two.requires_grad_(array.requires_grad) for two, array in pairs]
 
         def alone(draws: Sequence[Draw]) -> list[Tensor]:
             parameters = networks.trained_of(arrays_of(model))

@@ -32,18 +32,18 @@ def verify(
 
     Args:
         kind: the key of the kind.
-        model: a network of the kind.
+        model: a network of the kind, which is not the first of the batch.
         examples: number of examples that are passed through it.
-        alone: function that computes values by this network; dropout draws from torch's global generator, and the
-            draws are recorded in the function's argument.
-        together: function of these draws that computes the same values as part of a batch.
+        alone: function that computes values by this network, whose arrays are those of `other`; dropout draws from
+            torch's global generator, and the draws are recorded in the function's argument.
+        together: function of these draws that computes the same values as part of a batch (see `first_two`).
     """
     before = Kinds(model).network()
     modules = [*model.modules()]
     kept: dict[int, Any] = {id(value): value for value in (*modules, *arrays_of(model))}
     attributes = [{name: copy.deepcopy(value, kept) for name, value in own_attributes(module)} for module in modules]
     tensors = _tensor_attributes(modules)
-    with isolated(model), recorded(examples) as draws:
+    with _changed(arrays_of(model)), isolated(model), recorded(examples) as draws:
         arrays = arrays_of(model)
         versions = [array._version for array in arrays]
         expected = alone(draws)
@@ -63,6 +63,29 @@ def verify(
         VERIFIED[kind] = None
         raise
     VERIFIED[kind] = draws
+
+
+def other(array: Tensor) -> Tensor:
+    """Return other values: a batch that reads an array of its first network would not show it if all have the same."""
+    return 1.0625 * array + 0.0078125 if array.is_floating_point() else array
+
+
+def first_two(arrays: Sequence[Tensor]) -> list[Tensor]:
+    """Return the arrays (clients, ...) of the first two networks, and `other` values for the second one."""
+    return [torch.stack([array[0], other(array[1])]) for array in arrays]
+
+
+@contextmanager
+def _changed(arrays: list[Tensor]) -> Iterator[None]:
+    """Context manager in which arrays have `other` values, in their memory, which attributes may read as well."""
+    before = [array.detach().clone() for array in arrays]
+    try:
+        with torch.no_grad():
+            torch._foreach_copy_(arrays, [other(array) for array in before])
+        yield
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(arrays, before)
 
 
 def check_equal(values: Sequence[Tensor], expected: Sequence[Tensor], message: str) -> None:

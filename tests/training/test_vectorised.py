@@ -212,6 +212,31 @@ class Shifted(nn.Module):
         return inputs + self.shift
 
 
+class Twice(nn.Module):
+    """A layer that also reads its weight by another attribute; all clients' weights are the same at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+        self.again = self.read()
+
+    def read(self):
+        return [self.weight]
+
+    def forward(self, inputs):
+        return inputs + self.weight + self.again[0]
+
+
+class AsArray(Twice):
+    """The same with a NumPy array in the weight's memory, which belongs to the first network of a batch."""
+
+    def read(self):
+        return [self.weight.detach().numpy()]
+
+    def forward(self, inputs):
+        return inputs + self.weight + torch.from_numpy(self.again[0])
+
+
 def with_layer(kind):
     """A function that builds a network with a layer of this kind, some with parameters that are frozen or tied."""
 
@@ -251,6 +276,8 @@ def with_layer(kind):
         (spectral_norm, False),
         (Counting, False),
         (Centred, False),
+        (Twice, False),
+        (AsArray, False),
     ],
 )
 def test_networks_that_padding_would_change_are_trained_alone(kind, together):
