@@ -329,9 +329,14 @@ def test_evaluate_and_describe(tmp_path):
     evaluated = fedhet_command("evaluate", str(tmp_path / "run"), "--set", "metric=macro-f1")
     assert evaluated.exit_code == 0, evaluated.output
     assert (tmp_path / "run/evaluation.html").is_file()
-    described = fedhet_command("describe", "fedavg", *settings[:2], "--out", str(tmp_path / "data"))
-    assert described.exit_code == 0, described.output
-    assert "1x8x8" in described.output
+    assert "run: macro-f1 in evaluation.html" in evaluated.output
+    for page in (True, False):
+        folder = tmp_path / f"data-{page}"
+        report = f"report={page}".lower()
+        described = fedhet_command("describe", "fedavg", *settings[:2], "--set", report, "--out", str(folder))
+        assert described.exit_code == 0, described.output
+        assert "1x8x8" in described.output
+        assert ("report.html" in described.output) == page == (folder / "report.html").is_file()
 
 
 def test_results_of_a_run_on_this_machine_are_in_its_folder():

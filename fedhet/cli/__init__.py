@@ -168,9 +168,8 @@ def evaluate(
         evaluating = _quietly("fedhet.engines.evaluating")
         if engine in (None, "local"):
             result = evaluating.evaluate(run, chosen, out=out)
-            table = import_module("fedhet.results.terminal").TerminalTable(result.table, "evaluation.csv")
-            terminal().print(table)
-            typer.echo(printable(f"{result.folder}: evaluation.html, evaluation.csv, evaluation.png"))
+            terminal().print(import_module("fedhet.results.terminal").TerminalTable(result.table, "evaluation.csv"))
+            typer.echo(printable(f"{result.folder}: {result.metric} in evaluation.html, .csv and .png"))
             return
         complete = evaluating.evaluation_only(run, {**chosen, "engine": engine})
         _run(complete, folder=out or _quietly("fedhet.server.run").new_folder(Path("runs"), complete))
@@ -194,8 +193,8 @@ def describe(
         result = _quietly().run(configuration.configure(source, chosen), progress=False)
         if described := result.summary.get("data"):
             table = import_module("fedhet.results.description").data_table(described["clients"])
-            terminal().print(import_module("fedhet.results.terminal").TerminalTable(table, "report.html"))
-        typer.echo(printable(f"{result.folder}: report.html, summary.json"))
+            terminal().print(import_module("fedhet.results.terminal").TerminalTable(table, "summary.json"))
+        typer.echo(printable(f"{result.folder}: {_page(result.folder)}summary.json"))
 
 
 @app.command()
@@ -409,9 +408,12 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
             typer.echo(printable(f"{words} brings them here"))
         return
     console.print(closing_table(result.folder))
-    page = "report.html, " if (result.folder / "report.html").is_file() else ""
     models = ", models/" if (result.folder / "models").is_dir() else ""  # in a deployment, they are at the nodes
-    typer.echo(f"{result.folder}: {page}summary.json, history.jsonl, clients.csv{models}")
+    typer.echo(f"{result.folder}: {_page(result.folder)}summary.json, history.jsonl, clients.csv{models}")
+
+
+def _page(folder: Path) -> str:
+    return "report.html, " if (folder / "report.html").is_file() else ""
 
 
 def _quietly(name: str = "fedhet.engines.running") -> Any:

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize, get_temp_dir
@@ -124,11 +125,19 @@ def _run(function: Callable[..., None], connection: Connection, *arguments: Any)
 
 @contextlib.contextmanager
 def _starting() -> Iterator[None]:
-    """Context manager in which new processes get one thread, ignore Ctrl-C, and do not import this process's script."""
+    """Context manager in which new processes get one thread, ignore Ctrl-C, and do not import this process's script.
+
+    A Ctrl-C meanwhile interrupts this process afterwards.
+    """
     main = sys.modules["__main__"]
     before = {name: os.environ.get(name) for name in _THREAD_LIMITS}
     in_main_thread = threading.current_thread() is threading.main_thread()
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
+    interrupts = list[int]()
+    if in_main_thread:
+        handler = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+        if sys.platform != "win32":
+            resource_tracker.ensure_running()  # its start unblocks the signal
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # new processes inherit it
     sys.modules["__main__"] = ModuleType("__main__")
     os.environ.update(dict.fromkeys(_THREAD_LIMITS, "1"))
     try:
@@ -140,7 +149,11 @@ def _starting() -> Iterator[None]:
             if value is not None:
                 os.environ[name] = value
         if in_main_thread:
-            signal.signal(signal.SIGINT, interrupt)
+            if sys.platform != "win32":
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            signal.signal(signal.SIGINT, handler)
+            if interrupts:
+                signal.raise_signal(signal.SIGINT)
 
 
 def send(connection: Connection, content: object) -> None:

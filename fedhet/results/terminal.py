@@ -30,8 +30,12 @@ WORDS = ("method", "models", "architecture")
 _LEAST = (
     *("own steps", "public", "labelled", "models", "seeds", "steps", "worst tenth", "p", "global"),
     *("mean loss", "examples", "clients", "max", "min"),
+    *("validation", "std", "mean", "shape", "test", "range"),
 )
 """Headings of the columns that are left out on a narrow terminal, the least important first."""
+
+_FOLDED = 20
+"""Width, in characters, to which a column of numbers by class may shrink for others."""
 
 _WIDEST = 1000  # width, in characters, of tables that are printed to a file
 
@@ -56,7 +60,7 @@ class TerminalTable:
         columns = list(zip(*self.lines, strict=True))
         room = options.max_width if console.is_terminal else _WIDEST
         for heading in _LEAST:
-            if sum(max(map(len, column)) + 3 for column in columns) - 3 > room:
+            if sum(_width(column) + 3 for column in columns) - 3 > room:
                 columns = [column for column in columns if column[0] != heading]
         hidden = [heading for heading in self.lines[0] if heading not in {column[0] for column in columns}]
         table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -68,6 +72,11 @@ class TerminalTable:
         yield from console.render(table, options.update(max_width=room))
         if hidden:
             yield Text(f"(no room for {', '.join(hidden)}: see {self.file})")
+
+
+def _width(column: Sequence[str]) -> int:
+    longest = max(map(len, column))
+    return min(longest, _FOLDED) if column[0] == "classes" else longest
 
 
 def format_bytes(number: float) -> str:
@@ -168,7 +177,7 @@ def closing_table(folder: Path | str) -> Group | str:
     lines = by_architecture(run)
     if not lines:
         return headline(run)
-    return Group(Text(run.title), TerminalTable(lines, "report.html"), Text(headline(run)))
+    return Group(Text(run.title), TerminalTable(lines, "clients.csv"), Text(headline(run)))
 
 
 class ProgressLine(Observer):

@@ -43,6 +43,21 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path):
     child.wait(timeout=10)
 
 
+def test_ctrl_c_while_processes_start_ends_this_process_and_none_of_them():
+    with pytest.raises(KeyboardInterrupt), children._starting():
+        os.kill(os.getpid(), signal.SIGINT)
+    child = children.Child(answer_after_ctrl_c, name="deaf")
+    try:
+        assert child.receive() == "alive"
+    finally:
+        child.end()
+
+
+def answer_after_ctrl_c(connection):
+    os.kill(os.getpid(), signal.SIGINT)
+    children.send(connection, "alive")
+
+
 def test_processes_start_without_a_fork_server_as_on_windows(tmp_path, monkeypatch):
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     assert dict(run_jobs([Job("spawned", os.getpid, tmp_path / "log")], 1)) == {"spawned": None}

@@ -12,10 +12,18 @@ from rich.progress import Progress
 from synthetic_runs import history_row
 
 from fedhet.methods.method import Traits
+from fedhet.results.description import data_table
 from fedhet.results.history import final_clients, read_clients, read_run
 from fedhet.results.observers import RoundReport, RunInfo
 from fedhet.results.state import State
-from fedhet.results.terminal import ProgressLine, by_architecture, closing_table, format_bytes, headline
+from fedhet.results.terminal import (
+    ProgressLine,
+    TerminalTable,
+    by_architecture,
+    closing_table,
+    format_bytes,
+    headline,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -78,8 +86,23 @@ def test_a_narrow_terminal_shows_fewer_columns(make_run, width, hidden):
     title, heading, _, _, total, *below = console.file.getvalue().splitlines()
     assert (title, heading.split()[0], total.split()[0]) == ("fedhenn on digits", "architecture", "all")
     assert max(map(len, (heading, total))) <= width
-    after = f"(no room for {hidden}: see report.html)" if hidden else "fedhenn: "
+    after = f"(no room for {hidden}: see clients.csv)" if hidden else "fedhenn: "
     assert " ".join(" ".join(below).split()).startswith(after)
+    assert not hidden or (folder / "clients.csv").is_file()
+
+
+@pytest.mark.parametrize("names", [None, [f"class {number}" for number in range(10)]])
+@pytest.mark.parametrize("width", [50, 60, 80])
+def test_a_narrow_terminal_keeps_words_and_numbers_of_a_description_whole(width, names):
+    description = {"train": 1442, "validation": 0, "test": 355, "missing": 0, "values": 92288, "shape": [1, 8, 8]}
+    description |= {"mean": 4.882, "std": 6.019, "range": [0, 16], "classes": [143] * 10, "names": names}
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(TerminalTable(data_table({"0": description}), "summary.json"))
+    heading, _, row, *_ = console.file.getvalue().splitlines()
+    assert max(map(len, (heading, row))) <= width
+    assert heading.split() == [word for word in data_table({"0": description})[0] if word in heading.split()]
+    assert {"client", "train", "missing", "classes"} <= {*heading.split()}
+    assert row.split()[:2] == ["0", "1442"]
 
 
 def test_closing_table_of_failed_and_unfinished_runs(make_run):
