@@ -304,16 +304,19 @@ def test_methods_without_a_head_serve_networks_without_one(run, method):
         run({"rounds": 1, "method": method, "head": "norm"}, model=Net, out="named")
 
 
-def test_a_layer_behind_the_classifier_is_remarked(run, caplog):
+@pytest.mark.parametrize(("method", "head"), [("lg-fedavg", "3"), ("fedproto", "3.head")])
+def test_a_layer_behind_the_classifier_is_remarked(method, head, run, caplog):
+    """Also behind a layer that a method places before the head."""
+
     class Net(nn.Sequential):
         def __init__(self):
             super().__init__(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.Linear(3, 3))
 
-    run({"rounds": 1, "method": "lg-fedavg"}, model=Net)
-    assert caplog.text.count("the head is taken to be '3', ") == 1
+    run({"rounds": 1, "method": method}, model=Net)
+    assert caplog.text.count(f"the head is taken to be '{head}', ") == 1
     assert "calibrates the scores of '2', set head = '2'" in caplog.text
     caplog.clear()
-    run({"rounds": 1, "method": "lg-fedavg", "head": "2"}, model=Net, out="named")
+    run({"rounds": 1, "method": method, "head": "2"}, model=Net, out="named")
     assert "the head is" not in caplog.text
 
 

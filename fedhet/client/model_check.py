@@ -17,6 +17,7 @@ from fedhet.data.scales import LARGEST_RATIO, check_scales, scales_of
 from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.messages import WireError
 from fedhet.models.copies import copied, entries
+from fedhet.models.registry import before_calibration
 from fedhet.models.representation import Captured, Representation, precision
 from fedhet.setup import user_functions
 from fedhet.setup.client_setup import ModelFunction
@@ -334,10 +335,10 @@ def _note(representation: Representation, head: Captured | None, outputs: Tensor
             f"the head was guessed to be {representation.head!r}, the last {kind}, but the client's network has other "
             "outputs than this layer: name the right layer, head = '...'"
         )
-    if head is not None and (classifier := _before_calibration(model, representation.head, outputs.shape[-1])):
+    if head is not None and (classifier := before_calibration(model, representation.head, outputs.shape[-1])):
         return (
-            f"the head is taken to be {representation.head!r}, the last nn.Linear, whose inputs are as many as its "
-            f"outputs: if it only calibrates the scores of {classifier!r}, set head = {classifier!r}"
+            f"the head is taken to be {representation.head!r}, the last nn.Linear: if it only calibrates the scores "
+            f"of {classifier!r}, set head = {classifier!r}"
         )
     if last in ("Sigmoid", "Softmax") and task.own_loss is None and task.outputs.meaning != "numbers":
         return (
@@ -345,14 +346,6 @@ def _note(representation: Representation, head: Captured | None, outputs: Tensor
             "remove the final softmax or sigmoid, with which the network learns more slowly"
         )
     return ""
-
-
-def _before_calibration(model: nn.Module, head: str, classes: int) -> str:
-    # The last layer whose scores the head could calibrate.
-    linear = {name: (m.in_features, m.out_features) for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    if linear.pop(head, None) != (classes, classes):
-        return ""
-    return next((name for name, sizes in reversed(linear.items()) if sizes[1] == classes), "")
 
 
 def outputs_of(model: nn.Module, inputs: Tensor, words: str, function: ModelFunction | None) -> Tensor:

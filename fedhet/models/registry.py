@@ -216,6 +216,17 @@ def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], w
     return model
 
 
+def before_calibration(model: nn.Module, head: str, classes: int) -> str:
+    """Return the name of the last layer whose scores a `head`, with layers placed before it, could calibrate, or ""."""
+    parent = head.rpartition(".")[0]
+    place = parent if isinstance(model.get_submodule(parent), Placed) else head
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    layers = [linear.pop(name) for name in [*linear] if f"{name}.".startswith(f"{place}.")]
+    if not layers or layers[0].in_features != classes:
+        return ""
+    return next((name for name, layer in reversed(linear.items()) if layer.out_features == classes), "")
+
+
 class Beside(_Called):
     """A `head` and modules beside it, which only loss terms apply to the head's inputs (`Step.beside`)."""
 

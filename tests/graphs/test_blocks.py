@@ -10,9 +10,11 @@ from torchvision.models.swin_transformer import SwinTransformer
 
 from fedhet import models
 from fedhet.algorithms.graphs import UnsupportedArchitecture, architecture_graph, blocks
-from fedhet.algorithms.graphs.blocks import block_ends, stages
+from fedhet.algorithms.graphs.blocks import Exits, block_ends, groups_by_depth, stages
 from fedhet.algorithms.graphs.layers import output_axis
+from fedhet.client_apps.families.submodels import FirstBlocks
 from fedhet.config import configuration
+from fedhet.errors import ModelError
 
 PAPER = configuration.preset_settings("fedharm/cifar10_iid")["fedharm.blocks"]
 GIVEN = {
@@ -107,3 +109,30 @@ def test_patches_end_no_block_and_lists_are_no_modules() -> None:
     assert stages(model, images) == ["layers.4"]
     assert block_ends(model, images, 3) == ("layers.0", "layers.2")
     assert {node.module for node in architecture_graph(model, images)} <= {name for name, _ in model.named_modules()}
+
+
+class Skipping(nn.Module):
+    """A network that skips its second layer in training, as LayerDrop does at random, and rotates all features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        values = inputs
+        for number, layer in enumerate(self.layers):
+            if number != 1 or not self.training:
+                values = layer(values).relu()
+                # Rotary embeddings leave features as they are that may be none.
+                values = torch.cat([values[..., :6].flip(-1), values[..., 6:]], -1)
+        return self.head(values.mean(1))
+
+
+@pytest.mark.parametrize("depth", [1.0, 0.5])
+def test_a_skipped_end_of_a_block_is_named(depth: float) -> None:
+    model, example = Exits(Skipping(), 2), torch.randn(2, 5, 6)
+    part = FirstBlocks(depth, groups_by_depth(model, example)).cut(model)
+    assert part.eval()(example).shape == (2, 3)
+    with pytest.raises(ModelError, match=r"Skipping skips an end of its blocks \(layers.1\) .* layerdrop, to 0"):
+        part.train()(example)

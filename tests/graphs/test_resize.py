@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedhet.algorithms.graphs import UnsupportedArchitecture, resize
-from fedhet.algorithms.graphs.resize import HeadAttention, StackedRecurrent
+from fedhet.algorithms.graphs.resize import HeadAttention, StackedRecurrent, resizable_groups
 
 
 def test_size_attributes() -> None:
@@ -45,6 +45,25 @@ def test_unsupported_layers() -> None:
     state = {name: torch.cat([value, value]) for name, value in biased.state_dict().items()}
     with pytest.raises(UnsupportedArchitecture, match="add_bias_kv"):
         resize(biased, state)
+
+
+def test_sizes_divided_with_a_remainder_do_not_fit() -> None:
+    """A few units more would give heads of the same size, but fewer units do not."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.begin, self.qkv, self.end, self.head = (nn.Linear(*each) for each in ((6, 8), (8, 24), (8, 8), (8, 3)))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            values = self.begin(tokens)
+            n, count, width = values.shape
+            q, k, v = self.qkv(values).view(n, count, 3, 2, width // 2).permute(2, 0, 3, 1, 4).unbind(0)
+            weights = torch.nn.functional.normalize(q, dim=-1) @ torch.nn.functional.normalize(k, dim=-1).mT
+            return self.head((values + self.end((weights @ v).transpose(1, 2).reshape(n, count, -1))).mean(1))
+
+    with pytest.raises(UnsupportedArchitecture, match="its forward fails after module 'qkv'"):
+        resizable_groups(Attention(), torch.randn(2, 5, 6), partly=True)
 
 
 @pytest.mark.parametrize("heads", [1, 4])

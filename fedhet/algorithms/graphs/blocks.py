@@ -58,7 +58,7 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
     layers = list(accumulate(_is_layer(graph, node) for node in graph))
     since: set[int] = set()  # sizes of the layers since the last stage ended
     for place, node in enumerate(graph):
-        if node.name not in axes or len(node.shape) < 3:
+        if node.name not in axes or len(node.shape) < 3 or 0 in node.shape:
             continue
         size = prod(node.shape[1:]) // node.shape[axes[node.name]]
         if _is_layer(graph, node):
@@ -269,10 +269,21 @@ class Exits(nn.Module):
                     raise ModelError(f"torch.export cannot trace this network, as {reason}: use torch.jit.trace")
                 raise _LastExit
 
+        ends = self.ends[: self.depth]
         with ExitStack() as hooks, suppress(_LastExit):
-            for (name, axis), exit in zip(self.ends[: self.depth], self.exits, strict=False):
+            for (name, axis), exit in zip(ends, self.exits, strict=False):
                 hooks.enter_context(self.get_submodule(name).register_forward_hook(partial(leave, exit, axis)))
-            scores.append(self.network(inputs))
+            try:
+                scores.append(self.network(inputs))
+            except TypeError:
+                # A part lacks the weights of later blocks, which run if its last exit is skipped.
+                if self.depth == self.count:
+                    raise
+        if len(scores) < len(ends) + (self.depth == self.count):
+            raise ModelError(
+                f"{self._get_name()} skips an end of its blocks ({', '.join(name for name, _ in ends)}) in some steps: "
+                "set the probability with which it skips layers, such as layerdrop, to 0"
+            )
         return scores[-1] if self.training else torch.stack(scores).mean(0)
 
 

@@ -90,7 +90,8 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
 
 def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **options: bool) -> PermutationGroups:
     groups = permutation_groups(graph, **options)
-    sizes = [group.width + 1 + group.index % 3 for group in groups]
+    # More than a few units: a size that the forward divides without remainder, such as by heads, must change, too.
+    sizes = [group.width + group.width // 4 + 1 + group.index % 3 for group in groups]
     places = {group.index: np.arange(group.width) for group in groups}
     wide = resize(model, expand(model.state_dict(), groups, places, dict(enumerate(sizes))))
     try:
