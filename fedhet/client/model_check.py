@@ -18,7 +18,7 @@ from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.messages import WireError
 from fedhet.models.copies import copied, entries
 from fedhet.models.registry import before_calibration
-from fedhet.models.representation import Captured, Representation, precision
+from fedhet.models.representation import Captured, Representation, by_name, precision
 from fedhet.setup import user_functions
 from fedhet.setup.client_setup import ModelFunction
 from fedhet.tasks import Task
@@ -104,7 +104,7 @@ def check_model(
     if function is not None and (problem := _unlike_in_training(model, inputs)):
         raise ModelError(f"{owner} returns {problem}{origin}")
     notes = [_note(representation, head if guessed else None, outputs, task, last), unlike]
-    notes += _notes_on_data(data, rows, task, inferred=task is not asked)
+    notes += _notes_on_data(data, rows, task, model, inferred=task is not asked)
     if function is not None and not _repeatable_outputs(model, inputs, outputs):
         notes.append(
             f"in evaluation mode, outputs of {owner} depend on chance or on the other examples of a batch, and so do "
@@ -135,8 +135,8 @@ def _in_shape_of(first: Tensor, labels: Tensor) -> Tensor:
     return torch.cat([first, torch.cat([values, missing]).view(-1, *first.shape[1:])])
 
 
-def _notes_on_data(data: ClientData, rows: Tensor, task: Task, *, inferred: bool) -> Iterator[str]:
-    """Yield what is unusual in a client's examples for their task; `rows` are the first raw training inputs."""
+def _notes_on_data(data: ClientData, rows: Tensor, task: Task, model: nn.Module, *, inferred: bool) -> Iterator[str]:
+    """Yield what is unusual in a client's examples for task and network; `rows` are the first raw training inputs."""
     train = data.train
     if count := _repeated(train, data.test):
         yield (
@@ -159,11 +159,8 @@ def _notes_on_data(data: ClientData, rows: Tensor, task: Task, *, inferred: bool
             "all times of the client's labels are 0 or 1, as events are: the first column must have times, and the "
             "second one events"
         )
-    if task.outputs.places == "tokens" and _counts_padding(train, task):
-        yield (
-            "labels that the collate_fn adds to pad an example count in loss and metrics: pad labels with -100, which "
-            "is ignored"
-        )
+    if task.outputs.places == "tokens" and _counts_padding(train, task, model):
+        yield "labels of padding count in loss and metrics: give padding the label -100, which is ignored"
     if task.name == "token-classification" and _labels_are_inputs(train):
         yield (
             "the client's labels are its inputs, token for token, which a network can copy: to predict the next token, "
@@ -171,9 +168,18 @@ def _notes_on_data(data: ClientData, rows: Tensor, task: Task, *, inferred: bool
         )
 
 
-def _counts_padding(examples: Examples, task: Task) -> bool:
-    """Return whether more labels of an example count in a batch, which a `collate_fn` may pad, than of it alone."""
-    batch = examples.at(slice(8))[1]
+def _counts_padding(examples: Examples, task: Task, model: nn.Module) -> bool:
+    """Return whether labels of padding count: by an `attention_mask`, the embedding, or what a `collate_fn` adds."""
+    inputs, batch = examples.at(slice(8))
+    parts = by_name((inputs,), {})
+    mask = parts.get("attention_mask")
+    padding = next((each.padding_idx for each in model.modules() if isinstance(each, nn.Embedding)), None)
+    if mask is None and padding is not None:
+        mask = next(iter(parts.values())) != padding
+    if mask is not None and mask.shape == batch.shape:
+        counted = ~mask.bool() & ~task.left_out(batch)
+        if (counted[:, 1:] & counted[:, :-1]).any():  # a single one may be the token that ends a text
+            return True
     pairs = ((labels, examples.at(slice(row, row + 1))[1]) for row, labels in enumerate(batch))
     return any((~task.left_out(padded)).sum() > (~task.left_out(own)).sum() for padded, own in pairs)
 

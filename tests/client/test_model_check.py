@@ -233,7 +233,36 @@ def test_labels_of_padding_that_count_are_named(new_watch: Any, value: int) -> N
     rows = [torch.arange(1, 2 + (5 * row) % 8) for row in range(20)]
     loaders = [DataLoader(part, batch_size=4, collate_fn=padded) for part in (rows[:10], rows[10:])]
     told = remarks(new_watch, network=lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3)), data=lambda: loaders)
-    assert ("labels that the collate_fn adds to pad an example count" in told) is (value == 0)
+    assert ("labels of padding count in loss and metrics: " in told) is (value == 0)
+
+
+class Tokens(nn.Module):
+    """A network of tokens, with or without a mask."""
+
+    def __init__(self, padding: int | None) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 4, padding_idx=padding), nn.Linear(4, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.head(self.embedding(input_ids))
+
+
+@pytest.mark.parametrize("value", [-100, 0])
+@pytest.mark.parametrize("masked", [True, False])
+def test_labels_of_tensors_padding_that_count_are_named(new_watch: Any, masked: bool, value: int) -> None:
+    """Where the mask or, without one, the embedding says what padding is."""
+    tokens = torch.arange(120).view(20, 6) % 8 + 1
+    mask = (torch.arange(6) < 3 + torch.arange(20)[:, None] % 4).long()
+    inputs = {"input_ids": tokens * mask, "attention_mask": mask} if masked else tokens * mask
+    labels = torch.where(mask > 0, tokens % 3, value)
+    parts = {"train": slice(10), "test": slice(10, 20)}
+
+    def rows(part: slice) -> Any:
+        return {name: each[part] for name, each in inputs.items()} if isinstance(inputs, dict) else inputs[part]
+
+    data = {name: (rows(part), labels[part]) for name, part in parts.items()}
+    told = remarks(new_watch, network=lambda: Tokens(None if masked else 0), data=lambda: data)
+    assert ("labels of padding count in loss and metrics: " in told) is (value == 0)
 
 
 class Configured(Mean):
