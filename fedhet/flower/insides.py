@@ -162,16 +162,20 @@ def check_cluster() -> None:
     """Raise a ConfigError if no Ray cluster answers at the address in `RAY_ADDRESS`; Ray waits ten minutes for it."""
     import grpc  # type: ignore[import-untyped]
 
-    address = os.environ.get("RAY_ADDRESS", "")
-    if not re.search(r":\d+$", address) or os.environ.get("RAY_USE_TLS"):  # such as local, or encrypted
+    address = given = os.environ.get("RAY_ADDRESS", "")
+    if address in ("", "local") or os.environ.get("RAY_USE_TLS"):
         return
+    if address == "auto":
+        from ray._private.services import find_gcs_addresses
+
+        address = next(iter(find_gcs_addresses()), "auto")
     with grpc.insecure_channel(address.removeprefix("ray://")) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=ANSWERED)
         except grpc.FutureTimeoutError as error:
             raise ConfigError(
-                f"no Ray cluster answers at RAY_ADDRESS = {address}: start it (ray start --head), or unset RAY_ADDRESS "
-                "to simulate on this machine"
+                f"no Ray cluster answers at RAY_ADDRESS = {given}: start it (ray start --head) and set its HOST:PORT, "
+                "or unset RAY_ADDRESS to simulate on this machine"
             ) from error
 
 

@@ -155,13 +155,20 @@ def test_a_cluster_that_does_not_answer_is_refused(monkeypatch, tmp_path, scheme
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"{scheme}127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
-        message = (
-            f"no Ray cluster answers at RAY_ADDRESS = {address}: start it (ray start --head), or unset RAY_ADDRESS"
-        )
+        message = f"no Ray cluster answers at RAY_ADDRESS = {address}: start it (ray start --head) and set its"
         with pytest.raises(ConfigError, match=re.escape(message)):
             fedhet.run({"method": "local", "engine": "ray"}, out=tmp_path / "run", progress=False)
     monkeypatch.setenv("RAY_ADDRESS", "local")
     insides.check_cluster()
+
+
+@pytest.mark.parametrize("address", ["auto", "127.0.0.1", "cluster"])
+def test_an_address_without_a_port_of_no_cluster_is_refused(monkeypatch, address):
+    monkeypatch.setattr("fedhet.flower.insides.ANSWERED", 0.3)
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=f"no Ray cluster answers at RAY_ADDRESS = {address}: "):
+        insides.check_cluster()
 
 
 def test_a_strategy_in_a_simulation_without_its_cluster_says_so_and_ends_the_simulation(monkeypatch, caplog):
