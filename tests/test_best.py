@@ -157,6 +157,9 @@ def test_patience_ends_training_where_a_plain_loop_does(tmp_path):
     stopped, _ = run("local", tmp_path / "stopped", rounds=12, patience=2)
     assert stopped.summary["rounds"] == end
     assert stopped.summary["best"]["validation_accuracy"] == best
+    with pytest.raises(FedhetError, match="start-from"):
+        run("local", None, rounds=13, resume=tmp_path / "stopped")
+    assert run("local", None, rounds=12, resume=tmp_path / "stopped")[0].summary["rounds"] == end
 
 
 def test_without_validation_examples_nothing_can_be_chosen():

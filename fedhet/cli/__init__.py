@@ -80,15 +80,14 @@ def run(
             written = not by_hand and (resume / "summary.json").is_file()
             if written and read_run(resume).summary.get("status") == "completed":
                 page = ", and its report.html is written now" if complete_report(resume) else ""
-                typer.echo(printable(f"the run in {resume} is complete{page}: to train further, --set rounds=MORE"))
+                further = "--set rounds=MORE, or a run with start-from"
+                typer.echo(printable(f"the run in {resume} is complete{page}: to train further, {further}"))
             else:
                 _run(by_hand, folder=resume, resume=True)
             return
         complete = configuration.configure(config, by_hand)
-        folder = (
-            expanded(complete.out) if complete.out else _quietly("fedhet.server.run").new_folder(Path("runs"), complete)
-        )
-        _run(complete, folder=folder)
+        folder = complete.out or _quietly("fedhet.server.run").new_folder(Path("runs"), complete)
+        _run(complete, folder=expanded(folder))
 
 
 @app.command()

@@ -210,6 +210,14 @@ def _changes(
             f"the run in {folder} has other values of {', '.join(different)}, which cannot be changed: a resumed run "
             f"may change only {', '.join(allowed)}"
         )
+    summary = read_run(folder).summary
+    rounds = there.get("rounds", 0)
+    early = summary.get("status") == "completed" and summary["rounds"] < rounds
+    if early and changes.get("rounds", rounds) != rounds:
+        raise ConfigError(
+            f"training in {folder} ended early, after round {summary['rounds']}, which other rounds do not change: "
+            f"leave rounds out, and train further in a new run with start-from = {folder}"
+        )
     return changes
 
 

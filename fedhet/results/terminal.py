@@ -247,7 +247,8 @@ class ProgressLine(Observer):
     def finished(self, run: RunInfo) -> None:
         self.close()
         done = last_round(self._rows)
-        said = f"{run.method}: {counted(done, 'round')} in {time.monotonic() - self._started:.0f} s, {self._news}"
+        rounds = counted(done, "round") if done >= self._last else f"{done} of {self._last} rounds"
+        said = f"{run.method}: {rounds} in {time.monotonic() - self._started:.0f} s, {self._news}"
         self._say("; ".join([said, *absences(self._rows, run.traits.scored, shared=run.traits.whole)]))
 
     def close(self) -> None:

@@ -140,6 +140,16 @@ def test_the_last_line_stays():
     assert "round 1/2: 2 clients, accuracy 0.250 before aggregation, 1.00 KB" in told(False)
 
 
+def test_training_that_ends_early_is_said():
+    out = io.StringIO()
+    line = ProgressLine(Console(file=out, width=120))
+    run = RunInfo("local", Traits(), State())
+    line.started(run, 1, 30)
+    line.round(run, RoundReport(history_row(1, trained=0.5) | {"bytes_up": 0, "bytes_down": 0}, []))
+    line.finished(run)
+    assert "local: 1 of 30 rounds in 0 s" in out.getvalue()
+
+
 def test_the_line_says_that_workers_start():
     out = io.StringIO()
     line = ProgressLine(Console(file=out, force_terminal=True, width=120))
