@@ -31,7 +31,7 @@ class Losses:
     def __init__(self, first: Training, terms: Sequence[Sequence[Term]], linear: Sequence[bool]) -> None:
         self.linear = linear
         self._first = first
-        self._functions = [clients[0].function for clients in terms]
+        self._functions = [(clients[0].function, clients[0].public) for clients in terms]
         constants = [[term.constants for term in clients] for clients in terms]
         like = next(first.network.parameters())
         # Floats that change from round to round would be compiled again in each.
@@ -54,7 +54,7 @@ class Losses:
     @property
     def key(self) -> Hashable:
         """A key that is equal for the losses of networks of one kind with the same loss terms in the step."""
-        names = [getattr(function, "__qualname__", "") for function in self._functions]
+        names = [getattr(function, "__qualname__", "") for function, _ in self._functions]
         values = [leaf if isinstance(leaf, bool | int | float | str) else type(leaf) for leaf in self._leaves]
         return *names, *values, self._spec
 
@@ -90,7 +90,7 @@ class Losses:
                 weights=weights,
             )
             filled = zip(self._functions, tree_unflatten(constants, self._spec), strict=True)
-            terms = tuple(Term(function, **values) for function, values in filled)
+            terms = tuple(Term(function, public=public, **values) for (function, public), values in filled)
             loss = loss_of(step, replace(training.phase, terms=terms), recorded)
         self.further = step.further
         self.again = step.again

@@ -314,7 +314,8 @@ class Term:
             such as randomly drawn examples, or None to leave the term out of the step.
         captures: values to capture inside the network in each step, by their names in `Step.captured`.
         weighted: whether the function averages over examples only by `Step.mean`, so that padding is ignored.
-        public: whether the function reads neither the step's examples nor what the network computes from them.
+        public: whether the function reads neither the step's examples nor what the network computes from them, so that
+            `Step.mean` gives the plain mean of the examples that `draw` returns: the same number for all clients.
         constants: keyword arguments of `function`; tensors and floats (also in containers) can differ between clients.
             They must not depend on the client's examples, since under `dp-noise` they get no noise.
     """
@@ -349,7 +350,15 @@ class Term:
     def __call__(self, step: Step) -> Value:
         """Return the term's loss (or loss and scalars to record) in a step; None if the step does not have the term."""
         drawn = self.drawn(step.number, len(step.labels))
-        return None if drawn is None else self.function(step, **self.constants, **drawn)
+        if drawn is None:
+            return None
+        weights = step.weights
+        if self.public:
+            step.weights = None
+        try:
+            return self.function(step, **self.constants, **drawn)
+        finally:
+            step.weights = weights
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ layers that mix examples, networks of this kind are trained alone.
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import torch
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
+from fedhet.models.copies import held_by
 from fedhet.models.representation import RandomStream
 from fedhet.tasks import Score, Task
 from fedhet.training.backends import Backend, OneByOne, Scored, attempt
@@ -33,6 +35,7 @@ from fedhet.training.phases import STEPS, Step, Term, Trained
 from fedhet.training.stacked import Networks, arrays_of, swapped, transposed
 from fedhet.training.training import Recorded, Training, loss_of, mini_batches, only_trained, record
 from fedhet.training.verification import VERIFIED, computing, first_two, padded_twice, verify
+from fedhet.utils.randomness import restoring
 from fedhet.utils.text import log
 
 FEW = 512  # largest number of test examples of a client whose network is evaluated together with other networks
@@ -201,8 +204,13 @@ def _train(group: Sequence[Training], kind: Hashable) -> list[Trained | BaseExce
     # Clients with more steps come first, so that those that still train are the first ones.
     order = sorted(range(len(group)), key=lambda place: -drawn[place][1])
     batch = _Batch([copies[place] for place in order], kind)
-    with computing(kind):
-        batch.train([drawn[place] for place in order])
+    try:
+        with computing(kind):
+            batch.train([drawn[place] for place in order])
+    except Exception:
+        for restore in batch.restores:  # the networks' own steps draw again
+            restore()
+        raise
     networks = batch.networks
     norms = networks.norms()
     losses = pad_sequence(batch.losses).tolist()
@@ -232,6 +240,7 @@ class _Batch:
         networks: the networks.
         losses, counts: for each step, the losses and numbers of examples of the networks that still train.
         recorded, further: for each network, scalars that loss terms record, and the number of examples that they pass.
+        restores: functions that give loss terms' random generators the states that they had after the first step.
     """
 
     networks: Networks
@@ -243,6 +252,7 @@ class _Batch:
         self.counts: list[list[int]] = []
         self.recorded = [dict(training.before.recorded) for training in group]
         self.further = [0] * len(group)
+        self.restores: list[Callable[[], object]] = []
 
     def train(self, drawn: Sequence[tuple[Iterator[Tensor], int]]) -> None:
         """Take all steps; `drawn` has each network's mini-batches, as indices of examples, and their number."""
@@ -261,14 +271,26 @@ class _Batch:
                     networks.keep_first(active)
                     losses = None
                 if losses is None or draws:
-                    terms = _terms(group[:active], number, counts)
+                    terms, fits = _terms(group[:active], number, counts)
                     losses = Losses(group[0], terms, networks.linear)
-                if not number and self._kind not in VERIFIED:
-                    self._verify([several[1] for several in terms], losses, batch, counts[1])
+                if not number:
+                    held = (held_by(term.draw) for each in group for term in each.phase.terms if isinstance(term, Term))
+                    self.restores = restoring(chain.from_iterable(held))
+                    if self._kind not in VERIFIED:
+                        self._verify([several[1] for several in terms], losses, batch, counts[1])
+                        _FITTING[self._kind] = {place: fitting[1] for place, fitting in fits.items()}
+                self._check_fits(fits)
                 dropped = masks(VERIFIED[self._kind] or (), counts, batch[3].shape[1], generators, batch[3].device)
                 loss, values = self._gradients(number, losses, losses.arguments(batch, networks.arrays, dropped))
                 self._note(loss, counts, values, losses)
                 networks.step(number, drawn[0][1])
+
+    def _check_fits(self, fits: Mapping[int, Sequence[bool]]) -> None:
+        """Raise a ModelError if drawn examples could be averaged by weights of a mini-batch with other examples."""
+        verified = _FITTING[self._kind]
+        if any(verified.get(place, True) and not all(fitting) for place, fitting in fits.items()):
+            VERIFIED[self._kind] = None
+            raise ModelError("a loss term draws as many examples as some mini-batches have, but not as many as others")
 
     def _gradients(
         self, number: int, losses: Losses, arguments: Sequence[Tensor]
@@ -343,17 +365,36 @@ def _check_drawn(drawn: Sequence[Any]) -> None:
             raise ModelError("a loss term draws other values for each client, which are neither tensors nor floats")
 
 
-def _terms(group: Sequence[Training], number: int, counts: Sequence[int]) -> list[list[Term]]:
+_FITTING: dict[Hashable, dict[int, bool]] = {}
+"""For each kind, whether each loss term drew as many examples as the mini-batch had, when the kind was verified.
+
+If not, the verification showed that `Step.mean` averages no drawn examples.
+"""
+
+
+def _terms(
+    group: Sequence[Training], number: int, counts: Sequence[int]
+) -> tuple[list[list[Term]], dict[int, list[bool]]]:
     """Return the loss terms of a step, each a list with the term of each client, whose constants include what it draws.
 
-    `counts` are the clients' numbers of examples in the step.
+    `counts` are the clients' numbers of examples in the step. Beside them, return whether each client draws as many, by
+    the term's place, for terms that are not of public data.
     """
     terms: list[list[Term]] = []
-    for several in zip(*(training.phase.terms for training in group), strict=True):
+    fits: dict[int, list[bool]] = {}
+    for place, several in enumerate(zip(*(training.phase.terms for training in group), strict=True)):
         clients = cast(Sequence[Term], several)
         drawn = [term.drawn(number, count) for term, count in zip(clients, counts, strict=True)]
         if any(constants is not None for constants in drawn):
             _check_drawn(drawn)
             pairs = zip(clients, cast(Sequence[Mapping[str, Any]], drawn), strict=True)
-            terms.append([Term(term.function, **term.constants, **constants) for term, constants in pairs])
-    return terms
+            public = clients[0].public
+            terms.append([Term(term.function, public=public, **term.constants, **more) for term, more in pairs])
+            rows = [
+                [len(leaf) for leaf in tree_leaves(each) if isinstance(leaf, Tensor) and leaf.ndim] for each in drawn
+            ]
+            if not public:
+                fits[place] = [{*lengths} <= {count} for lengths, count in zip(rows, counts, strict=True)]
+            elif any(lengths != rows[0] for lengths in rows):
+                raise ModelError("a loss term of public data draws other numbers of examples for each client")
+    return terms, fits

@@ -189,30 +189,50 @@ def reseeded(values: Iterable[object]) -> Iterator[None]:
 
     A generator's new seed depends on its state, which a user may have seeded, and on torch's initial seed.
     """
+    generators = _generators(values)
+    restores = restoring(generators)
+    try:
+        for generator in generators:
+            _reseed(generator, torch.initial_seed())
+        yield
+    finally:
+        for restore in restores:
+            restore()
+
+
+def restoring(values: Iterable[object]) -> list[Callable[[], object]]:
+    """Return functions that give the random generators among `values` and their attributes their present states."""
+    restores: list[Callable[[], object]] = []
+    for generator in _generators(values):
+        if isinstance(generator, torch.Generator):
+            restores.append(partial(generator.set_state, generator.get_state()))
+        elif isinstance(generator, random.Random):
+            restores.append(partial(generator.setstate, generator.getstate()))
+        else:
+            source = _source(generator)
+            restores.append(partial(setattr, source, "state", source.state))
+    return restores
+
+
+def _generators(values: Iterable[object]) -> list[Any]:
     held = ((value, {} if isinstance(value, ModuleType) else getattr(value, "__dict__", {})) for value in values)
     nested = (inner for holder, attributes in held for inner in (holder, *attributes.values()))
     kinds = torch.Generator, random.Random, np.random.Generator, np.random.RandomState
-    generators = {id(generator): generator for generator in nested if isinstance(generator, kinds)}
-    restore = [_reseed(generator, torch.initial_seed()) for generator in generators.values()]
-    try:
-        yield
-    finally:
-        for each in restore:
-            each()
+    return [*{id(generator): generator for generator in nested if isinstance(generator, kinds)}.values()]
 
 
-def _reseed(generator: Any, seed: int) -> Callable[[], object]:
-    """Reseed a torch, NumPy or Python generator by `seed` and its next number; return a function to restore it."""
+def _source(generator: Any) -> Any:
+    """Return the bit generator of a generator of NumPy."""
+    return generator._bit_generator if isinstance(generator, np.random.RandomState) else generator.bit_generator
+
+
+def _reseed(generator: Any, seed: int) -> None:
+    """Reseed a torch, NumPy or Python generator by `seed` and its next number."""
     if isinstance(generator, torch.Generator):
-        before = generator.get_state()
         drawn = torch.empty((), dtype=torch.int64, device=generator.device)
         generator.manual_seed(derive_seed(seed, int(drawn.random_(generator=generator))))
-        return partial(generator.set_state, before)
-    if isinstance(generator, random.Random):
-        state = generator.getstate()
+    elif isinstance(generator, random.Random):
         generator.seed(derive_seed(seed, generator.getrandbits(62)))
-        return partial(generator.setstate, state)
-    bits = generator._bit_generator if isinstance(generator, np.random.RandomState) else generator.bit_generator
-    held = bits.state
-    bits.state = type(bits)(derive_seed(seed, int(bits.random_raw()))).state
-    return partial(setattr, bits, "state", held)
+    else:
+        source = _source(generator)
+        source.state = type(source)(derive_seed(seed, int(source.random_raw()))).state

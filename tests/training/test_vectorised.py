@@ -119,6 +119,37 @@ def test_floats_of_loss_terms_differ_between_clients_and_steps(kinds, size, left
     torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
 
 
+def far(step, rows):
+    """A loss term that averages drawn rows."""
+    loss = step.mean(F.linear(rows, step.parameters["3.weight"]).square())
+    return loss, {"apart": loss}
+
+
+@pytest.mark.parametrize("sizes", [CLIENTS, (21, 16, 17, 32)])
+@pytest.mark.parametrize(("public", "rows", "left"), [(False, 8, 4), (False, 6, 4), (True, 8, 0), (True, 6, 0)])
+def test_drawn_rows_of_a_fixed_number_are_averaged_as_one_by_one(sizes, public, rows, left, monkeypatch):
+    """They are as many as the examples of some mini-batches; a batch that fails in a later step draws anew."""
+    monkeypatch.setattr(f"{__name__}.CLIENTS", sizes)
+
+    def draw(number, examples, stream):
+        return {"rows": torch.randn(rows, 12, generator=stream).double()}
+
+    def group():
+        for client, training in enumerate(clients(own=Optimisation("sgd", 0.1, batch_size=8))):
+            stream = torch.Generator().manual_seed(client)
+            term = Term(far, draw=partial(draw, stream=stream), weighted=True, public=public)
+            yield replace(training, phase=replace(training.phase, terms=(term,)))
+
+    verification.VERIFIED.clear()
+    alone, batch = [*group()], [*group()]
+    results, count = trained(batch)
+    assert count == left
+    for mine, other in zip(results, trained(alone, OneByOne())[0], strict=True):
+        assert mine[:2] == pytest.approx(other[:2], rel=1e-12)
+        assert mine[2:] == other[2:]
+    torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "steps", "left"), [("sgd", 0, 0), ("adam", 3, 0), ("adam", 0, 2), ("amsgrad", 3, 0)]
 )
