@@ -391,7 +391,7 @@ class FedGenKeys(Keys, total=False):
     diversity: float
     """weight of the generator's diversity loss"""
     server_steps: int
-    """number of steps per round in which the server trains the generator"""
+    """number of steps per round, with batch-size (at most 1000) examples, of the generator"""
     server_learning_rate: float
     """learning rate of the server's Adam"""
 

@@ -27,13 +27,18 @@ from fedhet.utils.randomness import torch_generator
 from .families.at_server import build_at_server, train_at_server
 from .families.by_class import MOST_CLASSES, WidthKeys, class_counts
 
+MOST = 1000
+"""The largest number of generated examples in a step; memory grows with its square, as each two are compared."""
+
 
 @dataclass(frozen=True)
 class Keys(WidthKeys):
     # The weight is the paper's; other defaults are from the authors' code for MNIST.
     weight: float = option(1.0, "weight of the clients' loss on generated representations", at_least=0)
     diversity: float = option(1.0, "weight of the generator's diversity loss", at_least=0)
-    server_steps: int = option(50, "number of steps per round in which the server trains the generator", at_least=1)
+    server_steps: int = option(
+        50, f"number of steps per round, with batch-size (at most {MOST}) examples, of the generator", at_least=1
+    )
     server_learning_rate: float = option(3e-4, "learning rate of the server's Adam", above=0)
 
 
@@ -83,7 +88,7 @@ class FedGen(FederatedStrategy[Keys, Generated]):
         keys = self.options
         head = {name: torch.from_numpy(self.state.model[f"head.{name}"]).double() for name in ("weight", "bias")}
         generator = build_at_server(lambda: Generator(*head["weight"].shape), self.config.seed).double()
-        batch = max(self.config.batch_size, 2)  # BatchNorm needs two examples.
+        batch = min(max(self.config.batch_size, 2), MOST)  # BatchNorm needs two examples.
         stream = torch_generator(self.config.seed, "noise", round)
         drawn = draw(self.counts, keys.server_steps * batch, stream, torch.float64)
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from fedhet.errors import FedhetError
 from fedhet.setup import client_setup
+from fedhet.strategies import fedgen
 from fedhet.utils.randomness import seeded, torch_generator
 from tests.strategies.by_hand import UNLIKE, WHO, assert_equal, live, rounds_of, stepped
 
@@ -132,3 +133,11 @@ class TiedHead(nn.Module):
 def test_a_head_with_a_tied_weight(federate):
     with pytest.raises(FedhetError, match="first.weight and head.weight are one array, but the method shares"):
         federate("fedgen", model=lambda client: TiedHead(), rounds=2)
+
+
+def test_a_step_of_the_generator_has_few_examples_however_large_batches_are(federate, monkeypatch):
+    sizes, loss = [], fedgen.alike
+    monkeypatch.setattr(fedgen, "MOST", 7)
+    monkeypatch.setattr(fedgen, "alike", lambda noise, outputs: sizes.append(len(noise)) or loss(noise, outputs))
+    federate("fedgen", model=own_network, **SETTINGS, **{"fedgen.server-steps": STEPS})
+    assert set(sizes) == {7}
