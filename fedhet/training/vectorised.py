@@ -105,7 +105,7 @@ class Batches:
         try:
             kinds, data = self._kind_of(model, training.rows, training.task)
             captures = [(name, kinds.of(value)) for name, value in phase.captures.items()]
-            of_terms = [(term.function, term.draw is None, constants_key(kinds, term.constants)) for term in terms]
+            of_terms = [(t.function, t.public, t.draw is None, constants_key(kinds, t.constants)) for t in terms]
         except IncomparableError as error:
             log.debug("a network is trained alone: %s", error)
             return None
@@ -278,7 +278,7 @@ class _Batch:
                     self.restores = restoring(chain.from_iterable(held))
                     if self._kind not in VERIFIED:
                         self._verify([several[1] for several in terms], losses, batch, counts[1])
-                        _FITTING[self._kind] = {place: fitting[1] for place, fitting in fits.items()}
+                        _FITTING[self._kind] = {place: all(fitting[1:2]) for place, fitting in fits.items()}
                 self._check_fits(fits)
                 dropped = masks(VERIFIED[self._kind] or (), counts, batch[3].shape[1], generators, batch[3].device)
                 loss, values = self._gradients(number, losses, losses.arguments(batch, networks.arrays, dropped))
@@ -286,11 +286,13 @@ class _Batch:
                 networks.step(number, drawn[0][1])
 
     def _check_fits(self, fits: Mapping[int, Sequence[bool]]) -> None:
-        """Raise a ModelError if drawn examples could be averaged by weights of a mini-batch with other examples."""
+        """Raise a ModelError if the verified step tells nothing about this step: see `_FITTING`."""
         verified = _FITTING[self._kind]
-        if any(verified.get(place, True) and not all(fitting) for place, fitting in fits.items()):
+        if any(place not in verified or (verified[place] and not all(fitting)) for place, fitting in fits.items()):
             VERIFIED[self._kind] = None
-            raise ModelError("a loss term draws as many examples as some mini-batches have, but not as many as others")
+            raise ModelError(
+                "a loss term is not in all steps, or draws as many examples as only some mini-batches have"
+            )
 
     def _gradients(
         self, number: int, losses: Losses, arguments: Sequence[Tensor]
@@ -368,7 +370,8 @@ def _check_drawn(drawn: Sequence[Any]) -> None:
 _FITTING: dict[Hashable, dict[int, bool]] = {}
 """For each kind, whether each loss term drew as many examples as the mini-batch had, when the kind was verified.
 
-If not, the verification showed that `Step.mean` averages no drawn examples.
+If not, the verification showed that `Step.mean` averages no drawn examples. If so, it says nothing about steps in which
+the mini-batch has another number of examples, and nothing about terms that the verified step lacked.
 """
 
 
@@ -377,8 +380,8 @@ def _terms(
 ) -> tuple[list[list[Term]], dict[int, list[bool]]]:
     """Return the loss terms of a step, each a list with the term of each client, whose constants include what it draws.
 
-    `counts` are the clients' numbers of examples in the step. Beside them, return whether each client draws as many, by
-    the term's place, for terms that are not of public data.
+    `counts` are the clients' numbers of examples in the step. Beside them, return by the term's place whether each
+    client draws as many, or it is a term of public data, which may draw any number.
     """
     terms: list[list[Term]] = []
     fits: dict[int, list[bool]] = {}
@@ -393,8 +396,7 @@ def _terms(
             rows = [
                 [len(leaf) for leaf in tree_leaves(each) if isinstance(leaf, Tensor) and leaf.ndim] for each in drawn
             ]
-            if not public:
-                fits[place] = [{*lengths} <= {count} for lengths, count in zip(rows, counts, strict=True)]
-            elif any(lengths != rows[0] for lengths in rows):
+            fits[place] = [public or {*lengths} <= {count} for lengths, count in zip(rows, counts, strict=True)]
+            if public and any(lengths != rows[0] for lengths in rows):
                 raise ModelError("a loss term of public data draws other numbers of examples for each client")
     return terms, fits

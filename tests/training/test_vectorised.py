@@ -126,13 +126,16 @@ def far(step, rows):
 
 
 @pytest.mark.parametrize("sizes", [CLIENTS, (21, 16, 17, 32)])
-@pytest.mark.parametrize(("public", "rows", "left"), [(False, 8, 4), (False, 6, 4), (True, 8, 0), (True, 6, 0)])
-def test_drawn_rows_of_a_fixed_number_are_averaged_as_one_by_one(sizes, public, rows, left, monkeypatch):
+@pytest.mark.parametrize(
+    ("public", "rows", "first", "left"),
+    [(False, 8, 0, 4), (False, 6, 0, 4), (False, 0, 0, 0), (False, 0, 1, 4), (True, 8, 0, 0), (True, 6, 0, 0)],
+)
+def test_drawn_rows_of_a_fixed_number_are_averaged_as_one_by_one(sizes, public, rows, first, left, monkeypatch):
     """They are as many as the examples of some mini-batches; a batch that fails in a later step draws anew."""
     monkeypatch.setattr(f"{__name__}.CLIENTS", sizes)
 
     def draw(number, examples, stream):
-        return {"rows": torch.randn(rows, 12, generator=stream).double()}
+        return {"rows": torch.randn(rows or examples, 12, generator=stream).double()} if number >= first else None
 
     def group():
         for client, training in enumerate(clients(own=Optimisation("sgd", 0.1, batch_size=8))):
