@@ -35,6 +35,7 @@ from fedhet.utils import text
 from fedhet.utils.files import check_place, expanded
 from fedhet.utils.machine import cores, device_of, room_on
 from fedhet.utils.process import alone, one_at_a_time, standard_settings
+from fedhet.utils.text import log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -260,6 +261,10 @@ def run_locally(
     if threading.current_thread() is not threading.main_thread():
         # The program may draw random numbers meanwhile, from the generators with which clients would compute here.
         grid.patience, grid.least = 0.0, 1
+        log.info(
+            "a run in a thread seeds the global random generators while it calls your functions: let the program draw "
+            "its own numbers from generators of its own, such as torch.Generator and np.random.default_rng(SEED)"
+        )
     with one_at_a_time(), standard_settings(), grid:
         serve(
             config,

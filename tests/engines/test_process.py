@@ -96,8 +96,9 @@ def test_runs_in_threads_take_turns(alone, tmp_path):
         assert [*pool.map(lambda name: trained(tmp_path / name), "ab")] == [alone, alone]
 
 
-def test_a_run_in_a_thread_has_random_numbers_of_its_own(alone, tmp_path):
-    """Clients compute in another process, so that this program can draw numbers at any time."""
+def test_a_run_in_a_thread_has_random_numbers_of_its_own(alone, tmp_path, caplog):
+    """Clients compute in another process, so that this program can draw numbers, and the log says from where."""
+    caplog.set_level("INFO", "flwr")
     results = []
     thread = threading.Thread(target=lambda: results.append(trained(tmp_path / "run", data=data)))
     thread.start()
@@ -106,6 +107,7 @@ def test_a_run_in_a_thread_has_random_numbers_of_its_own(alone, tmp_path):
         np.random.rand()
         time.sleep(0.001)
     assert results == [alone]
+    assert "let the program draw its own numbers from generators of its own" in caplog.text
 
 
 def test_a_run_within_a_run_is_refused(tmp_path):
