@@ -6,13 +6,21 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import Submodel, cut_out, entries_of, resize
-from fedhet.client import ClientSide, Payload, Phase, Step, Term
-from fedhet.errors import DataError
+from fedhet.client import Client, ClientSide, Payload, Phase, Step, Term
+from fedhet.errors import DataError, Refused
 from fedhet.strategies.fjord import Keys
 
 
 class FjORD(ClientSide[Keys]):
     parts = Submodel
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        if client.privacy:
+            raise Refused(
+                "this node trains with differential privacy (dp-noise), which needs the gradient of each example, but "
+                "fjord draws a width for each batch: choose another method, such as fedavg"
+            )
 
     def handshake(self, payload: Payload) -> Payload:
         task = self.client.task

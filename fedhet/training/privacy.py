@@ -8,23 +8,23 @@ the low bits of a floating-point number can disclose it in spite of noise (Miron
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedhet.data import Examples
-from fedhet.errors import ModelError
+from fedhet.errors import Refused
 from fedhet.utils.inputs import for_each
 from fedhet.utils.machine import out_of_memory
-from fedhet.utils.randomness import SecretStream
+from fedhet.utils.randomness import SecretStream, derive_seed, seed_everything
 from fedhet.utils.text import log
 
 AT_ONCE = 64  # number of examples whose separate gradients are computed at once in differentially private training
 GRID = 2.0**-20  # distance of the values that a noisy sum can have, as a multiple of the noise's standard deviation
 
-T = TypeVar("T")
+Values = dict[str, Tensor]
+"""Values (n, ...) of n examples by name."""
 
 ExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """A function of inputs (1, ...) and labels (1, ...) of one example that returns its scalar loss."""
@@ -45,9 +45,16 @@ class _Loss(nn.Module):
 def one_by_one(read: Callable[[Tensor], tuple[Tensor, Tensor]], rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the inputs and labels that `read` returns for each of `rows` alone.
 
-    A user's function that augments or collates examples could mix those of a batch, as mixup does.
+    A user's function that augments or collates examples could mix those of a batch, as mixup does. Each one has random
+    numbers of its own, so that one that draws more of them changes no other.
     """
-    inputs, labels = map(torch.cat, zip(*(read(row[None]) for row in rows), strict=True))
+    seed = torch.initial_seed()
+    examples = []
+    for number, row in enumerate(rows):
+        seed_everything(derive_seed(seed, number))
+        examples.append(read(row[None]))
+    seed_everything(seed)
+    inputs, labels = map(torch.cat, zip(*examples, strict=True))
     return inputs, labels
 
 
@@ -71,25 +78,27 @@ class Privacy:
     epsilon: float = 0.0
 
     def rows(self, count: int, size: int, steps: int) -> Iterator[Tensor]:
-        """Return an iterator over the batches of `steps` steps: indices below `count`, drawn by Poisson sampling.
+        """Yield the batches of `steps` steps: indices below `count`, drawn by Poisson sampling.
 
-        Each index is in a batch with probability `size` / `count`. The call spends the privacy budget of all steps.
+        Each index is in a batch with probability `size` / `count`. The first step spends the privacy budget of all.
         """
         rate = min(size / count, 1.0)
         self.epsilon = self.spend(self.noise, rate, steps)
-        return (self.stream.sample(count, rate) for _ in range(steps))
+        for _ in range(steps):
+            yield self.stream.sample(count, rate)
 
     def check(self, model: nn.Module, loss: ExampleLoss, inputs: Tensor, labels: Tensor) -> None:
-        """Raise a ModelError if the gradients of single examples cannot be computed, tried with an example of zeros.
+        """Raise `Refused` if the gradients of single examples cannot be computed, tried with an example of zeros.
 
-        That training fails must not depend on private examples. `inputs` (1, ...) are transformed zeros, and `labels`
-        (1, ...) have the shape and type of an example's; `model` and `loss` are those of `backward`.
+        That training fails must not depend on private examples, and so its reason is no secret. `inputs` (1, ...) are
+        transformed zeros, and `labels` (1, ...) have the shape and type of an example's; `model` and `loss` are those
+        of `backward`.
         """
         try:
             self._gradients(model, loss)(inputs, torch.zeros_like(labels))
         except (RuntimeError, ValueError) as error:
             network = getattr(model, "_get_name", lambda: "network")()
-            raise ModelError(
+            raise Refused(
                 f"dp-noise needs the gradient of each example, and torch.func cannot compute it for this {network} "
                 f"({error}): use another network or method, or leave dp-noise out"
             ) from error
@@ -141,12 +150,13 @@ class Privacy:
         device = examples.labels.device
         total = torch.zeros(classes, width + 1, dtype=torch.float64, device=device)
 
-        def of(rows: Tensor) -> tuple[Tensor, Tensor]:
+        def of(rows: Tensor) -> Values:
             inputs, labels = examples.at(rows)
-            return vectors(inputs).double(), labels
+            return {"vectors": vectors(inputs).double(), "labels": labels}
 
         # One at a time: a network can mix the examples of a batch.
-        for values, labels in self._each(of, torch.arange(len(examples), device=device), at_once=1):
+        for found in self._each(of, torch.arange(len(examples), device=device), at_once=1):
+            values, labels = found["vectors"], found["labels"]
             scale = (self.clip / values.norm(dim=1).clamp_min(self.clip)).nan_to_num()
             parts = torch.cat([scale[:, None] * values.nan_to_num(), torch.full_like(scale, self.clip)[:, None]], 1)
             there = (labels >= 0) & (labels < classes)
@@ -167,19 +177,34 @@ class Privacy:
             name.removeprefix("model."): gradient for name, gradient in of_each(live, inputs, labels).items()
         }
 
-    def _each(self, compute: Callable[[Tensor], T], rows: Tensor, at_once: int = AT_ONCE) -> Iterator[T]:
-        """Yield `compute` of `rows`, some at a time, without the rows for which it raises an exception."""
+    def _each(self, compute: Callable[[Tensor], Values], rows: Tensor, at_once: int = AT_ONCE) -> Iterator[Values]:
+        """Yield `compute` of `rows`, some at a time, without the rows for which it raises an exception.
+
+        Random numbers of other examples, as of dropout, and those drawn later do not depend on whether one fails.
+        """
         for some in rows.split(at_once) if len(rows) else ():
+            seed = self.stream.seed()
             try:
+                seed_everything(seed)
                 yield compute(some)
             except Exception as error:  # of a user's code as well; a message that fails would disclose the example
                 if out_of_memory(error):
                     raise
-                if len(some) > 1:
-                    for row in some:
-                        yield from self._each(compute, row[None])
-                else:
-                    log.warning("an example is left out of private training: %s: %s", type(error).__name__, error)
+                yield from self._alone(compute, some, seed)
+        seed_everything(self.stream.seed())
+
+    def _alone(self, compute: Callable[[Tensor], Values], rows: Tensor, seed: int) -> Iterator[Values]:
+        """Yield `compute` of each of `rows` in its place among copies of itself, without those that fail."""
+        for place, row in enumerate(rows):
+            try:
+                seed_everything(seed)
+                values = compute(row.expand(len(rows)))
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
+                log.warning("an example is left out of private training: %s: %s", type(error).__name__, error)
+            else:
+                yield {name: value[place : place + 1] for name, value in values.items()}
 
     def _noisy(self, total: Tensor, deviation: float) -> Tensor:
         noisy = total + deviation * self.stream.normal(total.shape).to(total.device)

@@ -130,7 +130,8 @@ class Training:
     def _prepared(self, inputs: Tensor) -> Tensor:
         phase = self.phase
         augmented = phase.examples is None or phase.augmented or phase.augment is not None
-        return self.prepare(inputs, self.generator if augmented else None)
+        generator = self.generator if self.privacy is None else torch.default_generator  # see `Privacy._each`
+        return self.prepare(inputs, generator if augmented else None)
 
     def _gradients(self, model: nn.Module, recorded: Recorded) -> Gradients:
         phase = self.phase

@@ -41,6 +41,10 @@ class SecretStream:
         """Return 0 to `count` - 1 in random order, as an int64 tensor."""
         return torch.from_numpy(self._bits(count).argsort(kind="stable"))
 
+    def seed(self) -> int:
+        """Return a 63-bit seed for random numbers that protect nothing, such as masks of dropout."""
+        return int(self._bits(1)[0]) >> 1
+
     def sample(self, count: int, rate: float) -> torch.Tensor:
         """Return the indices below `count` of which each is drawn with probability `rate`, as an int64 tensor."""
         drawn = (self._bits(count) >> np.uint64(11)) * 2.0**-53 < rate

@@ -156,6 +156,46 @@ def test_an_example_that_fails_counts_as_zero() -> None:
     torch.testing.assert_close(found, model.weight.grad)
 
 
+@pytest.mark.parametrize(("dropout", "augments"), [(0.5, False), (0.0, True)])
+def test_an_example_that_fails_changes_no_other(dropout: float, augments: bool) -> None:
+    """Else random numbers of the others, as of dropout, would be drawn anew, and a sum differ by more than a clip."""
+    inputs, labels = torch.randn(40, 8).double(), torch.arange(40) % 2
+    updates = []
+    for fails in (False, True):
+        seed_everything(0)
+        model = nn.Sequential(nn.Linear(8, 50), nn.ReLU(), nn.Dropout(dropout), nn.Linear(50, 2)).double()
+        begun = nn.utils.parameters_to_vector(model.parameters()).detach()
+
+        def prepare(rows: Tensor, generator: torch.Generator | None, fails: bool = fails) -> Tensor:
+            noise = torch.randn(rows.shape, generator=generator) if augments and generator else 0
+            if fails and torch.equal(rows[0], inputs[0]):
+                raise ValueError("a damaged image")
+            return rows + noise
+
+        options = {"generator": torch.Generator(), "privacy": privacy(0.0, 1.0), "augments": augments}
+        phase = Phase(1, Optimisation(learning_rate=1.0, batch_size=40))
+        Training(model, phase, Examples(inputs, labels), Task("classification"), prepare, **options).result()
+        updates.append(nn.utils.parameters_to_vector(model.parameters()).detach() - begun)
+    assert 0.1 < float((updates[0] - updates[1]).norm()) * 40 <= 1.0001
+
+
+def test_what_cannot_be_trained_is_not_charged() -> None:
+    charged: list[int] = []
+
+    class Branching(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs if inputs.sum() > 0 else -inputs)
+
+    private = Privacy(1.0, 1.0, lambda noise, rate, steps: float(charged.append(steps) or 0.0))
+    examples = Examples(torch.randn(20, 3), torch.zeros(20).long())
+    options = {"generator": torch.Generator(), "privacy": private}
+    with pytest.raises(Refused, match="torch.func cannot compute it for this Branching"):
+        Training(
+            Branching(3, 2), Phase(1, Optimisation()), examples, Task("classification"), lambda x, _: x, **options
+        ).result()
+    assert charged == []
+
+
 def test_sums_by_class_are_clipped_and_noisy() -> None:
     examples = Examples(torch.tensor([[3.0, 4.0], [0.3, 0.4], [1.0, 0.0]]), torch.tensor([1, 1, 7]))
     sums, counts = privacy(0.0, 1.0).class_sums(lambda inputs: inputs, examples, 3, 10)
@@ -603,11 +643,16 @@ def batch_norm(client=None):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
 
 
+def hidden(client=None):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+
+
 @pytest.mark.parametrize(
     ("method", "network", "words"),
     [
         ("fedgen", linear, "fedgen also sends means or numbers of the client's examples that get no noise"),
         ("heterofl", linear, "heterofl also sends means or numbers"),
+        ("fjord", hidden, "fjord draws a width for each batch"),
         ("nearest-neighbour", linear, "nearest-neighbour fits a classifier without noise"),
         ("fedavg", batch_norm, "2 (BatchNorm1d) normalises over the examples of a batch: use GroupNorm"),
     ],
@@ -801,9 +846,7 @@ def test_user_functions_that_torch_cannot_vectorise_are_named() -> None:
             return self.layer(inputs if inputs.sum() > 0 else -inputs)
 
     model = Branching()
-    with pytest.raises(
-        ModelError, match="gradient of each example, and torch.func cannot compute it for this Branching"
-    ):
+    with pytest.raises(Refused, match="gradient of each example, and torch.func cannot compute it for this Branching"):
         privacy(1.0, 1.0).check(
             model,
             lambda inputs, labels: F.cross_entropy(model(inputs), labels),
