@@ -13,6 +13,7 @@ from torch import nn
 
 import fedhet
 from fedhet.client.app import make_client_app
+from fedhet.engines.evaluating import evaluation_only, reported
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.results.description import data_table, pooled
@@ -317,6 +318,24 @@ def test_nodes_evaluate_the_servers_global_model_within_their_policy(trained, el
     for place in (1, 2):
         inputs, labels = data(ClientInfo(str(place), place, 3, None, {}))["test"]
         assert scores[str(place)][0] == [pytest.approx(accuracy(alone, inputs, labels), abs=1e-4)]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_an_evaluation_on_an_engine_has_the_table_of_models_by_clients(trained, tmp_path, method):
+    run = trained(method, equal_network)
+    alone = fedhet.evaluate(run, model=equal_network, data=data, out=tmp_path / "alone")
+    config = evaluation_only(run.folder, {})
+    done = fedhet.run(config, model=equal_network, data=data, out=tmp_path / "again", progress=False)
+    result = reported(done.folder, config)
+    models = {"global"} if method == "fedavg" else {"0", "1", "2"}
+    assert {*result.scores} == models
+    for model in models:
+        for client in {"0", "1", "2"} if model == "global" else {model}:
+            assert result.value(model, client) == pytest.approx(alone.value(model, client), abs=1e-4)
+    assert {path.suffix for path in done.folder.glob("evaluation.*")} == {".csv", ".html", ".png"}
+    assert result.metric == alone.metric
+    (done.folder / "summary.json").unlink()
+    assert reported(done.folder, config) is None, "the results are on the server's machine"
 
 
 def table_with_gaps(client):

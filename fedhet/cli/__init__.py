@@ -167,11 +167,14 @@ def evaluate(
         evaluating = _quietly("fedhet.engines.evaluating")
         if engine in (None, "local"):
             result = evaluating.evaluate(run, chosen, out=out)
+        else:
+            complete = evaluating.evaluation_only(run, {**chosen, "engine": engine})
+            folder = out or _quietly("fedhet.server.run").new_folder(Path("runs"), complete)
+            _run(complete, folder=folder)
+            result = evaluating.reported(folder, complete)
+        if result:
             terminal().print(import_module("fedhet.results.terminal").TerminalTable(result.table, "evaluation.csv"))
             typer.echo(printable(f"{result.folder}: {result.metric} in evaluation.html, .csv and .png"))
-            return
-        complete = evaluating.evaluation_only(run, {**chosen, "engine": engine})
-        _run(complete, folder=out or _quietly("fedhet.server.run").new_folder(Path("runs"), complete))
 
 
 @app.command()
@@ -193,7 +196,7 @@ def describe(
         if described := result.summary.get("data"):
             table = import_module("fedhet.results.description").data_table(described["clients"])
             terminal().print(import_module("fedhet.results.terminal").TerminalTable(table, "summary.json"))
-        typer.echo(printable(f"{result.folder}: {_page(result.folder)}summary.json"))
+        typer.echo(printable(_files(result.folder, "report.html", "summary.json")))
 
 
 @app.command()
@@ -238,9 +241,7 @@ def results(
     with _errors():
         folder = out or Path("runs") / Path(run).name
         _quietly("fedhet.engines.results").fetch(run, engine, folder)
-        from fedhet.results.terminal import closing_table
-
-        terminal().print(closing_table(folder))
+        terminal().print(import_module("fedhet.results.terminal").closing_table(folder))
         typer.echo(printable(f"the results are in {folder.resolve()}"))
 
 
@@ -407,12 +408,11 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
             typer.echo(printable(f"{words} brings them here"))
         return
     console.print(closing_table(result.folder))
-    models = ", models/" if (result.folder / "models").is_dir() else ""  # in a deployment, they are at the nodes
-    typer.echo(f"{result.folder}: {_page(result.folder)}summary.json, history.jsonl, clients.csv{models}")
+    typer.echo(_files(result.folder, "report.html", "summary.json", "history.jsonl", "clients.csv", "models/"))
 
 
-def _page(folder: Path) -> str:
-    return "report.html, " if (folder / "report.html").is_file() else ""
+def _files(folder: Path, *names: str) -> str:
+    return f"{folder}: {', '.join(name for name in names if (folder / name).exists())}"  # models can be at the nodes
 
 
 def _quietly(name: str = "fedhet.engines.running") -> Any:

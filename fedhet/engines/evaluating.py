@@ -23,7 +23,7 @@ from fedhet.errors import ConfigError, DataError, FedhetError, check_kind, check
 from fedhet.methods import registry
 from fedhet.methods.options import Config, keys_about
 from fedhet.models.representation import precision
-from fedhet.results.history import names_of_model, read_run, run_of
+from fedhet.results.history import names_of_model, read_history, read_run, run_of
 from fedhet.results.report import Section, table, write_page
 from fedhet.results.terminal import TerminalTable, format_value
 from fedhet.server.app import scored
@@ -44,6 +44,20 @@ CHANGEABLE = {*keys_about("data", "node"), "metric", "metrics"}
 
 
 @dataclass(frozen=True)
+class Reported:
+    """A score that a client reported to the server, which has neither its loss nor its number of predictions."""
+
+    metrics: dict[str, Metric]
+    loss: float | None = None
+    count: int | None = None
+
+    @property
+    def value(self) -> float:
+        """The metric as one number."""
+        return next(iter(self.metrics.values())).value
+
+
+@dataclass(frozen=True)
 class ModelsByClients:
     """The result of `fedhet.evaluate`: the score of each saved model at each client that can hold it.
 
@@ -55,14 +69,14 @@ class ModelsByClients:
     """
 
     folder: Path
-    scores: dict[str, dict[str, Score]] = field(default_factory=dict, repr=False)
+    scores: dict[str, dict[str, Score | Reported]] = field(default_factory=dict, repr=False)
     refused: dict[tuple[str, str], str] = field(default_factory=dict, repr=False)
     warnings: list[str] = field(default_factory=list, repr=False)
 
     @property
     def metric(self) -> str:
         """The name of the metric that counts."""
-        return next(score for row in self.scores.values() for score in row.values()).task.metric
+        return next(metric for row in self.scores.values() for score in row.values() for metric in score.metrics)
 
     def value(self, model: str | int, client: str | int) -> float | None:
         """Return the metric of a model at a client; None if it was not evaluated."""
@@ -174,9 +188,26 @@ def evaluation_only(run: str | Path, config: Mapping[str, Any]) -> Config:
     kept = {"keep-best": False, "patience": 0, "out": ""}
     engine = {"engine": config.get("engine", "local")}
     _, complete = _configured(place, {key: value for key, value in config.items() if key != "engine"})
-    if not registry.traits(complete).whole:
+    traits = registry.traits(complete)
+    if traits.common_init and not traits.whole:
         changes["shared-init"] = False  # each client starts from its own model
     return configuration.changed(complete, {**changes, **kept, **engine}, "command")
+
+
+def reported(folder: Path, config: Config) -> ModelsByClients | None:
+    """Write, and return, the table of a run of `evaluation_only`; None if its results are on another machine."""
+    if not (folder / "summary.json").is_file():
+        return None
+    result = ModelsByClients(folder)
+    whole = registry.traits(config).whole
+    scores = read_history(folder)[-1]["scores"]
+    for client, (values, weights) in scores.get("received", {}).items():
+        metrics = {read_run(folder).metric: Metric(tuple(values), tuple(weights))}
+        result.scores.setdefault(GLOBAL if whole else client, {})[client] = Reported(metrics)
+    if not result.scores:
+        return None
+    _write(result)
+    return result
 
 
 def _configured(place: Path, changes: Mapping[str, Any]) -> tuple[Path, Config]:
