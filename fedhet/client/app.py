@@ -202,6 +202,8 @@ class Answers:
         info, request, policy = opened(message, context, in_cluster=machine, settings=self._settings)
         asked = f"{exchange.asked} {request.question}".strip()
         run = f"run {request.run}, " if request.run else ""
+        if self._settings is None:
+            self._clients.check_keys(context.node_config)
         exchange.policy = policy
         exchange.entry |= {"asked": asked, "run": request.run}
         exchange.asked = f"{asked} ({info.config.method_name}, {run}round {request.round})"

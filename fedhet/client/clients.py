@@ -15,7 +15,7 @@ from fedhet.client.client import AnySide, Client
 from fedhet.client.estimators import check_client, check_estimator, fit_to_data
 from fedhet.client.job import Job
 from fedhet.client.model_check import ModelCheck, check_model, notes_on_use
-from fedhet.client.policy import Policy
+from fedhet.client.policy import NODE_KEYS, Policy
 from fedhet.client.secret import NodeSecret, check_partition
 from fedhet.client.state import ClientStore, check_order, only_describes, other_model, start
 from fedhet.client.unchanged import check_unchanged
@@ -23,7 +23,7 @@ from fedhet.data import ClientData, Examples, resident, with_validation
 from fedhet.data.examples import UNLABELLED
 from fedhet.data.names import COLUMNS
 from fedhet.data.reading import missing_allowed
-from fedhet.errors import ConfigError, DataError, ModelError, Refused
+from fedhet.errors import ConfigError, DataError, ModelError, Refused, nearest
 from fedhet.messages import Payload, Request
 from fedhet.messages.protocol import HANDSHAKE, names_in
 from fedhet.methods import registry
@@ -78,6 +78,12 @@ class Clients:
         place = node.get("partition-id", 0)
         if node.get("num-partitions") == len(names) and 0 <= place < len(names):
             node.setdefault("name", names[place])
+
+    def check_keys(self, node: Mapping[str, Any]) -> None:
+        """Raise a ConfigError if a node config has a key that neither fedhet nor a function of the user can read."""
+        unknown = sorted(node.keys() - NODE_KEYS)
+        if unknown and self._model is None and self._data is None:
+            raise ConfigError(f"{nearest('key in the node config', unknown[0], NODE_KEYS)}; rename or remove it")
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle only the user functions and the task; each process keeps its own networks and data."""

@@ -78,12 +78,20 @@ def _machine(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks:
     for key in ("data", "data-path", "state-dir"):
         if node.get(key) and not Path(place := expanded(str(node[key]))).is_absolute():
             yield False, f"{key}: {place} depends on the folder in which the node starts: give its path from / on"
+        elif node.get(key) and key != "state-dir" and not os.access(place, os.R_OK):
+            yield (
+                False,
+                f"{key}: {place} does not exist, or this user cannot read it: correct the path or its permissions",
+            )
     number_in(node, "memory-limit", 1, at_least=1, at_most=1e9)  # fedhet alone takes nearly 1 GB
     info = ClientInfo("", 0, 1, config, dict(node))
     if "architecture" in node:
         client_setup.architecture_of(info)
-    if registry.client_side(config.method_name).parts:
+    side = registry.client_side(config.method_name)
+    if side.parts:
         client_setup.width_of(info)
+    if policy.allowed != frozenset():
+        policy.check_kinds(config.method_name, registry.traits(config).kinds, noisy_sums=side.noisy_sums)
     if policy.noise and importlib.util.find_spec("dp_accounting") is None:
         yield False, "dp-noise needs the missing package dp-accounting: pip install 'fedhet[dp]'"
     yield True, f"device: {describe(device_of(config.device))}"
@@ -101,6 +109,7 @@ def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks
         data = client_setup.data_of(info)
     assert data.dataset is not None
     name = str(node.get("name", node.get("partition-id", "node")))
+    secret = None
     if NodeSecret.path(state := state_folder(config.state_dir, ""), name).is_file():
         secret = NodeSecret(state, name, config.dataset.partition("-")[0])
         secret.keep({"files": data.dataset.files} if data.dataset.files else {}, store=False)
@@ -118,10 +127,12 @@ def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks
     if policy.noise:
         rate = min(config.batch_size / len(data.train), 1.0)
         delta = policy.delta_of(len(data.train))
-        epsilon = epsilon_of([(policy.noise, rate, config.local_epochs * math.ceil(1 / rate))], delta)
+        charge = (policy.noise, rate, config.local_epochs * math.ceil(1 / rate))
+        epsilon = secret.epsilon(delta, charge) if secret else epsilon_of([charge], delta)
         limit = min(policy.budget, LARGEST_EPSILON)
         spent = f"epsilon = {epsilon:.4g} at delta = {delta:.4g}; at most {limit:g} is allowed"
-        yield epsilon <= limit, f"privacy: the first round of this run spends {spent}"
+        before = ", with earlier runs," if secret else ""
+        yield epsilon <= limit, f"privacy: the first round of this run{before} spends {spent}"
     for label, count in few.items():
         examples = f"class {named[label]} has {count} training examples, fewer than min-examples = {policy.least}"
         yield False, f"{examples}, and is not trained on: add examples, or reduce min-examples"

@@ -174,9 +174,9 @@ class NodeSecret:
             self._repeated += 1
         return epsilon
 
-    def epsilon(self, delta: float) -> float:
-        """Return the epsilon at `delta` that all clients of the node have spent."""
-        return epsilon_of(self._read(self._account)["spent"], delta)
+    def epsilon(self, delta: float, *charges: Sequence[float]) -> float:
+        """Return the epsilon at `delta` that all clients of the node have spent, with further `charges`."""
+        return epsilon_of([*self._read(self._account)["spent"], *charges], delta)
 
     def grouped(self, data: ClientData, least: int, outputs: Outputs) -> ClientData:
         """Return the client's data with its training examples in fixed groups of at least `least` examples.

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from fedhet.cli import app
 from fedhet.client.node import check_node
+from fedhet.client.secret import NodeSecret
 from fedhet.config import configuration
 from fedhet.data.examples import LOADED
 from fedhet.errors import ConfigError
@@ -63,6 +64,11 @@ def test_faults(tmp_path: Path) -> None:
     [
         ({"allow": ""}, "allow is empty, with which the node serves no message"),
         ({"state-dir": "state"}, "state-dir: state depends on the folder in which the node starts"),
+        ({"data": "/no/images"}, "data: /no/images does not exist, or this user cannot read it"),
+        (
+            {"allow": "weights", "method": "fedproto"},
+            "this node allows only weights (allow in its node config), but fed",
+        ),
         ({"memory-limit": "8"}, "the node's memory-limit is '8', but must be a number"),
         ({"memory-limit": 0.5}, "the node's memory-limit is 0.5, but must be a number of at least 1"),
         ({"architecture": "nope"}, "unknown model 'nope'"),
@@ -83,17 +89,27 @@ def test_faults(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_run_would_refuse_is_a_fault(node: dict[str, Any], fault: str, tmp_path: Path) -> None:
-    config = configuration.resolve({"method": "heterofl", "dataset": "digits"})
+    method = node.get("method", "heterofl" if "width" in node else "local")
+    node = {key: value for key, value in node.items() if key != "method"}
+    config = configuration.resolve({"method": method, "dataset": "digits"})
     results = [*check_node({"name": "north", "state-dir": str(tmp_path), **node}, config, None, None)]
     faults = [sentence for passed, sentence in results if not passed]
     assert [told for told in faults if told.startswith(fault)], faults
     assert len(faults) == 1
 
 
+def test_what_earlier_runs_spent_counts(tmp_path: Path) -> None:
+    node = {"name": "north", "state-dir": str(tmp_path), "dp-noise": 1.0, "dp-clip": 1.0, "dp-epsilon": 3.0}
+    assert checked(node)[1] == []
+    NodeSecret(tmp_path, "north", "digits").spend(1.0, 1.0, 1, 9.0)
+    assert checked(node)[1][0].startswith("privacy: the first round of this run, with earlier runs, spends epsilon = ")
+
+
 def test_changed_images_are_named_before_a_run_refuses_them(tmp_path: Path) -> None:
     places = {"state-dir": str(tmp_path / "state"), "data": str(tmp_path / "data")}
     node = {"name": "north", "allow": "prototypes", **places}
-    folder = configuration.resolve({"dataset": "folder", "public-samples": 0, "input-size": 8}, strict=False)
+    keys = {"method": "local", "dataset": "folder", "public-samples": 0, "input-size": 8}
+    folder = configuration.resolve(keys, strict=False)
     files = [tmp_path / "data" / name / f"{number}.png" for name in ("ill", "well") for number in range(20)]
     for number, file in enumerate(files):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -316,6 +316,16 @@ def test_users_functions_have_further_keys():
     Policy.of({"ward": 7, "dataset-path": "x", "hospital": "north"}, deployed=True)
 
 
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("key", ["noise", "epsilon", "max-hourly"])
+def test_without_functions_any_other_key_is_refused(key, tmp_path):
+    """The node would have no noise or no limit, and its owner would not know."""
+    grid = LocalGrid(make_client_app(), 1)
+    grid._contexts[FIRST_NODE].node_config |= {"state-dir": str(tmp_path), key: 1.0}
+    with pytest.raises(FedhetError, match=f"unknown key in the node config '{key}'; did you mean '"):
+        fedhet.Local(rounds=1, architectures="mlp").start(grid)
+
+
 # ---- the split of a node's data
 
 
