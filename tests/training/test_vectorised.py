@@ -1,5 +1,6 @@
 """Clients' networks as one batch compute what each of them computes alone."""
 
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +29,10 @@ LABELS = {
 
 def plainly(inputs, generator=None):
     return inputs.double()
+
+
+def as_is(inputs, generator=None):
+    return inputs
 
 
 def near(step, start, weight, representation, stream):
@@ -246,6 +251,13 @@ class Shifted(nn.Module):
         return inputs + self.shift
 
 
+class Mixed(nn.Module):
+    """A layer that adds the mean over examples."""
+
+    def forward(self, inputs):
+        return inputs + 0.5 * inputs.mean(0, keepdim=True)
+
+
 class Twice(nn.Module):
     """A layer that also reads its weight by another attribute; all clients' weights are the same at first."""
 
@@ -269,6 +281,27 @@ class AsArray(Twice):
 
     def forward(self, inputs):
         return inputs + self.weight + torch.from_numpy(self.again[0])
+
+
+@pytest.mark.parametrize("label", range(3))
+def test_examples_that_mix_behind_wide_layers_are_found(label):
+    """Verification changes weights, but not so much that the loss and its gradients become 0 for one of the labels."""
+
+    def group():
+        torch.manual_seed(0)
+        hidden = [layer for _ in range(6) for layer in (nn.LazyLinear(512), nn.ReLU())]
+        model = nn.Sequential(nn.Flatten(), *hidden[:2], Mixed(), *hidden[2:], nn.LazyLinear(3))
+        model(torch.rand(1, 1, 100))
+        for client in range(2):
+            examples = Examples(torch.rand(8, 1, 100), torch.full((8,), label))
+            phase = Phase(1, Optimisation("sgd", 0.1, batch_size=8))
+            stream = torch.Generator().manual_seed(client)
+            yield Training(deepcopy(model), phase, examples, Task("classification"), as_is, stream, client, Trained())
+
+    verification.VERIFIED.clear()
+    alone = Counted()
+    Batches(alone).train([*group()])
+    assert alone.count == 2
 
 
 def with_layer(kind):
