@@ -43,15 +43,15 @@ def verify(
     kept: dict[int, Any] = {id(value): value for value in (*modules, *arrays_of(model))}
     attributes = [{name: copy.deepcopy(value, kept) for name, value in own_attributes(module)} for module in modules]
     tensors = _tensor_attributes(modules)
-    with _changed(arrays_of(model)), isolated(model), recorded(examples) as draws:
-        arrays = arrays_of(model)
-        versions = [array._version for array in arrays]
-        expected = alone(draws)
-        after = arrays_of(model)
-        same = all(map(operator.is_, arrays, after)) and versions == [array._version for array in after]
-        # Such as the weight that the hook of `weight_norm` computes, which would be that of a batch afterwards.
-        same = same and all(map(operator.is_, tensors, _tensor_attributes(modules)))
     try:
+        with _changed(arrays_of(model)), isolated(model), recorded(examples) as draws:
+            arrays = arrays_of(model)
+            versions = [array._version for array in arrays]
+            expected = alone(draws)
+            after = arrays_of(model)
+            same = all(map(operator.is_, arrays, after)) and versions == [array._version for array in after]
+            # Such as the weight that the hook of `weight_norm` computes, which would be that of a batch afterwards.
+            same = same and all(map(operator.is_, tensors, _tensor_attributes(modules)))
         if Kinds(model).network() != before:
             same = False
             for module, values in zip(modules, attributes, strict=True):
@@ -59,7 +59,7 @@ def verify(
         if not same:
             raise ModelError("the network changes its buffers or attributes in a forward pass")
         check_equal(together(draws), expected, "a batch computes other outputs or gradients than a network alone")
-    except Exception:  # alone, it computed: a batch cannot, whatever it raises
+    except Exception:  # with its own values, it may compute alone: a batch cannot, whatever it raises
         VERIFIED[kind] = None
         raise
     VERIFIED[kind] = draws

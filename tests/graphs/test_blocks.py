@@ -136,3 +136,12 @@ def test_a_skipped_end_of_a_block_is_named(depth: float) -> None:
     assert part.eval()(example).shape == (2, 3)
     with pytest.raises(ModelError, match=r"Skipping skips an end of its blocks \(layers.1\) .* layerdrop, to 0"):
         part.train()(example)
+
+
+@pytest.mark.parametrize("depth", [1.0, 0.5])
+def test_another_error_of_the_network_is_no_skipped_end(depth: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, example = Exits(Skipping(), 2), torch.randn(2, 5, 6)
+    part = FirstBlocks(depth, groups_by_depth(model, example)).cut(model)
+    monkeypatch.setattr(Skipping, "forward", lambda self, inputs: len(0))
+    with pytest.raises(TypeError, match="has no len"):
+        part.train()(example)
