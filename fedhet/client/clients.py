@@ -341,7 +341,9 @@ class Clients:
             return _Network(kind, Representation(model), None, {})
         if side.parts:
             if kind[:-1] not in self._groups:
-                self._groups[kind[:-1]] = side.parts.groups_of(model, transform(data.train.inputs[:2]))
+                two = data.train.inputs[:2]
+                two = transform(for_each(two, torch.zeros_like) if policy.noise else two)
+                self._groups[kind[:-1]] = side.parts.groups_of(model, two)
             part = side.parts(kind[-1], self._groups[kind[:-1]])
             model = part.cut(model)
         what = config.representation

@@ -24,6 +24,7 @@ from fedhet.cli import app as cli
 from fedhet.client.app import make_client_app
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret, epsilon_of
+from fedhet.client_apps.families.submodels import FirstBlocks
 from fedhet.config import configuration
 from fedhet.data import Examples, PublicDataset
 from fedhet.data.own import examples_of
@@ -604,6 +605,20 @@ def test_handshakes_do_not_depend_on_examples(here, tmp_path, monkeypatch) -> No
         assert reply is not None, victim.refusals
         told.append({name: dict(record) for name, record in reply.items()})
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("method", ["depthfl", "inclusivefl"])
+def test_nor_are_parts_of_networks_found_by_examples(method, tmp_path, monkeypatch) -> None:
+    found: list[Tensor] = []
+    groups_of = FirstBlocks.groups_of
+    monkeypatch.setattr(
+        FirstBlocks, "groups_of", lambda model, inputs: found.append(inputs) or groups_of(model, inputs)
+    )
+    victim = Victim(0, tmp_path, {"method": method, "architectures": "cnn"}, network=None, **NODE)
+    victim.inputs = 1 + victim.inputs.view(-1, 1, 8, 8)
+    assert victim.ask("query", Payload(), Request(question=HANDSHAKE, run="a")) is not None, victim.refusals
+    assert found
+    assert not any(inputs.any() for inputs in found)
 
 
 def test_a_message_that_is_asked_twice_trains_from_one_state(tmp_path, monkeypatch) -> None:
