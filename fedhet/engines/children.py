@@ -133,10 +133,11 @@ def _starting() -> Iterator[None]:
     before = {name: os.environ.get(name) for name in _THREAD_LIMITS}
     in_main_thread = threading.current_thread() is threading.main_thread()
     interrupts = list[int]()
+    if sys.platform != "win32":
+        resource_tracker.ensure_running()  # its start unblocks the signal
     if in_main_thread:
         handler = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
         if sys.platform != "win32":
-            resource_tracker.ensure_running()  # its start unblocks the signal
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # new processes inherit it
     sys.modules["__main__"] = ModuleType("__main__")
     os.environ.update(dict.fromkeys(_THREAD_LIMITS, "1"))

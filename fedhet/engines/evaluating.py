@@ -200,10 +200,11 @@ def reported(folder: Path, config: Config) -> ModelsByClients | None:
         return None
     result = ModelsByClients(folder)
     whole = registry.traits(config).whole
+    metric = read_run(folder).metric
     scores = read_history(folder)[-1]["scores"]
     for client, (values, weights) in scores.get("received", {}).items():
-        metrics = {read_run(folder).metric: Metric(tuple(values), tuple(weights))}
-        result.scores.setdefault(GLOBAL if whole else client, {})[client] = Reported(metrics)
+        score = Reported({metric: Metric(tuple(values), tuple(weights))})
+        result.scores.setdefault(GLOBAL if whole else client, {})[client] = score
     if not result.scores:
         return None
     _write(result)

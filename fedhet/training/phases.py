@@ -353,12 +353,10 @@ class Term:
         if drawn is None:
             return None
         weights = step.weights
-        if self.public:
-            step.weights = None
-        try:
-            return self.function(step, **self.constants, **drawn)
-        finally:
-            step.weights = weights
+        step.weights = None if self.public else weights
+        value = self.function(step, **self.constants, **drawn)
+        step.weights = weights
+        return value
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from multiprocessing import Pipe
+from multiprocessing import Pipe, resource_tracker
 
 import numpy as np
 import psutil
@@ -158,3 +158,11 @@ def test_tensors_in_a_file_are_shared_until_written(tmp_path):
     one[0][3] = -1
     assert torch.equal(other[0], tensor)
     assert other[1]() == 3
+
+
+def test_processes_that_cannot_start_leave_ctrl_c_as_it_is(monkeypatch):
+    monkeypatch.setattr(resource_tracker, "ensure_running", lambda: 1 / 0)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ZeroDivisionError), children._starting():
+        pass
+    assert signal.getsignal(signal.SIGINT) is before
