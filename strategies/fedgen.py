@@ -28,7 +28,7 @@ from .families.at_server import build_at_server, train_at_server
 from .families.by_class import MOST_CLASSES, WidthKeys, class_counts
 
 MOST = 1000
-"""The largest number of generated examples in a step; memory grows with its square, as each two are compared."""
+"""The largest number of generated examples in a step; memory grows with its square, because all pairs are compared."""
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def _notes_on_data(data: ClientData, rows: Tensor, task: Task, model: nn.Module,
 
 
 def _counts_padding(examples: Examples, task: Task, model: nn.Module) -> bool:
-    """Return whether labels of padding count: by an `attention_mask`, the embedding, or what a `collate_fn` adds."""
+    """Return whether labels of padding count, which a mask, an embedding or a `collate_fn` defines."""
     inputs, batch = examples.at(slice(8))
     parts = by_name((inputs,), {})
     mask = parts.get("attention_mask")

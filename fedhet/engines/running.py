@@ -216,8 +216,8 @@ def _changes(
     early = summary.get("status") == "completed" and summary["rounds"] < rounds
     if early and changes.get("rounds", rounds) != rounds:
         raise ConfigError(
-            f"training in {folder} ended early, after round {summary['rounds']}, which other rounds do not change: "
-            f"leave rounds out, and train further in a new run with start-from = {folder}"
+            f"training in {folder} ended early, after round {summary['rounds']}, and other rounds do not continue it: "
+            f"leave rounds out, or train further in a new run with start-from = {folder}"
         )
     return changes
 

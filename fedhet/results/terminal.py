@@ -35,7 +35,7 @@ _LEAST = (
 """Headings of the columns that are left out on a narrow terminal, the least important first."""
 
 _FOLDED = 20
-"""Width, in characters, to which a column of numbers by class may shrink for others."""
+"""Width, in characters, to which a column of numbers by class can shrink."""
 
 _WIDEST = 1000  # width, in characters, of tables that are printed to a file
 

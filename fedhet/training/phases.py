@@ -311,7 +311,8 @@ class Term:
         function: a module-level function that reads nothing but the step and `constants`. One that changes constants,
             such as a second network that follows the first, is not `weighted`, so that it is computed alone.
         draw: function of a step's number and number of examples that returns more keyword arguments of `function`,
-            such as randomly drawn examples, or None to leave the term out of the step.
+            such as randomly drawn examples, or None to leave the term out of the step. As steps can be drawn again,
+            its only state are random generators: outer variables, bound arguments or attributes of its object.
         captures: values to capture inside the network in each step, by their names in `Step.captured`.
         weighted: whether the function averages over examples only by `Step.mean`, so that padding is ignored.
         public: whether the function reads neither the step's examples nor what the network computes from them, so that

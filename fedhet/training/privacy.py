@@ -45,8 +45,8 @@ class _Loss(nn.Module):
 def one_by_one(read: Callable[[Tensor], tuple[Tensor, Tensor]], rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the inputs and labels that `read` returns for each of `rows` alone.
 
-    A user's function that augments or collates examples could mix those of a batch, as mixup does. Each one has random
-    numbers of its own, so that one that draws more of them changes no other.
+    A user's function that augments or collates examples could mix those of a batch, as mixup does. Each has its own
+    random numbers, so that an example that draws more of them changes no other.
     """
     seed = torch.initial_seed()
     examples = []
@@ -90,7 +90,7 @@ class Privacy:
     def check(self, model: nn.Module, loss: ExampleLoss, inputs: Tensor, labels: Tensor) -> None:
         """Raise `Refused` if the gradients of single examples cannot be computed, tried with an example of zeros.
 
-        That training fails must not depend on private examples, and so its reason is no secret. `inputs` (1, ...) are
+        Whether training fails must not depend on private examples, so the message can say why. `inputs` (1, ...) are
         transformed zeros, and `labels` (1, ...) have the shape and type of an example's; `model` and `loss` are those
         of `backward`.
         """
@@ -180,7 +180,7 @@ class Privacy:
     def _each(self, compute: Callable[[Tensor], Values], rows: Tensor, at_once: int = AT_ONCE) -> Iterator[Values]:
         """Yield `compute` of `rows`, some at a time, without the rows for which it raises an exception.
 
-        Random numbers of other examples, as of dropout, and those drawn later do not depend on whether one fails.
+        Whether a row fails changes no random numbers of other rows, such as dropout masks, and no later ones.
         """
         for some in rows.split(at_once) if len(rows) else ():
             seed = self.stream.seed()
@@ -194,7 +194,7 @@ class Privacy:
         seed_everything(self.stream.seed())
 
     def _alone(self, compute: Callable[[Tensor], Values], rows: Tensor, seed: int) -> Iterator[Values]:
-        """Yield `compute` of each of `rows` in its place among copies of itself, without those that fail."""
+        """Yield `compute` of each row, from a batch of copies of the row, without the rows for which it fails."""
         for place, row in enumerate(rows):
             try:
                 seed_everything(seed)

@@ -290,9 +290,7 @@ class _Batch:
         verified = _FITTING[self._kind]
         if any(place not in verified or (verified[place] and not all(fitting)) for place, fitting in fits.items()):
             VERIFIED[self._kind] = None
-            raise ModelError(
-                "a loss term is not in all steps, or draws as many examples as only some mini-batches have"
-            )
+            raise ModelError("the first step lacks a loss term, or one draws a row for each example in some steps only")
 
     def _gradients(
         self, number: int, losses: Losses, arguments: Sequence[Tensor]
@@ -368,10 +366,10 @@ def _check_drawn(drawn: Sequence[Any]) -> None:
 
 
 _FITTING: dict[Hashable, dict[int, bool]] = {}
-"""For each kind, whether each loss term drew as many examples as the mini-batch had, when the kind was verified.
+"""By kind and place of a loss term: whether it drew a row for each example of the mini-batch that was verified.
 
-If not, the verification showed that `Step.mean` averages no drawn examples. If so, it says nothing about steps in which
-the mini-batch has another number of examples, and nothing about terms that the verified step lacked.
+If not, verification has shown that `Step.mean` averages no drawn rows. If so, steps with another number of rows are not
+verified. Neither are terms that the verified step lacks.
 """
 
 
@@ -380,8 +378,8 @@ def _terms(
 ) -> tuple[list[list[Term]], dict[int, list[bool]]]:
     """Return the loss terms of a step, each a list with the term of each client, whose constants include what it draws.
 
-    `counts` are the clients' numbers of examples in the step. Beside them, return by the term's place whether each
-    client draws as many, or it is a term of public data, which may draw any number.
+    `counts` are the clients' numbers of examples in the step. The dict has, by the place of a term, whether each client
+    draws a row for each of its examples. Terms of public data may draw any number of rows.
     """
     terms: list[list[Term]] = []
     fits: dict[int, list[bool]] = {}
@@ -398,5 +396,5 @@ def _terms(
             ]
             fits[place] = [public or {*lengths} <= {count} for lengths, count in zip(rows, counts, strict=True)]
             if public and any(lengths != rows[0] for lengths in rows):
-                raise ModelError("a loss term of public data draws other numbers of examples for each client")
+                raise ModelError("a loss term of public data draws other numbers of rows for each client")
     return terms, fits

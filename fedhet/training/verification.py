@@ -34,8 +34,8 @@ def verify(
         kind: the key of the kind.
         model: a network of the kind, which is not the first of the batch.
         examples: number of examples that are passed through it.
-        alone: function that computes values by this network, whose arrays are those of `other`; dropout draws from
-            torch's global generator, and the draws are recorded in the function's argument.
+        alone: function that computes values by this network, whose arrays have `other` values meanwhile; dropout draws
+            from torch's global generator, and the draws are recorded in the function's argument.
         together: function of these draws that computes the same values as part of a batch (see `first_two`).
     """
     before = Kinds(model).network()
@@ -66,7 +66,7 @@ def verify(
 
 
 def other(array: Tensor) -> Tensor:
-    """Return other values: a batch that reads an array of its first network would not show it if all have the same."""
+    """Return changed values, since networks that start equal hide that a batch reads an array of the first one."""
     if not array.is_floating_point():
         return array
     # If every weight grew by the same number, layers of many inputs would have outputs at which gradients are 0.
@@ -81,7 +81,7 @@ def first_two(arrays: Sequence[Tensor]) -> list[Tensor]:
 
 @contextmanager
 def _changed(arrays: list[Tensor]) -> Iterator[None]:
-    """Context manager in which arrays have `other` values, in their memory, which attributes may read as well."""
+    """Context manager that changes arrays to `other` values in place, since attributes can have the same memory."""
     before = [array.detach().clone() for array in arrays]
     try:
         with torch.no_grad():
@@ -97,10 +97,10 @@ def check_equal(values: Sequence[Tensor], expected: Sequence[Tensor], message: s
     # Arrays of a coarser type, such as those of a method's own network, round those that are computed from them.
     least = 10 * max(torch.finfo(array.dtype).eps for array in expected) ** 0.5
     largest = max(float(array.abs().max()) for array in expected)
-    for mine, other in zip(values, expected, strict=True):
+    for array, right in zip(values, expected, strict=True):
         # Up to rounding, which depends on all values for arrays whose values cancel out.
-        bound = least * max(float(other.abs().max()), least * largest)
-        if not torch.allclose(mine, other, rtol=0.0, atol=bound, equal_nan=True):
+        bound = least * max(float(right.abs().max()), least * largest)
+        if not torch.allclose(array, right, rtol=0.0, atol=bound, equal_nan=True):
             raise ModelError(message)
 
 

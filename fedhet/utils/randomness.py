@@ -205,7 +205,7 @@ def reseeded(values: Iterable[object]) -> Iterator[None]:
 
 
 def restoring(values: Iterable[object]) -> list[Callable[[], object]]:
-    """Return functions that give the random generators among `values` and their attributes their present states."""
+    """Return functions that restore the present states of the random generators among `values` and attributes."""
     restores: list[Callable[[], object]] = []
     for generator in _generators(values):
         if isinstance(generator, torch.Generator):
