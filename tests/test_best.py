@@ -5,8 +5,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from typer.testing import CliRunner
 
 import fedhet
+from fedhet.cli import app
 from fedhet.errors import FedhetError
 from fedhet.results.observers import Observer
 from fedhet.setup.client_setup import ClientInfo
@@ -160,6 +162,9 @@ def test_patience_ends_training_where_a_plain_loop_does(tmp_path):
     with pytest.raises(FedhetError, match="start-from"):
         run("local", None, rounds=13, resume=tmp_path / "stopped")
     assert run("local", None, rounds=12, resume=tmp_path / "stopped")[0].summary["rounds"] == end
+    for name, advice in [("whole", "--set rounds=MORE"), ("stopped", "a run with start-from")]:
+        said = CliRunner().invoke(app, ["run", "--resume", str(tmp_path / name)]).output
+        assert said.endswith(f": to train further, {advice}\n")
 
 
 def test_without_validation_examples_nothing_can_be_chosen():

@@ -211,13 +211,11 @@ def _changes(
             f"the run in {folder} has other values of {', '.join(different)}, which cannot be changed: a resumed run "
             f"may change only {', '.join(allowed)}"
         )
-    summary = read_run(folder).summary
-    rounds = there.get("rounds", 0)
-    early = summary.get("status") == "completed" and summary["rounds"] < rounds
-    if early and changes.get("rounds", rounds) != rounds:
+    run = read_run(folder)
+    if run.ended_early and changes.get("rounds") not in (None, run.settings["rounds"]):
         raise ConfigError(
-            f"training in {folder} ended early, after round {summary['rounds']}, and other rounds do not continue it: "
-            f"leave rounds out, or train further in a new run with start-from = {folder}"
+            f"training in {folder} ended early, after round {run.summary['rounds']}, and other rounds do not continue "
+            f"it: leave rounds out, or train further in a new run with start-from = {folder}"
         )
     return changes
 

@@ -322,6 +322,11 @@ class RunFiles:
     summary: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def ended_early(self) -> bool:
+        """Whether `patience` ended training before the last round."""
+        return self.summary.get("status") == "completed" and self.summary["rounds"] < self.settings.get("rounds", 0)
+
+    @property
     def personal(self) -> Which | None:
         """Which networks are the personal models: `received` or (after training) `trained`; None without a summary."""
         return self.summary.get("personal")
