@@ -82,14 +82,13 @@ def first_two(arrays: Sequence[Tensor]) -> list[Tensor]:
 @contextmanager
 def _changed(arrays: list[Tensor]) -> Iterator[None]:
     """Context manager that changes arrays to `other` values in place, since attributes can have the same memory."""
-    before = [array.detach().clone() for array in arrays]
+    memory = [array.detach() for array in arrays]
+    before = [array.clone() for array in memory]
     try:
-        with torch.no_grad():
-            torch._foreach_copy_(arrays, [other(array) for array in before])
+        torch._foreach_copy_(memory, [other(array) for array in before])
         yield
     finally:
-        with torch.no_grad():
-            torch._foreach_copy_(arrays, before)
+        torch._foreach_copy_(memory, before)
 
 
 def check_equal(values: Sequence[Tensor], expected: Sequence[Tensor], message: str) -> None:
