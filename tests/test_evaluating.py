@@ -320,7 +320,7 @@ def test_nodes_evaluate_the_servers_global_model_within_their_policy(trained, el
         assert scores[str(place)][0] == [pytest.approx(accuracy(alone, inputs, labels), abs=1e-4)]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "local"])
+@pytest.mark.parametrize("method", ["fedavg", "heterofl", "local"])
 def test_an_evaluation_on_an_engine_has_the_table_of_models_by_clients(trained, tmp_path, method):
     run = trained(method, equal_network)
     alone = fedhet.evaluate(run, model=equal_network, data=data, out=tmp_path / "alone")

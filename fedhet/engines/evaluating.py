@@ -199,12 +199,13 @@ def reported(folder: Path, config: Config) -> ModelsByClients | None:
     if not (folder / "summary.json").is_file():
         return None
     result = ModelsByClients(folder)
-    whole = registry.traits(config).whole
+    traits = registry.traits(config)
+    common = traits.whole and traits.networks == "equal"  # else each client has a model or a part
     metric = read_run(folder).metric
     scores = read_history(folder)[-1]["scores"]
     for client, (values, weights) in scores.get("received", {}).items():
         score = Reported({metric: Metric(tuple(values), tuple(weights))})
-        result.scores.setdefault(GLOBAL if whole else client, {})[client] = score
+        result.scores.setdefault(GLOBAL if common else client, {})[client] = score
     if not result.scores:
         return None
     _write(result)
