@@ -175,9 +175,10 @@ def _counts_padding(examples: Examples, task: Task, model: nn.Module) -> bool:
     mask = parts.get("attention_mask")
     padding = next((each.padding_idx for each in model.modules() if isinstance(each, nn.Embedding)), None)
     if mask is None and padding is not None:
-        mask = next(iter(parts.values())) != padding
+        mask = parts.get("input_ids", next(iter(parts.values()))) != padding
     if mask is not None and mask.shape == batch.shape:
-        counted = ~mask.bool() & ~task.left_out(batch)
+        read = mask >= 0 if (mask < 0).any() else mask.bool()  # it may be added to scores
+        counted = ~read & ~task.left_out(batch)
         if (counted[:, 1:] & counted[:, :-1]).any():  # a single one may be the token that ends a text
             return True
     pairs = ((labels, examples.at(slice(row, row + 1))[1]) for row, labels in enumerate(batch))

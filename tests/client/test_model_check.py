@@ -248,12 +248,13 @@ class Tokens(nn.Module):
 
 
 @pytest.mark.parametrize("value", [-100, 0])
-@pytest.mark.parametrize("masked", [True, False])
-def test_labels_of_tensors_padding_that_count_are_named(new_watch: Any, masked: bool, value: int) -> None:
+@pytest.mark.parametrize("masked", ["mask", "mask to add", ""])
+def test_labels_of_tensors_padding_that_count_are_named(new_watch: Any, masked: str, value: int) -> None:
     """Where the mask or, without one, the embedding says what padding is."""
     tokens = torch.arange(120).view(20, 6) % 8 + 1
     mask = (torch.arange(6) < 3 + torch.arange(20)[:, None] % 4).long()
-    inputs = {"input_ids": tokens * mask, "attention_mask": mask} if masked else tokens * mask
+    given = mask if masked == "mask" else -1e4 * (1 - mask)
+    inputs = {"input_ids": tokens * mask, "attention_mask": given} if masked else tokens * mask
     labels = torch.where(mask > 0, tokens % 3, value)
     parts = {"train": slice(10), "test": slice(10, 20)}
 
