@@ -43,7 +43,15 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path):
     child.wait(timeout=10)
 
 
-def test_ctrl_c_while_processes_start_ends_this_process_and_none_of_them():
+@pytest.fixture
+def interruptible():
+    """Ctrl-C interrupts this process, also if it was started in the background, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_while_processes_start_ends_this_process_and_none_of_them(interruptible):
     with pytest.raises(KeyboardInterrupt), children._starting():
         os.kill(os.getpid(), signal.SIGINT)
     child = children.Child(answer_after_ctrl_c, name="deaf")
