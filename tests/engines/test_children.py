@@ -5,8 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import threading
+import time
 from multiprocessing import Pipe, resource_tracker
 
 import numpy as np
@@ -52,11 +52,15 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+def interrupted():
+    with children._starting():
+        os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(10)  # another thread may be given the signal, a moment later
+
+
 def test_ctrl_c_while_processes_start_ends_this_process_and_none_of_them(interruptible):
     with pytest.raises(KeyboardInterrupt):
-        with children._starting():
-            os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(10)  # another thread may be given the signal, a moment later
+        interrupted()
     child = children.Child(answer_after_ctrl_c, name="deaf")
     try:
         assert child.receive() == "alive"
