@@ -78,9 +78,9 @@ def run(
             from fedhet.results.report import complete_report
 
             written = not by_hand and (resume / "summary.json").is_file()
-            if written and read_run(resume).summary.get("status") == "completed":
+            if written and (files := read_run(resume)).summary.get("status") == "completed":
                 page = ", and its report.html is written now" if complete_report(resume) else ""
-                further = "a run with start-from" if read_run(resume).ended_early else "--set rounds=MORE"
+                further = "a run with start-from" if files.ended_early else "--set rounds=MORE"
                 typer.echo(printable(f"the run in {resume} is complete{page}: to train further, {further}"))
             else:
                 _run(by_hand, folder=resume, resume=True)

@@ -273,13 +273,14 @@ class _Batch:
                 if losses is None or draws:
                     terms, fits = _terms(group[:active], number, counts)
                     losses = Losses(group[0], terms, networks.linear)
-                if not number:
+                if not number and self._kind not in VERIFIED:
+                    self._verify([several[1] for several in terms], losses, batch, counts[1])
+                    _FITTING[self._kind] = {place: all(fitting[1:2]) for place, fitting in fits.items()}
+                if not number and draws:
                     held = (held_by(term.draw) for each in group for term in each.phase.terms if isinstance(term, Term))
                     self.restores = restoring(chain.from_iterable(held))
-                    if self._kind not in VERIFIED:
-                        self._verify([several[1] for several in terms], losses, batch, counts[1])
-                        _FITTING[self._kind] = {place: all(fitting[1:2]) for place, fitting in fits.items()}
-                self._check_fits(fits)
+                if draws:
+                    self._check_fits(fits)
                 dropped = masks(VERIFIED[self._kind] or (), counts, batch[3].shape[1], generators, batch[3].device)
                 loss, values = self._gradients(number, losses, losses.arguments(batch, networks.arrays, dropped))
                 self._note(loss, counts, values, losses)

@@ -97,6 +97,17 @@ def drawing(step, weight, kind, rows, wanted):
     return factor * weight * step.mean((outputs - wanted).square()), {"apart": weight * step.mean(rows)}
 
 
+def check_as_one_by_one(batch, alone, left):
+    """A new batch gives what equal clients give one by one; `left` clients are not in the batch."""
+    verification.VERIFIED.clear()
+    results, count = trained(batch)
+    assert count == left
+    for mine, other in zip(results, trained(alone, OneByOne())[0], strict=True):
+        assert mine[:2] == pytest.approx(other[:2], rel=1e-12)
+        assert mine[2:] == other[2:]
+    torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("kinds", "size", "left"),
     [(("plus",) * 4, 8, 0), (("plus",) * 4, 64, 0), (("plus", "minus", "plus", "plus"), 8, 4)],
@@ -114,14 +125,7 @@ def test_floats_of_loss_terms_differ_between_clients_and_steps(kinds, size, left
             term = Term(drawing, draw=partial(draw, client=client), weighted=True)
             yield replace(training, phase=replace(training.phase, terms=(term,)))
 
-    verification.VERIFIED.clear()
-    alone, batch = [*group()], [*group()]
-    results, count = trained(batch)
-    assert count == left
-    for mine, other in zip(results, trained(alone, OneByOne())[0], strict=True):
-        assert mine[:2] == pytest.approx(other[:2], rel=1e-12)
-        assert mine[2:] == other[2:]
-    torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
+    check_as_one_by_one([*group()], [*group()], left)
 
 
 def far(step, rows):
@@ -148,14 +152,7 @@ def test_drawn_rows_of_a_fixed_number_are_averaged_as_one_by_one(sizes, public, 
             term = Term(far, draw=partial(draw, stream=stream), weighted=True, public=public)
             yield replace(training, phase=replace(training.phase, terms=(term,)))
 
-    verification.VERIFIED.clear()
-    alone, batch = [*group()], [*group()]
-    results, count = trained(batch)
-    assert count == left
-    for mine, other in zip(results, trained(alone, OneByOne())[0], strict=True):
-        assert mine[:2] == pytest.approx(other[:2], rel=1e-12)
-        assert mine[2:] == other[2:]
-    torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
+    check_as_one_by_one([*group()], [*group()], left)
 
 
 @pytest.mark.parametrize(
