@@ -748,6 +748,11 @@ def batches_of_clients(draw: Draw, program: Program, folder: Path) -> None:
             patched.setitem(process.STANDARD, "dtype", torch.float64)
         first = complete(either.having(client_batching="off"), folder)
         changed = run(either.having(client_batching=str(draw(st.sampled_from((2, 10))))), folder)
+    models_agree(first, changed)
+
+
+def models_agree(first: Outcome, changed: Outcome) -> None:
+    """Check that the models of two runs are equal up to rounding."""
     assert not changed.refused
     for name, arrays in first.models.items():
         for key, array in arrays.items():

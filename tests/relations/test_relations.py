@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
-from tests.relations import reports  # noqa: F401 - registers relations
+from tests.relations import own_terms, reports  # noqa: F401 - they register relations
 from tests.relations.programs import FOLDERS, programs
 from tests.relations.relations import RELATIONS
 
