@@ -41,7 +41,7 @@ class Keys(Options):
         """Return defaults for a user's own models, {key: (value, reason)}: `head = tiled` and its `learning-rate`."""
         suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}
         if self.head != "tiled":
-            suited["head"] = ("tiled", "which writes layers of any type: the models are not those of `architectures`")
+            suited["head"] = ("tiled", "which writes layers of any type, for models of your own")
         return suited
 
 

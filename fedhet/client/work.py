@@ -339,7 +339,7 @@ def _predictor(job: Job, when: str, contexts: ExitStack) -> Predictor | None:
     """Return what predicts in the evaluation `when`, or None; the end of `contexts` restores the network."""
     client = job.client
     side = job.side
-    if not (client.request.evaluate and job.policy.tells_metrics):
+    if not (client.request.evaluate and job.policy.tells_metrics) or only_describes(client.config):
         return None
     # Under `dp-noise`, only common test examples are evaluated, by a network that no private example has changed since.
     if client.privacy and side.refine(when):
@@ -398,7 +398,6 @@ def _evaluations(job: Job, when: str, predictor: Predictor) -> dict[str, Evaluat
         prefix: Evaluation(predictor, examples, client.task, client.transform, client.model, seed, f"{prefix}{when}")
         for prefix, examples in sets.items()
         if examples is not None and enough(job, len(client.task.counted(examples.labels)), f"{prefix}{when}")
-        if not (only_describes(client.config) and examples.incomplete)
     }
 
 

@@ -111,7 +111,7 @@ class Comparison:
         write_text(path.with_suffix(".csv"), csv_lines(tables.number_rows(results, self.baseline)))
         notes = [*self.notes, *failure]
         write_text(path.with_suffix(".md"), tables.markdown(results, self.baseline, notes, self.verdict))
-        write_text(path.with_suffix(".tex"), tables.latex(separate, self.title, "".join(self.notes[:1])))
+        write_text(path.with_suffix(".tex"), tables.latex(separate, self.title, self.notes))
         runs = {outcome.run.name: outcome.files for result in results for outcome in result.outcomes}
         if runs:
             figure = self.plot()

@@ -51,14 +51,15 @@ def _in_markdown(cell: str) -> str:
     return re.sub(r"([|<`\\]|(?<=\])\()", r"\\\1", cell)
 
 
-def latex(tables: Sequence[Sequence[Sequence[str]]], title: str, note: str) -> str:
-    """Return a LaTeX table for each of `tables` (see `separate_tables`), with `title` and `note` as first caption.
+def latex(tables: Sequence[Sequence[Sequence[str]]], title: str, notes: Sequence[str]) -> str:
+    """Return a LaTeX table for each of `tables` (see `separate_tables`), with `title` and the first note as caption.
 
-    The document needs the package booktabs. Columns without any value are left out.
+    The other notes are comments. The document needs the package booktabs. Columns without any value are left out.
     """
     names = ("comparison", "costs") if len(tables) == 2 else ("comparison", "gains", "costs")
     text = "% In the preamble: \\usepackage{booktabs}. To show the tables: \\input{comparison}.\n"
-    captions = (f"{title}. {note}", *(f"{title}: {name}." for name in names[1:]))
+    text += "".join(f"% {' '.join(note.split())}\n" for note in notes[1:])
+    captions = (". ".join([title, *notes[:1]]), *(f"{title}: {name}." for name in names[1:]))
     for lines, name, caption in zip(tables, names, captions, strict=True):
         columns = [column for column in zip(*lines, strict=True) if {*column[1:]} != {"-"}]
         kinds = "".join("l" if heading in WORDS else "r" for heading, *_ in columns)

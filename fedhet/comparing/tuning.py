@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedhet.comparing.runs import Execution, check
-from fedhet.comparing.settings import SAME_FOR_ALL, Choice, PlannedRun, SharedSettings, distinct
+from fedhet.comparing.settings import OPTIMISER, SAME_FOR_ALL, Choice, PlannedRun, SharedSettings, distinct
 from fedhet.errors import ConfigError, FedhetError, check_kind, check_kinds, check_list
 from fedhet.methods.options import Value
 from fedhet.results.history import RunFiles, read_run, showing
@@ -73,7 +73,8 @@ class Trial:
 class Search:
     """A variant's trials; `grid` is the size of its grid, and `idle` has the reason for each key without effect.
 
-    `metric` is the name of the metric that chooses.
+    `metric` is the name of the metric that chooses, and `usual` has the values of tuned keys that the method has
+    without tuning, in place of those for all methods.
     """
 
     variant: str
@@ -81,6 +82,7 @@ class Search:
     tried: list[Trial]
     idle: Mapping[str, str]
     metric: str = "accuracy"
+    usual: Choice = field(default_factory=dict)
 
     @property
     def runs(self) -> list[PlannedRun]:
@@ -107,6 +109,8 @@ class Search:
             numbers = {v for trial in self.tried if isinstance(v := trial.choice[key], int | float)}
             if not isinstance(value, bool | str) and len(numbers) > 1 and value in (min(numbers), max(numbers)):
                 words.append(f"{key} at the edge of the values tried")
+            if self.usual.get(key, value) not in (trial.choice[key] for trial in self.tried):
+                words.append(f"its usual {self.usual[key]} was not tried: {self.variant}:{key} is a grid for it alone")
         return "; ".join([*words, *(why.partition(": ")[0] for why in self.idle.values())])
 
 
@@ -172,7 +176,8 @@ def planned_trials(tuning: Tuning, shared: SharedSettings, reported: Sequence[in
             Trial(choice, runs=[trial_run(shared, out / "tuning", variant, choice, seed) for seed in tuning.seeds])
             for choice in _filled([grid[index] for index in sorted(order)], number)
         ]
-        searches.append(Search(variant, len(grid), tried, idle))
+        usual = {key: value for key, value in shared.own[variant].items() if key in OPTIMISER and key in grid[0]}
+        searches.append(Search(variant, len(grid), tried, idle, usual=usual))
     check([run for search in searches for run in search.runs], shared.functions)
     return searches
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.data.names import CLASSES, COLUMNS, LABEL_COLUMNS, Names, permuted, renumbering, shown
-from fedhet.data.reading import LazyInputs, missing_allowed, moved, single, spans
+from fedhet.data.reading import LazyInputs, moved, single, spans
 from fedhet.errors import DataError, nearest
 from fedhet.tasks import Task
 from fedhet.utils.files import expanded
@@ -63,13 +63,6 @@ class Examples:
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over pairs (inputs, labels) of `size` examples; a single last example joins the batch before it."""
         return map(self.at, spans(len(self), size))
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether inputs have missing values (NaN), as those of data that are only described may have."""
-        with missing_allowed(True):
-            parts = (part for inputs, _ in self.batches(1024) for part in parts_of(inputs).values())
-            return any(bool(part.isnan().any()) for part in parts)
 
     def subset(self, indices: Indices | NDArray[np.bool_] | Tensor) -> "Examples":
         """Return the examples at these indices, in this order, or of a mask (n,); examples in memory are copied."""

@@ -84,6 +84,7 @@ def read(cell):
 
 def test_tables_for_latex(done):
     text = (done.folder / "comparison.tex").read_text(encoding="utf-8")
+    assert all(f"% {note}\n" in text for note in done.notes[1:]), "they explain intervals, p and costs"
     tables = environments(text)
     expected = separate_tables(done.results, done.baseline)
     assert len(tables) == len(expected) == 3

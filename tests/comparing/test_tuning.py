@@ -91,6 +91,19 @@ def test_a_best_value_at_the_edge_is_told(comparison):
     assert "local: learning-rate = 0.2 (validation 0.900, 3 tried of 3)\n" in text
 
 
+def test_a_value_of_its_own_that_was_not_tried_is_told(comparison):
+    """The advice gives the method a grid with it."""
+    grid = {"learning-rate": [0.1, 0.2]}
+    settings = SETTINGS | {"preset": "local/digits"}
+    text = comparison.go(("local", "flha-ghn"), (0,), settings, tuning=Tuning(grid, (9,)))
+    usual = configuration.preset_settings("flha-ghn/digits")["learning-rate"]
+    advice = f"its usual {usual} was not tried: flha-ghn:learning-rate is a grid for it alone"
+    assert text.count("was not tried") == text.count(advice) > 0
+    comparison.folder = comparison.folder / "again"
+    own = Tuning(grid | {"flha-ghn:learning-rate": [usual, 0.1]}, (9,))
+    assert "was not tried" not in comparison.go(("local", "flha-ghn"), (0,), settings, tuning=own)
+
+
 def test_validation_on_the_common_labels(comparison):
     tuning = Tuning({"learning-rate": [0.1, 0.2, 0.3]}, (9, 10))
     comparison.go(("local",), (0,), SETTINGS | {"test-on": "global"}, tuning=tuning)

@@ -50,7 +50,7 @@ class Client(ClientSide[Keys]):
         }
         phi = client.representation
         constants: dict[str, Any] = {
-            "weight": 0.01 * (1 + client.partition),
+            "weight": 0.01 * (1 + client.seed("own weight") % 3),
             "reads": keys.reads,
             "records": keys.records,
             "head": client.head,
