@@ -122,14 +122,20 @@ OF_ROWS = ("rows", "represented", "parameters")
 """What a public term may read: drawn rows and parameters."""
 
 
-@relation(network=("mlp", "dropout", "start", "convolutional", "recurrent"), form="tensors", clients=(3, 4))
+@relation(
+    method="fedavg",
+    network=("mlp", "dropout", "start", "convolutional", "recurrent"),
+    form="tensors",
+    clients=(3, 4),
+    sizes="unequal",
+)
 def own_loss_terms_in_batches(draw: Draw, program: Program, folder: Path) -> None:
     """Clients with a user's loss term get in a batch what they get one by one."""
     public = draw(st.booleans())
     settings = {
         "own.reads": draw(st.sampled_from(OF_ROWS if public else READS)),
-        "own.rows": draw(st.sampled_from(ROWS)),
-        "own.count": draw(st.sampled_from((1, 6, 7, 30))),
+        "own.rows": draw(st.sampled_from(("fixed", *ROWS))),
+        "own.count": draw(st.sampled_from((6, 7, 7, 30))),  # 7 is the batch size
         "own.public": public,
         "own.state": draw(st.sampled_from(("variable", "argument", "attribute"))),
         "own.records": draw(st.booleans()),
