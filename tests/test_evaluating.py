@@ -306,15 +306,20 @@ def elsewhere(monkeypatch):
 
 
 def test_nodes_evaluate_the_servers_global_model_within_their_policy(trained, elsewhere, new_watch, tmp_path):
+    """A node's own `start-from` can be of a run without a global model, and `allow` needs no statistics."""
     run = trained("fedavg", equal_network)
+    settings = {**SETTINGS, "method": "local"}
+    own = fedhet.run(settings, model=equal_network, data=data, out=tmp_path / "own", progress=False)
     watch = new_watch()
     grid = LocalGrid(make_client_app(equal_network, data), 3)
     grid._contexts[FIRST_NODE].node_config["allow"] = "weights"
+    grid._contexts[FIRST_NODE + 1].node_config |= {"allow": "weights,metrics", "start-from": str(own.folder)}
     strategy = fedhet.FedAvg(observers=[watch], rounds=0, start_from=str(run.folder), seed=1)
     strategy.start(grid)
     alone = fedhet.load_model(run, 0, model=equal_network)
     scores = watch.rows[-1]["scores"]["received"]
     assert scores.keys() == {"1", "2"}, "node 0 sends no metrics"
+    assert [row["failures"] for row in watch.rows] == [[], []]
     for place in (1, 2):
         inputs, labels = data(ClientInfo(str(place), place, 3, None, {}))["test"]
         assert scores[str(place)][0] == [pytest.approx(accuracy(alone, inputs, labels), abs=1e-4)]

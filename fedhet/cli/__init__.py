@@ -291,14 +291,15 @@ def accept_data(
 @node.command("check")
 def node_check(
     node_config: Annotated[str, typer.Option(metavar="CONFIG", help="The node config, as for flower-supernode.")],
+    source: arguments.Source = None,
     settings: arguments.Settings = None,
     superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")] = None,
     root_certificates: Annotated[Path | None, arguments.place("Certificate of the SuperLink's CA.", "FILE")] = None,
 ) -> None:
-    """Check a node before a run with the settings --set KEY=VALUE; faults end in exit code 1."""
+    """Check a node before a run of CONFIG (by default the method local); faults end in exit code 1."""
     with _errors():
         node = _quietly("fedhet.flower.insides").node_config(node_config)
-        config = configuration.resolve({"method": "local", **_settings_of(settings)}, strict=False)
+        config = configuration.configure(source or {"method": "local"}, _settings_of(settings))
         results = list(_quietly("fedhet.client.node").check_node(node, config, superlink, root_certificates))
         for passed, sentence in results:
             typer.echo(printable(f"{'ok' if passed else 'FAULT':6}{sentence}"))

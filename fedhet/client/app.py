@@ -349,7 +349,8 @@ class Answers:
             report.note = ""
         if client.request.question == HANDSHAKE and not policy.tells_metrics:
             report.note = "its node sends no metrics (key allow of its node config), so its accuracy is not known"
-        if client.secret is None:  # steps depend on the classes
+        report.hides_work = client.secret is not None  # steps depend on the classes
+        if not report.hides_work:
             reply.work = client.trained.work
         if not policy.tells_metrics:
             return replace(reply, measured={}, further={}, evaluated={})

@@ -1,7 +1,6 @@
 """The check of a node before any run (`fedhet node check`)."""
 
 import importlib.util
-import math
 import os
 import shutil
 import ssl
@@ -23,6 +22,8 @@ from fedhet.methods import registry
 from fedhet.methods.options import Config
 from fedhet.setup import client_setup
 from fedhet.setup.client_setup import ClientInfo
+from fedhet.training.privacy import cost_of_sums
+from fedhet.training.training import ends
 from fedhet.utils.files import check_place, expanded, plain_name, private_files, state_folder
 from fedhet.utils.machine import describe, device_of
 from fedhet.utils.text import __version__
@@ -40,6 +41,8 @@ def check_node(node: Mapping[str, Any], config: Config, superlink: str | None, c
     checks: list[Callable[[], Checks]] = [partial(_superlink, superlink, certificate)]
     try:
         policy = Policy.of(node, deployed=True)
+        if part_in(node)[1] is None:  # as in a run, it shares its examples with no other
+            node = {"partition": "iid", **node}
         config = settings_at_node(config.text, with_data(node), here=False)
         check_owner(state_folder(config.state_dir, "").resolve())
         checks = [partial(_machine, node, config, policy), partial(_examples, node, config, policy), *checks]
@@ -127,12 +130,17 @@ def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks
     if policy.noise:
         rate = min(config.batch_size / len(data.train), 1.0)
         delta = policy.delta_of(len(data.train))
-        charge = (policy.noise, rate, config.local_epochs * math.ceil(1 / rate))
-        epsilon = secret.epsilon(delta, charge) if secret else epsilon_of([charge], delta)
+        steps = config.local_epochs * len(ends(len(data.train), config.batch_size, policy.least))
+        charges = [(policy.noise, rate, steps)]
+        if "prototypes" in registry.traits(config).kinds:
+            charges.append(cost_of_sums(policy.noise, len(data.train), config.batch_size))
+        epsilon = secret.epsilon(delta, *charges) if secret else epsilon_of(charges, delta)
         limit = min(policy.budget, LARGEST_EPSILON)
-        spent = f"epsilon = {epsilon:.4g} at delta = {delta:.4g}; at most {limit:g} is allowed"
+        key = "with" if policy.budget < LARGEST_EPSILON else "without"
+        spent = f"epsilon = {epsilon:.4g} at delta = {delta:.4g}; {key} dp-epsilon, {limit:g} is allowed"
         before = ", with earlier runs," if secret else ""
-        yield epsilon <= limit, f"privacy: the first round of this run{before} spends {spent}"
+        training = f"local-epochs = {config.local_epochs}, batch-size = {config.batch_size}"
+        yield epsilon <= limit, f"privacy: the first round of this run ({training}){before} spends {spent}"
     for label, count in few.items():
         examples = f"class {named[label]} has {count} training examples, fewer than min-examples = {policy.least}"
         yield False, f"{examples}, and is not trained on: add examples, or reduce min-examples"
@@ -153,6 +161,9 @@ def _superlink(address: str | None, certificate: Path | None) -> Checks:
         connection.request("GET", "/health")
         date = connection.getresponse().headers["Date"]
         between = (before + time.time()) / 2
+    except ssl.SSLCertVerificationError as error:
+        yield False, f"certificate of {address}: {error.verify_message}: renew it, or correct the path of ca.crt"
+        return
     except (OSError, ValueError, HTTPException) as error:
         yield False, f"https://{address} is not reachable ({error}): correct the address, the firewall or ca.crt"
         return

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -26,7 +26,7 @@ from fedhet.config import configuration
 from fedhet.config.toml import from_json, load
 from fedhet.data import PublicDataset
 from fedhet.data.examples import digest
-from fedhet.data.names import Names, alike, permuted, shown
+from fedhet.data.names import CLASSES, Names, alike, permuted, shown
 from fedhet.errors import ConfigError, FedhetError, ModelError, check_kinds
 from fedhet.messages import LostState, WireError, difference, spec_of
 from fedhet.methods import registry
@@ -261,8 +261,10 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
                 "client's examples"
             ) from None
         raise
+    classes = names_of_model(path).get(CLASSES, ())
+    of_images = partial(client_setup.model_of_images, classes=len(classes)) if config.dataset == "folder" else None
     with seeded(config.seed, "loading", name):
-        network = client_setup.network_of(info, function)
+        network = client_setup.network_of(info, function or of_images)
         if function and (difference := other_model(folder, name, described(network))):
             log.warning("%s", difference)
         if _misfit(network, tensors) or (side.parts and path.stem == GLOBAL) or float(beside.get(WIDTH, 1)) < 1:
@@ -334,6 +336,9 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
     the client's. Raises a ConfigError if the folder has no such model, and a ModelError if the network does not fit.
     """
     folder = expanded(info.config.start_from)
+    if owner == "all" and "start-from" in info.node_config and only_evaluates(info.config):
+        # The server sends the global model of its own start-from.
+        return registry.client_side(info.config.method_name).adapt(model, info.config)
     tensors, path, beside = _saved(folder, info.name, owner)
     if float(beside.get(WIDTH, 1)) < 1:
         tensors, path, _ = _saved(folder, info.name, "all")

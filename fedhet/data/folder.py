@@ -16,6 +16,7 @@ from fedhet.tasks import Task
 
 TABLE, CLASSES = "labels.csv", "classes.txt"
 SIDE = 224  # height and width of images in memory; `input-size` changes them at the network's input
+SHAPE = 3, SIDE, SIDE
 
 
 @register_dataset("folder")
@@ -55,7 +56,7 @@ def folder(place: Path | None) -> DataSet:
     examples = Examples(images_of(paths, SIDE, mode="RGB", dataset="folder", enlarge=True), places)
     parts = examples.subset(~tested), examples.subset(tested)
     normalise = Normalise(255.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    dataset = DataSet("folder", *parts, len(classes), Task("classification"), (3, SIDE, SIDE), normalise)
+    dataset = DataSet("folder", *parts, len(classes), Task("classification"), SHAPE, normalise)
     together = Owners(owners[~tested], owners[tested]) if any(patients) else None
     return replace(dataset, together=together, class_names=tuple(classes), files=digest_of_files(paths))
 

@@ -143,6 +143,7 @@ class Report:
         groups: if clients train parts of one network, the description of the whole network, as JSON.
         wrapped: whether the user's own functions train (`fedhet.wrap`), whose numbers of examples may change.
         fitted: whether the client has an estimator in place of a network.
+        hides_work: whether its node does not tell the steps and examples of its training.
         names: names of classes and columns that must agree with other clients' (see `names_in`).
         free: kinds of `names`, separated by commas, that need not agree, but have one order if clients have the same.
         classes: in a simulation, its numbers of training examples by class (each a list of one number, see `names_in`).
@@ -174,6 +175,7 @@ class Report:
     groups: Text = field(default="", metadata={"longest": 2**20})  # ResNet-152 has 200,000 characters
     wrapped: bool = False
     fitted: bool = False
+    hides_work: bool = False
     names: Text = field(default="", metadata={"longest": MOST_NAMES // 2})  # leaves room for others' in a request
     free: Name = ""
     classes: Text = field(default="", metadata={"longest": 2**16})

@@ -207,6 +207,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
     public = run.state.public_size
     learns_from_labels = client_side(config.method_name).needs_labels
     on: TestSet = "common" if config.test_on == "global" else "own"
+    work = [row["work"] for row in rows if "work" in row]
     summary: dict[str, Any] = {
         "method": config.method_name,
         "dataset": "own" if run.own_data else config.dataset,
@@ -229,7 +230,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
             "labelled": private * learns_from_labels + public * (run.traits.public == "labelled"),
             "unlabelled": private * (not learns_from_labels) + public * (run.traits.public == "inputs"),
         },
-        "work": vars(sum((Work(**row["work"]) for row in rows if "work" in row), Work())),
+        "work": None if None in work else vars(sum((Work(**of_round) for of_round in work), Work())),
     }
     optional = {
         "privacy": dict(run.privacy),

@@ -171,6 +171,7 @@ class Reporter:
         weights = limited(self.run.config, weights)
         losses = [(float(reply.train_loss or 0.0), weights[client]) for client, reply in trained.items()]
         missing = undefined(replies, OUTPUTS[self.run.task], self.run.metric, whole=True)
+        hidden = any(reply.report.hides_work for reply in replies.values())  # of some, so that the sum is not known
         finite = bool(losses) and all(math.isfinite(loss) for loss, _ in losses)
         return {
             "round": round.number,
@@ -183,7 +184,7 @@ class Reporter:
             "scores": scores(replies),
             **({"undefined": missing} if missing else {}),
             "train_loss": weighted_mean(losses) if finite else None,
-            "work": vars(sum((reply.work for reply in replies.values()), Work())),
+            "work": None if hidden else vars(sum((reply.work for reply in replies.values()), Work())),
             "metrics": {**own_metrics(replies, "further"), **own_metrics(replies, "evaluated"), **metrics},
             "bytes_up": self._by_client(round.up).total(),
             "bytes_down": self._by_client(round.down).total(),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedhet import data, models
 from fedhet.data import ClientData, DataSet, Examples, Part, PublicDataset
+from fedhet.data.folder import SHAPE
 from fedhet.data.names import CLASSES
 from fedhet.data.own import as_input
 from fedhet.data.pooled import Pooled, as_dataset
@@ -117,6 +118,13 @@ def model_of(client: ClientInfo) -> nn.Module:
     """Build the model of a client's architecture; torch's global generator draws the initial weights."""
     dataset = dataset_of(client.config)
     return models.build(architecture_of(client), dataset.input_shape, dataset.classes)
+
+
+def model_of_images(client: ClientInfo, classes: int) -> nn.Module:
+    """Build the model of a client's architecture for `dataset = folder`, whose images may be on other machines."""
+    channels, *sides = SHAPE
+    height, width = [client.config.input_size] * 2 if client.config.input_size else sides
+    return models.build(architecture_of(client), (channels, height, width), classes)
 
 
 def network_of(

@@ -30,6 +30,14 @@ ExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """A function of inputs (1, ...) and labels (1, ...) of one example that returns its scalar loss."""
 
 
+def cost_of_sums(noise: float, count: int, size: int) -> tuple[float, float, int]:
+    """Return noise multiplier, sampling rate and number of steps that `Privacy.class_sums` of `count` examples costs.
+
+    With batches of `size`, they cost about as much as an epoch of training with the noise multiplier `noise`.
+    """
+    return noise * math.sqrt(max(count / size, 1.0)), 1.0, 1
+
+
 class _Loss(nn.Module):
     """A loss as a module, so that `functional_call` replaces the parameters of all modules that it calls."""
 
@@ -141,12 +149,12 @@ class Privacy:
         """Return noisy sums (classes, d) of the examples' vectors by class, and noisy numbers (classes,) of examples.
 
         The function `vectors` maps raw inputs (n, ...) to vectors (n, d), which are clipped to `clip`. An example's
-        vector and count, as a multiple of `clip`, have the norm sqrt(2) `clip`. The noise multiplier is `noise`
-        * sqrt(n / size) for n examples and batches of `size`, so that the sums cost about as much as an epoch.
+        vector and count, as a multiple of `clip`, have the norm sqrt(2) `clip`. `cost_of_sums` has the noise multiplier
+        for batches of `size`.
         """
         width = vectors(for_each(examples.at(slice(0, 1))[0], torch.zeros_like)).shape[1]
-        noise = self.noise * math.sqrt(max(len(examples) / size, 1.0))
-        self.epsilon = self.spend(noise, 1.0, 1)
+        noise, rate, steps = cost_of_sums(self.noise, len(examples), size)
+        self.epsilon = self.spend(noise, rate, steps)
         device = examples.labels.device
         total = torch.zeros(classes, width + 1, dtype=torch.float64, device=device)
 

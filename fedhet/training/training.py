@@ -335,7 +335,7 @@ def mini_batches(
     least = phase.optimisation.least
     if examples.groups is not None or len(examples) % size == 1:  # BatchNorm cannot train on one example
         least = max(least, 1 + uses_batch_statistics(model))
-    total = phase.steps or phase.epochs * len(_ends(len(examples), size, least))
+    total = phase.steps or phase.epochs * len(ends(len(examples), size, least))
     if privacy is not None:
         return privacy.rows(len(examples), size, total), total
     device = examples.labels.device
@@ -353,7 +353,7 @@ def batches(
     order = permutation(count, source)
     order = order if device is None else brought(order, device)
     start = 0
-    for end in _ends(count, size, least):
+    for end in ends(count, size, least):
         yield order[start:end]
         start = end
 
@@ -365,12 +365,13 @@ def grouped_batches(
     order = permutation(len(groups), source).tolist()
     together = max(1, round(size * len(groups) / sum(map(len, groups))))
     start = 0
-    for end in _ends(len(groups), together, math.ceil(least / min(map(len, groups)))):
+    for end in ends(len(groups), together, math.ceil(least / min(map(len, groups)))):
         yield torch.cat([groups[place] for place in order[start:end]])
         start = end
 
 
-def _ends(count: int, size: int, least: int) -> list[int]:
+def ends(count: int, size: int, least: int) -> list[int]:
+    """Return the ends of batches of `size` of `count` examples; a rest of fewer than `least` joins the last batch."""
     ends = list(range(size, count, size))
     if ends and count - ends[-1] < least:
         ends.pop()

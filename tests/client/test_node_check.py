@@ -27,6 +27,7 @@ from fedhet.flower.insides import node_config
 from fedhet.messages import Payload, Request
 from tests.robustness.reading import Victim
 
+FIRST_ROUND = "privacy: the first round of this run (local-epochs = 1, batch-size = 32)"
 CONFIG = configuration.resolve({"method": "local", "dataset": "digits"})
 
 
@@ -81,8 +82,8 @@ def test_faults(tmp_path: Path) -> None:
         ({"num-partitions": 0}, "the node's num-partitions is 0, but must be a whole number of at least 1"),
         ({"split-seed": "x"}, "the node's split-seed is 'x', but must be a whole number"),
         ({"batch-size": 2}, "batch-size is 2, but the client's node requires at least 10 examples"),
-        ({"dp-noise": 1e-6, "dp-clip": 1.0}, "privacy: the first round of this run spends epsilon = 1.021e+12"),
-        ({"dp-noise": 1.0, "dp-clip": 1.0, "dp-epsilon": 0.01}, "privacy: the first round of this run spends epsilon"),
+        ({"dp-noise": 1e-6, "dp-clip": 1.0}, FIRST_ROUND + " spends epsilon = 9.986e+11"),
+        ({"dp-noise": 1.0, "dp-clip": 1.0, "dp-epsilon": 0.01}, FIRST_ROUND + " spends epsilon"),
         ({"dp-noise": math.inf, "dp-clip": 1.0}, "the node's dp-noise is inf, but must be a number"),
         ({"dp-noise": 1.0, "dp-clip": 1.0, "dp-delta": 0}, "the node's dp-delta is 0, but must be a number"),
         ({"dp-noise": 1.0, "dp-clip": 1.0, "partition": "classes"}, "partition = classes makes the number of"),
@@ -102,7 +103,23 @@ def test_what_earlier_runs_spent_counts(tmp_path: Path) -> None:
     node = {"name": "north", "state-dir": str(tmp_path), "dp-noise": 1.0, "dp-clip": 1.0, "dp-epsilon": 3.0}
     assert checked(node)[1] == []
     NodeSecret(tmp_path, "north", "digits").spend(1.0, 1.0, 1, 9.0)
-    assert checked(node)[1][0].startswith("privacy: the first round of this run, with earlier runs, spends epsilon = ")
+    assert checked(node)[1][0].startswith(f"{FIRST_ROUND}, with earlier runs, spends epsilon = ")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_the_epsilon_that_is_foretold_is_what_a_round_spends(method: str, tmp_path: Path) -> None:
+    """The settings are those of the run's preset."""
+    node = {"name": "north", "state-dir": str(tmp_path), "dp-noise": 1.0, "dp-clip": 1.0}
+    settings = configuration.preset_settings(f"{method}/digits") | {"samples-per-client": 0, "public-samples": 0}
+    arguments = ["node", "check", f"{method}/digits", "--node-config", " ".join(f"{k}={v!r}" for k, v in node.items())]
+    arguments += ["--set", "samples-per-client=0", "--set", "public-samples=0"]
+    foretold = CliRunner().invoke(app, arguments).output
+    victim = Victim(0, tmp_path, settings, own_data=False, network=None, **node)
+    victim.context.node_config.pop("partition-id")
+    victim.context.node_config.pop("num-partitions")
+    assert victim.ask("train", Payload(), Request(round=1, run="a", epochs=victim.config.local_epochs)), victim.refusals
+    epsilon = NodeSecret(tmp_path, "north", "digits").epsilon(1 / (10 * 1442))
+    assert f"spends epsilon = {epsilon:.4g} at delta" in foretold
 
 
 def test_changed_images_are_named_before_a_run_refuses_them(tmp_path: Path) -> None:
@@ -211,4 +228,4 @@ def test_clock_and_certificate(superlink: Any, tmp_path: Path) -> None:
         (fault,) = checked(node, superlink(late), ca)[1]
         assert fault.startswith(f"clock: {late:+d} s from the SuperLink's")
     (fault,) = checked(node, superlink(0))[1]
-    assert "certificate verify failed" in fault
+    assert "self-signed certificate: renew it, or correct the path of ca.crt" in fault

@@ -146,17 +146,17 @@ def test_audit_log(federate, caplog, tmp_path):
     )
     assert lines == [
         "client 1: query handshake (fedavg, run R, round 0): sent numbers of examples (54 bytes), "
-        "structure (344 bytes)",
-        "client 1: query first (fedavg, run R, round 0): sent numbers of examples (54 bytes), structure (27 bytes), "
+        "structure (362 bytes)",
+        "client 1: query first (fedavg, run R, round 0): sent numbers of examples (54 bytes), structure (45 bytes), "
         "weights (204 bytes)",
-        "client 1: train (fedavg, run R, round 1): sent metrics (270 bytes), structure (27 bytes), weights (204 bytes)",
-        "client 1: train (fedavg, run R, round 2): sent metrics (270 bytes), structure (27 bytes), weights (204 bytes)",
-        "client 1: evaluate (fedavg, run R, round 3): sent metrics (152 bytes), structure (27 bytes)",
+        "client 1: train (fedavg, run R, round 1): sent metrics (270 bytes), structure (45 bytes), weights (204 bytes)",
+        "client 1: train (fedavg, run R, round 2): sent metrics (270 bytes), structure (45 bytes), weights (204 bytes)",
+        "client 1: evaluate (fedavg, run R, round 3): sent metrics (152 bytes), structure (45 bytes)",
     ]
     heading, total = audit.summary(node, audit.since("today"))
     assert re.fullmatch(r"client 1, run [0-9a-f]+ \(Flower's \d+\), app installed", heading)
     assert total.endswith(
-        ": 5 messages, of which 0 were refused; sent numbers of examples (108 bytes), structure (452 bytes), "
+        ": 5 messages, of which 0 were refused; sent numbers of examples (108 bytes), structure (542 bytes), "
         "weights (612 bytes), metrics (692 bytes)"
     )
     with (node / audit.FILE).open("a") as file:

@@ -1,6 +1,7 @@
 """The data set `folder`: one's own images, by subfolder or table."""
 
 import os
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+import fedhet
 from fedhet import data
 from fedhet.config import configuration
 from fedhet.data.examples import LOADED
@@ -177,3 +179,19 @@ def test_clients_report_names_of_classes(tmp_path: Path) -> None:
     client = client_setup.data_of(info)
     assert client.names == {"classes": ("healthy", "ill")}
     assert client.aligned({"classes": ("ill", "healthy")}).train.labels.tolist() == [1] * 4 + [0] * 4
+
+
+def test_a_network_is_loaded_where_its_images_are_not(tmp_path: Path) -> None:
+    """The coordinator of nodes has no images."""
+    for number in range(20):
+        write(tmp_path / "data", f"ill/{number}.png", 6 * number)
+        write(tmp_path / "data", f"well/{number}.png", 6 * number)
+    keys = {"method": "fedavg", "dataset": "folder", "data": str(tmp_path / "data"), "clients": 2, "rounds": 1}
+    keys |= {"architectures": "mlp", "input-size": 8, "public-samples": 0, "samples-per-client": 0, "partition": "iid"}
+    run = fedhet.run(keys, out=tmp_path / "run", progress=False)
+    with_images = fedhet.load_model(run, 0).state_dict()
+    LOADED.clear()
+    shutil.rmtree(tmp_path / "data")
+    network = fedhet.load_model(run, 0)
+    assert network(torch.zeros(1, 3, 8, 8)).shape == (1, 2)
+    torch.testing.assert_close(dict(network.state_dict()), dict(with_images))
