@@ -209,10 +209,9 @@ class ClientData:
         return replace(self, **{name: part.to(device) for name, part in parts.items()})
 
     def relabelled(self, change: Callable[[Tensor], Tensor]) -> "ClientData":
-        """Return the data with `change` applied to every tensor of labels, or the object itself if no label changes."""
+        """Return the data with `change` applied to every tensor of labels."""
         parts: dict[str, Any] = {name: p for name, p in vars(self).items() if isinstance(p, Examples | PublicDataset)}
-        changed = {name: relabelled(part, change) for name, part in parts.items()}
-        return self if all(changed[name] is part for name, part in parts.items()) else replace(self, **changed)
+        return replace(self, **{name: relabelled(part, change) for name, part in parts.items()})
 
     def aligned(self, names: Names) -> "ClientData":
         """Return the data with classes and columns in the order of `names`, if these are the same names."""

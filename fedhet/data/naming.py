@@ -140,7 +140,8 @@ def named_labels(labels: Any) -> tuple[tuple[str, ...], Any]:
 
     Labels without names are unchanged. Raises a DataError for texts of which some are missing, or which are numbers.
     """
-    labels = _column(labels)
+    columns = [*_columns(labels)] if hasattr(labels, "columns") else []
+    labels = labels[columns[0]] if len(columns) == 1 else labels
     if hasattr(labels, "column_name") and hasattr(labels, "source"):  # of a Hugging Face dataset
         feature = (getattr(labels.source, "features", None) or {}).get(labels.column_name)
         if names := _names_of_feature(feature):
@@ -189,12 +190,6 @@ def _names_of_feature(feature: Any) -> tuple[str, ...]:
     while hasattr(feature, "feature"):
         feature = feature.feature
     return _printable(getattr(feature, "names", None) or ())
-
-
-def _column(labels: Any) -> Any:
-    """Return the column of a table that has one, and other labels unchanged."""
-    columns = [*_columns(labels)] if hasattr(labels, "columns") else []
-    return labels[columns[0]] if len(columns) == 1 else labels
 
 
 def check_index(inputs: Any, labels: Any) -> None:

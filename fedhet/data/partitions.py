@@ -160,13 +160,10 @@ def iid(job: Job) -> Dealt:
 
 def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
     """Assign arrays of indices (`units`) to clients: the largest first, each to the client with the fewest examples."""
-    shares: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in range(job.clients)]
-    sizes = np.zeros(job.clients, dtype=np.int64)
+    shares: list[list[int]] = [[] for _ in range(job.clients)]
     for unit in sorted((units[place] for place in job.rng.permutation(len(units))), key=len, reverse=True):
-        poorest = int(sizes.argmin())
-        shares[poorest].append(unit)
-        sizes[poorest] += len(unit)
-    return [np.concatenate(share) for share in shares]
+        min(shares, key=len).extend(unit.tolist())
+    return [np.array(share, dtype=np.int64) for share in shares]
 
 
 def by_classes(job: Job) -> Dealt:

@@ -243,11 +243,10 @@ def as_tensor(value: Any) -> Tensor:
 def _dense(value: Any, what: str, remedy: str) -> Tensor:
     """Convert an array to a dense tensor; a `DataError` calls the array `what` and ends with `remedy`."""
     if isinstance(value, Tensor):
-        dense = value.layout is torch.strided and not (value.is_meta or value.is_nested)
-    else:
-        masked = isinstance(value, np.ma.MaskedArray) and value.mask.any()
-        dense = not (masked or hasattr(value, "toarray"))  # as SciPy's sparse matrices have
-    if not dense:
+        sparse = value.layout is not torch.strided or value.is_meta or value.is_nested
+    else:  # SciPy's sparse matrices have the method
+        sparse = hasattr(value, "toarray") or (isinstance(value, np.ma.MaskedArray) and value.mask.any())
+    if sparse:
         kind = type(value).__name__
         raise DataError(f"the {what} (type {kind}) are sparse, nested, masked or on the meta device: give dense arrays")
     if isinstance(value, Tensor):

@@ -140,13 +140,12 @@ def sentiment140(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSe
 
 
 @register_dataset("sentiment140-glove")
-def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
+def sentiment140_glove(folder: Path | None) -> DataSet:
     """Load Sentiment140 (see `sentiment140`) with each tweet as 25 frozen GloVe vectors, (25, width) float32.
 
-    Vectors are read from a file such as `glove.6B.300d.txt` in `folder`; words without a vector become zeros. Natural
-    clients are users with at least `min_tweets` tweets.
+    Vectors are read from a file such as `glove.6B.300d.txt` in `folder`; words without a vector become zeros.
     """
-    dataset, vocabulary = _tweets(folder, min_tweets)
+    dataset, vocabulary = _tweets(folder, MIN_TWEETS)
     vectors = read_vectors(locate_one(folder, "sentiment140", VECTORS, "word vectors"), vocabulary)
 
     def look_up(indices: Tensor) -> Tensor:

@@ -40,7 +40,9 @@ def random_views(inputs: Tensor, generator: torch.Generator) -> Tensor:
             )
         return _views_of_images(inputs, generator)
     if type(inputs) is Tensor and inputs.ndim == 2 and inputs.is_floating_point():
-        return _views_of_rows(inputs, generator)
+        noise = torch.randn(inputs.shape, generator=generator).to(inputs)
+        masked = torch.rand(inputs.shape, generator=generator).to(inputs.device) < MASKED
+        return torch.where(masked, inputs.mean(0), inputs + NOISE * inputs.std(0, correction=0) * noise)
     raise DataError(
         "views are known for images (n, 1 or 3, height, width) and tables (n, columns) of floats: return a function "
         "`augment` with the data, which makes a random view of each example"
@@ -73,9 +75,3 @@ def _simclr(height: int, width: int) -> Any:
         kernel = min(height, width) // 20 * 2 + 1
         steps.append(v2.RandomApply([v2.GaussianBlur(kernel, (0.1, 2.0))], p=0.5))
     return v2.Compose(steps)
-
-
-def _views_of_rows(rows: Tensor, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(rows.shape, generator=generator).to(rows)
-    masked = torch.rand(rows.shape, generator=generator).to(rows.device) < MASKED
-    return torch.where(masked, rows.mean(0), rows + NOISE * rows.std(0, correction=0) * noise)

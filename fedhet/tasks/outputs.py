@@ -385,15 +385,14 @@ OUTPUTS: dict[str, Outputs] = {
 }
 """Kinds of outputs by the name of their task."""
 
-
-_MEASURES = {name: measure for kind in OUTPUTS.values() for name, measure in kind.metrics.items()}
+MEASURES = {name: measure for kind in OUTPUTS.values() for name, measure in kind.metrics.items()}
 
 
 def direction(metric: str) -> int:
     """Return 1 if higher values of a metric (by name) are better, and -1 if lower ones are."""
-    return -1 if metric in _MEASURES and _MEASURES[metric].lower else 1
+    return -1 if metric in MEASURES and MEASURES[metric].lower else 1
 
 
 def worst(metric: str) -> float:
     """Return the worst value of a metric (by name); 0 for a name of the user's."""
-    return _MEASURES[metric].limits[_MEASURES[metric].lower] if metric in _MEASURES else 0.0
+    return MEASURES[metric].limits[MEASURES[metric].lower] if metric in MEASURES else 0.0

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedhet.errors import ConfigError, DataError, check_kinds, nearest, shown
 from fedhet.models.copies import in_evaluation_mode
 from fedhet.tasks.metrics import IGNORED, Columns
-from fedhet.tasks.outputs import OUTPUTS, Outputs, zeros_and_ones
+from fedhet.tasks.outputs import MEASURES, OUTPUTS, Outputs, zeros_and_ones
 from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import Metric
 
@@ -187,10 +187,9 @@ class Task:
 
         Raises a ConfigError if a metric is unknown or, unless the task is yet to be inferred, is not one of the task.
         """
-        measures = {name: measure for kind in OUTPUTS.values() for name, measure in kind.metrics.items()}
         for name in filter(None, (metric, *further)):
-            if name not in measures:
-                raise ConfigError(nearest("metric", name, measures))
+            if name not in MEASURES:
+                raise ConfigError(nearest("metric", name, MEASURES))
             if self.name and name not in self.outputs.metrics:
                 possible = ", ".join(self.outputs.metrics)
                 if self.name == "classification" and name in OUTPUTS["binary"].metrics:
