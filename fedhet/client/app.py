@@ -369,7 +369,7 @@ class Answers:
         report.task = task.name
         report.metric = task.metric
         report.own_data = client.own_data
-        report.own_split = client.own_data and not self._clients.pooled
+        report.own_split = client.own_data and not self._clients.pool
         report.common_test = not client.own_data or bool(client.data.common)
         evaluates = job.policy.tells_metrics and not job.policy.noise
         if client.own_data and client.data.common and client.config.test_on != "local" and evaluates:

@@ -19,6 +19,7 @@ from fedhet.messages import Reply
 from fedhet.messages.protocol import DESCRIBE, WHOLE
 from fedhet.methods.method import METRICS, STRUCTURE
 from fedhet.utils.files import locked, private_files, writing
+from fedhet.utils.statistics import grouped
 
 FILE = "audit.jsonl"
 DAYS = {"today": 0, "yesterday": 1}
@@ -160,12 +161,9 @@ def summary(folder: Path, begin: datetime) -> list[str]:
         raise ConfigError(
             f"{folder} has no {FILE}: its node has had no message yet, or its state is elsewhere; give its --state-dir"
         )
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for entry in entries(folder, begin):
-        origin = f"run {entry['run']} (Flower's {entry['flower-run']}), app {entry['app']}"
-        runs.setdefault(f"client {entry['client']}, {origin}", []).append(entry)
+    origin = "client {client}, run {run} (Flower's {flower-run}), app {app}"
     lines = []
-    for heading, answers in runs.items():
+    for heading, answers in grouped((origin.format_map(entry), entry) for entry in entries(folder, begin)).items():
         sizes = Counter[str]()
         for entry in answers:
             sizes.update(entry["sent"])

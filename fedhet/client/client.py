@@ -72,7 +72,7 @@ class Client:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     transform: Callable[[Tensor], Tensor] = lambda inputs: inputs
     augment: Augment | None = None
-    store: ClientStore = field(default_factory=lambda: ClientStore("", "", ""))
+    store: ClientStore = field(default_factory=lambda: ClientStore(".", "", ""))
     least: int = 1
     secret: int | None = None
     privacy: Privacy | None = None

@@ -54,27 +54,23 @@ class Clients:
     """Creates the client for each message, and caches networks and data between messages.
 
     `model` and `data` are the user's functions; without them, clients have the configured architectures and data set.
-    If `task` has no name, the task is inferred from labels and outputs.
+    If `task` has no name, the task is inferred from labels and outputs. The attribute `pool` has the user's examples if
+    the configuration splits them among clients.
     """
 
     def __init__(self, model: ModelFunction | None, data: user_functions.DataFunction | None, task: Task) -> None:
         self._model, self._data, self._task = model, data, task
+        self.pool = data.pool if isinstance(data, user_functions.Shares) else None
         self._free: list[_Network] = []
         self._groups: dict[object, PermutationGroups] = {}
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
         self._checked: dict[str, ModelCheck] = {}
-        self._named: dict[str, str] = {}
-        self._described: dict[str, str] = {}
+        self._described: dict[str, tuple[str, str]] = {}
         self._serving: object = None
-
-    @property
-    def pooled(self) -> bool:
-        """Whether the configuration splits the user's examples among clients."""
-        return isinstance(self._data, user_functions.Shares)
 
     def set_name(self, node: dict[str, Any]) -> None:
         """Set the name in a node config that has none, as on Ray, if the user's examples name their clients."""
-        names = self._data.pool.clients if isinstance(self._data, user_functions.Shares) else ()
+        names = self.pool.clients if self.pool else ()
         place = node.get("partition-id", 0)
         if node.get("num-partitions") == len(names) and 0 <= place < len(names):
             node.setdefault("name", names[place])
@@ -100,17 +96,17 @@ class Clients:
         network. No other client uses the network until the context ends.
         """
         config = info.config
-        described = only_describes(config)
+        describes = only_describes(config)
         self._serve(info, request)
         keep_freed_memory()
         # More threads than cores over all clients of a host slow every one of them down a hundredfold.
         if torch.get_num_threads() != (threads := min(config.threads_per_client, cores())):
             torch.set_num_threads(threads)
         device = device_of(config.device)
-        if policy.deployed and (self._data is None or self.pooled):
+        if policy.deployed and (self._data is None or self.pool):
             check_partition(info, policy)
         secret = self._secret_of(info, alone=not policy.deployed) if policy.keeps_secret else None
-        with missing_allowed(described):
+        with missing_allowed(describes):
             data = self._data_of(info, device)
         if policy.deployed or policy.noise:
             data = self._without_common(info, data)
@@ -124,7 +120,7 @@ class Clients:
         policy.check_examples(len(data.train), data.batch_size or config.batch_size)
         with self._network(info, data, device, policy) as network:
             transform = client_setup.transform_of(data.dataset, network.representation.precision)
-            with missing_allowed(described):
+            with missing_allowed(describes):
                 checked = self._checked.get(info.name) or self._check(info, data, network.representation, placeholders)
             task = checked.task.measuring(config.metric, listed(config.metrics))
             policy.check_metrics(task)
@@ -154,11 +150,13 @@ class Clients:
                 used = f"{count} of {whole} examples{groups}"
                 log.info("client %s: %s%s; trains on %s", info.name, policy, spent, used)
             data = data.aligned(names_in(request.names))  # after groups and splits, which the server must not change
+            built = self._described[info.name] if self._model else (client_setup.architecture_of(info), "")
+            architecture, described = built
             began = ""
             if info.config.start_from and request.question == HANDSHAKE:
                 began = check_order(info, data.names)
                 if self._model:
-                    began = began or other_model(expanded(config.start_from), info.name, self._described[info.name])
+                    began = began or other_model(expanded(config.start_from), info.name, described)
             network.representation.places = checked.task.outputs.places
             client = Client(
                 name=info.name,
@@ -166,8 +164,8 @@ class Clients:
                 request=request,
                 data=data,
                 representation=network.representation,
-                architecture=self._named[info.name] if self._model else client_setup.architecture_of(info),
-                described=self._described[info.name] if self._model else "",
+                architecture=architecture,
+                described=described,
                 task=task,
                 device=device,
                 transform=transform,
@@ -210,7 +208,7 @@ class Clients:
         serving = (request.run, info.config.method_name, info.config.dataset, info.config.seed)
         if serving != self._serving:
             self._serving = serving
-            caches: list[Any] = [self._free, self._groups, self._data_kept, self._checked, self._named, self._described]
+            caches: list[Any] = [self._free, self._groups, self._data_kept, self._checked, self._described]
             for cache in caches:
                 cache.clear()
             resident.cache_clear()
@@ -223,7 +221,7 @@ class Clients:
         config = info.config
         flat = info.config.flat()
         replaced = {key for key, spec in fields_of(Config).items() if self._data and spec.metadata["replaced_by"]}
-        if self.pooled:
+        if self.pool:
             replaced = {key for key in replaced if "split" not in fields_of(Config)[key].metadata["replaced_by"]}
         about = {*keys_about("data")} - replaced - {*keys_that("path")}
         split = {"clients": info.num_partitions or config.clients, "split-seed": info.split_seed}
@@ -252,13 +250,13 @@ class Clients:
         """Return the number of examples that the client or, of a data set that is split, all clients could train on."""
         if data.dataset:
             return len(data.dataset.train)
-        if isinstance(self._data, user_functions.Shares):
-            return len(self._data.pool.train)
+        if self.pool:
+            return len(self.pool.train)
         return len(data.train) + (len(data.validation) if data.validation else 0)
 
     def _without_common(self, info: ClientInfo, data: ClientData) -> ClientData:
         """Return a node's data without common parts that a run takes from examples that no other node has."""
-        if not self.pooled or (info.num_partitions or 1) > 1:
+        if not self.pool or (info.num_partitions or 1) > 1:
             return data
         public = data.public if "public-samples" in info.node_config else None
         if public is not data.public:
@@ -370,10 +368,9 @@ class Clients:
         def adapt(model: nn.Module) -> nn.Module:
             parameters = sum(parameter.numel() for parameter in model.parameters())
             # The name has the number of parameters, because unlike networks may be of one class.
-            self._named[info.name] = f"{type(model).__name__}-{parameters}"
-            self._described[info.name] = described(model)
+            title = model.title if isinstance(model, Estimator) else f"{type(model).__name__}-{parameters}"
+            self._described[info.name] = title, described(model)
             if isinstance(model, Estimator):
-                self._named[info.name] = model.title
                 check_estimator(model, info.name, info.config)
                 return model
             model = start(model, info, owner) if info.config.start_from else side.adapt(model, info.config)

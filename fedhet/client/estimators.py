@@ -109,8 +109,7 @@ def fit(client: Client, phases: Sequence[Phase]) -> str:
 def _labelled(client: Client) -> tuple[Tensor, Tensor]:
     """Return the inputs and labels of the client's training examples that have a label."""
     examples = client.data.train
-    rows = examples.labelled
-    return examples.at(slice(None) if len(rows) == len(examples) else rows)
+    return examples.subset(examples.labelled).at(slice(None))
 
 
 def fit_again(client: Client) -> None:

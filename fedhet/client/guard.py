@@ -43,15 +43,21 @@ def guard(app: ClientApp, kinds: Mapping[str, str] | None = None) -> ClientApp:
 
 
 class Guarded(ClientApp):
-    """A ClientApp that calls the user's own app (`own`) under the node's policy; `kinds` are as for `guard`."""
+    """A ClientApp that calls the user's own app (`own`) under the node's policy; `kinds` are as for `guard`.
 
-    def __init__(self, own: ClientApp, kinds: Mapping[str, str]) -> None:
+    Messages of fedhet's strategies go to `answers` instead, if it is given (`fedhet.wrap`).
+    """
+
+    def __init__(self, own: ClientApp, kinds: Mapping[str, str], answers: ClientApp | None = None) -> None:
         super().__init__()
         self.own = own
-        self._kinds = kinds
+        self.kinds = kinds
+        self._answers = answers
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the app's reply, or an error without private details if the policy refuses message or reply."""
+        if self._answers is not None and is_request(message):
+            return self._answers(message, context)
         if not limiting_keys(context.node_config):
             return self.own(message, context)
         name = name_of(context)
@@ -99,7 +105,7 @@ class Guarded(ClientApp):
         sizes = Counter[str]()
         for name, record in reply.content.items():
             default = "weights" if isinstance(record, ArrayRecord) else f"an undeclared kind ({name})"
-            kind = METRICS if isinstance(record, MetricRecord) else self._kinds.get(name, default)
+            kind = METRICS if isinstance(record, MetricRecord) else self.kinds.get(name, default)
             policy.check_kinds("the app", (kind,), remedy=f"leave out {name}, or let the node's owner allow its kind")
             content[name] = _metrics(record, policy) if isinstance(record, MetricRecord) else record
             sizes[kind] += len(to_bytes(RecordDict({name: content[name]})))

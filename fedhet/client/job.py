@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from fedhet.client.client import AnySide, Client
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
-from fedhet.errors import FedhetError
 from fedhet.messages import Payload, Reply, Report
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.training import Backend, Batches, attempt
@@ -82,14 +81,6 @@ class Job:
         """Add a remark for the server's log, unless it was added before."""
         if remark and remark not in self.remarks:
             self.remarks.append(remark)
-
-    def memory(self, *, restored: bool) -> dict[str, Tensor]:
-        """Return `client.memory` to save; raise a FedhetError if it would not be `restored` in the next round."""
-        memory = self.client.memory
-        if memory and not (restored or self.side.remembers or self.client.estimator):
-            kind = type(self.side).__name__
-            raise FedhetError(f"{kind} sets client.memory, which would be lost: set its attribute remembers = True")
-        return memory
 
     def seed(self) -> None:
         """Seed the global random generators for the message."""

@@ -19,7 +19,7 @@ from fedhet.data import ClientData, Examples
 from fedhet.errors import ConfigError, FedhetError, ModelError, Refused
 from fedhet.flower import ClientApp, Context, Message, MessageType
 from fedhet.flower.insides import mods_of
-from fedhet.flower.messages import ask_app, is_request
+from fedhet.flower.messages import ask_app
 from fedhet.flower.privacy import check_mods, noise_multiplier
 from fedhet.messages import WireError, check, load_into, spec_of, to_arrays
 from fedhet.messages.protocol import COUNT
@@ -69,29 +69,18 @@ def wrap(
         raise ConfigError(
             f"app must be a flwr.clientapp.ClientApp with @app.train() and @app.evaluate(), not {type(app).__name__}"
         )
-    inner = app.own if isinstance(app, Guarded) else app  # fedhet's messages are under the policy without the guard
-    check_mods(mods := mods_of(inner))
+    guarded = app if isinstance(app, Guarded) else Guarded(app, {})
+    check_mods(mods := mods_of(guarded.own))
     if (function := user_functions.model_function(model)) is None:
         raise ModelError("fedhet.wrap needs the model that the app's functions train: call fedhet.wrap(app, Net)")
 
     def backend(config: Config, message: Message, context: Context) -> Callable[[Job], Backend]:
         _check_settings(config)
-        return partial(_OwnApp, inner, message, context, accuracy, loss, train_loss)
+        return partial(_OwnApp, guarded.own, message, context, accuracy, loss, train_loss)
 
     clients = Clients(function, _placeholders, _task_of(accuracy))
     answers = Answers(clients, noise=noise_multiplier(mods), backend=backend).app()
-    return _Both(answers, app if isinstance(app, Guarded) else Guarded(app, {}))
-
-
-class _Both(ClientApp):
-    def __init__(self, answers: ClientApp, own: ClientApp) -> None:
-        super().__init__()
-        self._answers, self._own = answers, own
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        if is_request(message):
-            return self._answers(message, context)
-        return self._own(message, context)
+    return Guarded(guarded.own, guarded.kinds, answers)
 
 
 def _check_settings(config: Config) -> None:

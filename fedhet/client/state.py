@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -66,15 +66,8 @@ class ClientStore:
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:
-        self._state_dir, self._run, self._client = state_dir, run, client
-
-    @cached_property
-    def _base(self) -> Path:
-        return state_folder(self._state_dir, "")
-
-    @cached_property
-    def _states(self) -> Path:
-        return self._base / self._run / "clients" / file_name(self._client)
+        self._base, self._run, self._client = state_folder(state_dir, ""), run, client
+        self._states = self._base / run / "clients" / file_name(client)
 
     def make_room(self) -> None:
         """Remove runs and public datasets that were not used for `KEPT_DAYS`, if runs share the state folder."""
@@ -159,7 +152,10 @@ class ClientStore:
         path = self._public(digest)
         try:
             return _read_public(path, path.stat().st_mtime_ns)
-        except (FileNotFoundError, LookupError) as error:
+        except (FileNotFoundError, FedhetError, KeyError, ValueError) as error:
+            if path.is_file():
+                log.warning("the public dataset's file is removed, and the server sends it again: %s", error)
+                path.unlink(missing_ok=True)
             raise LostState(f"client {self._client} has no public dataset {digest}: the server resends it") from error
 
     def _public(self, digest: str) -> Path:
@@ -168,13 +164,8 @@ class ClientStore:
 
 @lru_cache(maxsize=4)
 def _read_public(path: Path, modified: int) -> PublicDataset:
-    try:
-        tensors = read_tensors(path) or {}
-        return PublicDataset(from_parts(tensors, "public"), tensors.get("labels"))
-    except (FedhetError, KeyError, ValueError) as error:
-        log.warning("the public dataset's file is removed, and the server sends it again: %s", error)
-        path.unlink(missing_ok=True)
-        raise LookupError from error
+    tensors = read_tensors(path) or {}
+    return PublicDataset(from_parts(tensors, "public"), tensors.get("labels"))
 
 
 def remove_old(base: Path, days: float, others: Iterable[Path] = ()) -> list[Path]:

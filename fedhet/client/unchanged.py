@@ -40,11 +40,10 @@ def check_unchanged(job: Job, owners: dict[tuple[str, str], str] | None = None) 
         if not asked:
             remedy = "draw from the global generators of torch, NumPy and Python, which are seeded for each client"
         raise Refused(f"the client's {', '.join(changed)} changed since this run began: {remedy}")
-    first = job.client.name
     if owners is not None and job.client.own_data and isinstance(job.client.data.train.inputs, Tensor):
-        first = owners.setdefault((request.run, now[PARTS["train"]]), first)
-    if first != job.client.name:
-        job.say(f"its training examples are those of client {first}: give each client its own, by partition_id")
+        first = owners.setdefault((request.run, now[PARTS["train"]]), job.client.name)
+        if first != job.client.name:
+            job.say(f"its training examples are those of client {first}: give each client its own, by partition_id")
 
 
 def _digests_of_examples(job: Job) -> dict[str, str]:

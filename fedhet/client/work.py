@@ -20,7 +20,7 @@ from fedhet.client.estimators import fit, fit_again
 from fedhet.client.job import Group, Job, Streams
 from fedhet.client.state import EVALUATE, EXAMPLE, PREDICTOR, ROUND, WIDTH, only_describes, only_evaluates
 from fedhet.data import Examples, resident
-from fedhet.errors import ConfigError, ModelError, Refused
+from fedhet.errors import ConfigError, FedhetError, ModelError, Refused
 from fedhet.messages import Payload, to_arrays
 from fedhet.messages.protocol import STARTS, WHOLE, Measured, further, names_text
 from fedhet.models.copies import load_state
@@ -207,7 +207,10 @@ def keep(job: Job) -> None:
     client = job.client
     request = client.request
     kept = {f"model/{name}": tensor for name, tensor in _lasting(job.side).items()}
-    kept |= {f"memory/{name}": tensor for name, tensor in job.memory(restored=bool(kept)).items()}
+    if client.memory and not (kept or job.side.remembers or client.estimator):
+        kind = type(job.side).__name__
+        raise FedhetError(f"{kind} sets client.memory, which would be lost: set its attribute remembers = True")
+    kept |= {f"memory/{name}": tensor for name, tensor in client.memory.items()}
     if kept:
         client.store.save(request.round, kept, after=request.expected, closing=request.closing)
 
@@ -258,10 +261,10 @@ def _write_best(job: Job, when: str) -> None:
     sign = direction(client.task.metric)
     if math.isnan(value) or (request.improvable and sign * (value - request.best) < 0):
         return
-    _save_model(job, BEST, request.round)
+    _save_model(job, BEST)
 
 
-def _save_model(job: Job, folder: str, best: int | None = None) -> None:
+def _save_model(job: Job, folder: str) -> None:
     """Save the client's scored model in `folder` of the run's models; a file in `best` has the number of its round."""
     side = job.side
     client = job.client
@@ -274,8 +277,8 @@ def _save_model(job: Job, folder: str, best: int | None = None) -> None:
         beside |= parts_of(for_each(inputs, torch.ones_like), EXAMPLE)
         width = torch.tensor(part.width if part else 1.0, dtype=torch.float64)
         beside |= {WIDTH: width, ROUND: torch.tensor(client.request.round)}
-    if best is not None:
-        beside[BEST_ROUND] = torch.tensor(best)
+    if folder == BEST:
+        beside[BEST_ROUND] = torch.tensor(client.request.round)
     client.store.write_model(tensors | beside, folder, names_text(client.data.names))
 
 
