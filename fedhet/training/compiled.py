@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhet.data.files import cache_folder
 from fedhet.errors import ModelError
-from fedhet.training.losses import Losses
+from fedhet.training.stacked import Losses
 from fedhet.training.verification import check_equal
 from fedhet.utils.text import log
 

@@ -5,7 +5,7 @@ forward pass; then the same numbers are drawn from a generator for each network,
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedhet.errors import ModelError
 
-NAMES = ("dropout", "dropout1d", "dropout2d", "dropout3d", "scaled_dot_product_attention")
+ATTENTION = "scaled_dot_product_attention"
+NAMES = ("dropout", "dropout1d", "dropout2d", "dropout3d", ATTENTION)
 """Functions of `torch.nn.functional` that draw masks."""
 
 _AXES = {"dropout1d": 3, "dropout2d": 4, "dropout3d": 5}
@@ -68,7 +69,9 @@ def recorded(examples: int) -> Iterator[list[Draw]]:
     """Context manager that yields a list, to which dropout in a forward pass of so many `examples` adds its draws."""
     draws: list[Draw] = []
 
-    def record(shape: Sequence[int], p: float, values: Tensor) -> None:
+    def record(original: Callable[..., Any], name: str, p: float, /, *args: Any, **kwargs: Any) -> Any:
+        values = args[0]
+        shape = (*values.shape[:-1], args[1].shape[-2]) if name == ATTENTION else _shape(name, values)
         rows, rest = divmod(shape[0], examples)
         if rest or p >= 1:
             raise ModelError("it has a dropout layer whose mask has no rows for each example")
@@ -77,25 +80,9 @@ def recorded(examples: int) -> Iterator[list[Draw]]:
         if shape != values.shape:  # of a new tensor, in which axes lie in their own order
             order = tuple(range(len(shape)))
         draws.append(Draw(1 - p, rows, tuple(shape[1:]), order, values.dtype))
+        return original(*args, **kwargs)
 
-    def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def function(*args: Any, **kwargs: Any) -> Any:
-            if name == "scaled_dot_product_attention":
-                query, key = args[:2]
-                p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-                shape = (*query.shape[:-1], key.shape[-2])
-            else:
-                query = args[0]
-                p, training = _arguments(*args[1:], **kwargs)[:2]
-                p = p if training else 0.0
-                shape = _shape(name, query)
-            if p:
-                record(shape, p, query)
-            return original(*args, **kwargs)
-
-        return function
-
-    with _replaced(wrapped):
+    with _replaced(record):
         yield draws
 
 
@@ -104,23 +91,15 @@ def replayed(values: Sequence[Tensor]) -> Iterator[None]:
     """Context manager in which dropout multiplies by the masks `values`, in their order."""
     rest = iter(values)
 
-    def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def dropout(*args: Any, **kwargs: Any) -> Any:
-            p, training, inplace = _arguments(*args[1:], **kwargs)
-            if not training or not p:
-                return original(*args, **kwargs)
-            mask = next(rest)
-            return args[0].mul_(mask) if inplace else args[0] * mask
+    def multiply(_original: object, name: str, _p: float, /, *args: Any, **kwargs: Any) -> Tensor:
+        mask = next(rest)
+        if name == ATTENTION:
+            return _attention(mask, *args, **kwargs)
+        inplace = _arguments(*args[1:], **kwargs)[2]
+        result: Tensor = args[0].mul_(mask) if inplace else args[0] * mask
+        return result
 
-        def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            p = kwargs.get("dropout_p", args[1] if len(args) > 1 else 0.0)
-            if not p:
-                return original(query, key, value, *args, **kwargs)
-            return _attention(query, key, value, next(rest), *args, **kwargs)
-
-        return attention if name == "scaled_dot_product_attention" else dropout
-
-    with _replaced(wrapped):
+    with _replaced(multiply):
         yield
 
 
@@ -137,10 +116,10 @@ def _shape(name: str, inputs: Tensor) -> tuple[int, ...]:
 
 
 def _attention(
+    mask: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
@@ -161,21 +140,30 @@ def _attention(
 
 
 @contextmanager
-def _replaced(wrapped: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Context manager in which this thread calls other functions than those of `torch.nn.functional` with `NAMES`."""
+def _replaced(function: Callable[..., Any]) -> Iterator[None]:
+    """Context manager in which dropout of this thread calls `function(original, name, p, ...)` instead of F's own."""
     thread = threading.get_ident()
 
-    def of_this_thread(original: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
-        def function(*args: Any, **kwargs: Any) -> Any:
-            return (other if threading.get_ident() == thread else original)(*args, **kwargs)
+    def replacing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            p = _probability(name, args, kwargs) if threading.get_ident() == thread else 0.0
+            return function(original, name, p, *args, **kwargs) if p else original(*args, **kwargs)
 
-        return function
+        return replacement
 
     originals = {name: getattr(F, name) for name in NAMES}
     try:
         for name, original in originals.items():
-            setattr(F, name, of_this_thread(original, wrapped(name, original)))
+            setattr(F, name, replacing(name, original))
         yield
     finally:
         for name, original in originals.items():
             setattr(F, name, original)
+
+
+def _probability(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    if name == ATTENTION:
+        p: float = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+        return p
+    p, training, _ = _arguments(*args[1:], **kwargs)
+    return p if training else 0.0

@@ -5,10 +5,9 @@ Networks with equal keys can be computed as one batch, with the code of one of t
 
 from collections.abc import Hashable, Mapping
 from enum import Enum
-from functools import cached_property, partial
+from functools import cached_property
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,36 +19,9 @@ from fedhet.models.representation import Output, RandomStream, Representation
 MOST = 1024  # largest number of entries of a tensor that is compared by value
 
 _VALUES = (bool, int, float, complex, str, bytes, type(None), type, range, Enum, CodeType, BuiltinFunctionType)
-_SIMPLE = frozenset({bool, int, float, str, type(None)})
 _TORCH_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
-
-
-class _Known(NamedTuple):
-    """A module's own key, and the values of its attributes, which are kept so that no others get their ids."""
-
-    snapshot: list[Any]
-    values: list[Any]
-    key: Hashable
-
-
-_known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
-
-
-def _snapshot(module: nn.Module) -> list[Any]:
-    """Return ids of all that a module has, and what can change in place: a key takes five times as long."""
-    attributes = module.__dict__
-    snapshot: list[Any] = [
-        *map(id, attributes.values()),
-        len(attributes["_forward_hooks"]),
-        len(attributes["_forward_pre_hooks"]),
-    ]
-    for arrays in (attributes["_parameters"], attributes["_buffers"]):
-        for array in arrays.values():
-            if array is not None:
-                snapshot += (id(array), array.dtype, array.requires_grad)
-    return snapshot
 
 
 class IncomparableError(Exception):
@@ -86,53 +58,33 @@ class Kinds:
         numbers: dict[int, int] = {}
         memories: dict[int, int] = {}
         for module in self._model.modules():
-            snapshot = _snapshot(module)
-            cached = _known.get(module)
-            if cached is None or cached.snapshot != snapshot:
-                keys.append(self._module(module, snapshot))
-            else:
-                keys.append(cached.key)
+            keys += self._module(module)
             for name, child in module._modules.items():
                 keys.append((name, numbers.setdefault(id(child), len(numbers))))
-            for arrays in (module._parameters, module._buffers):
-                for array in arrays.values():
-                    if array is not None:
-                        keys.append(numbers.setdefault(id(array), len(numbers)))
-                        if memories.setdefault(array.data_ptr(), id(array)) != id(array):
-                            raise IncomparableError("two parameters are one memory")
+            for name, array in (*module._parameters.items(), *module._buffers.items()):
+                if array is None:
+                    continue
+                if array.layout is not torch.strided:
+                    raise IncomparableError("an array is sparse")
+                if array.is_floating_point() and array.element_size() < 4:
+                    raise IncomparableError("rounding in half precision hides what a batch computes wrongly")
+                if memories.setdefault(array.data_ptr(), id(array)) != id(array):
+                    raise IncomparableError("two parameters are one memory")
+                number = numbers.setdefault(id(array), len(numbers))
+                keys.append((name, number, array.shape, array.dtype, array.requires_grad))
         return tuple(keys)
 
-    def _module(self, module: nn.Module, snapshot: list[Any]) -> Hashable:
-        """Return the key of a module without its children: class, attributes, hooks, and shapes of arrays."""
+    def _module(self, module: nn.Module) -> list[Hashable]:
+        """Return the keys of a module's class, attributes and hooks."""
         if isinstance(module, nn.RNNBase):
             raise IncomparableError("torch.func.vmap has no rule for recurrent layers")
         if getattr(module, "padding_idx", None) is not None:  # of an embedding
             raise IncomparableError("torch.func.vmap trains the padding row of an embedding")
-        own = vars(module)
         # PyTorch makes a class for each module with parametrizations.
-        classes: Any = type(module).__bases__ if is_parametrized(module) else type(module)
-        keys: list[Hashable] = [classes]
-        attributes = own_attributes(module)
-        keys.extend(
-            (name, type(value), value) if _simple(value) else (name, self.of(value)) for name, value in attributes
-        )
-        for name in _HOOKS:
-            if own[name]:
-                keys.append((name, *map(self.of, own[name].values())))
-        for arrays in (own["_parameters"], own["_buffers"]):
-            for name, array in arrays.items():
-                if array is not None:
-                    if array.layout is not torch.strided:
-                        raise IncomparableError("an array is sparse")
-                    if array.is_floating_point() and array.element_size() < 4:
-                        raise IncomparableError("rounding in half precision hides what a batch computes wrongly")
-                    keys.append((name, array.shape, array.dtype, array.requires_grad))
-        key = tuple(keys)
-        values = [value for _, value in attributes]
-        # What other values contain may change while the attributes remain.
-        if all(map(_simple, values)) and not any(own[name] for name in _HOOKS):
-            _known[module] = _Known(snapshot, values, key)
-        return key
+        kind: Any = type(module).__bases__ if is_parametrized(module) else type(module)
+        attributes = [(name, self.of(value)) for name, value in own_attributes(module)]
+        hooks = [(name, *map(self.of, vars(module)[name].values())) for name in _HOOKS]
+        return [kind, *attributes, *hooks]
 
     def of(self, value: Any) -> Hashable:
         """Return a value's key; raises an `IncomparableError` if it cannot be compared."""
@@ -164,10 +116,6 @@ class Kinds:
         return kind, *(self._of(part, seen) for part in _parts_of(value))
 
 
-def _simple(value: Any) -> bool:
-    return type(value) in _SIMPLE or (type(value) is tuple and all(type(part) in _SIMPLE for part in value))
-
-
 def own_attributes(module: nn.Module) -> list[tuple[str, Any]]:
     """Return names and values of a module's attributes, without those that PyTorch gives every module."""
     return [item for item in vars(module).items() if item[0] not in _OF_EVERY_MODULE]
@@ -183,21 +131,8 @@ def _parts_of(value: Any) -> list[Any]:
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return [value.__code__, value.__module__, value.__defaults__, value.__kwdefaults__, *cells]
-    if isinstance(value, nn.Module):  # which is no submodule, but an attribute
-        attributes = vars(value)
-        hooks = [hook for name in _HOOKS for hook in attributes[name].values()]
-        return [
-            type(value),
-            own_attributes(value),
-            attributes["_modules"],
-            attributes["_parameters"],
-            attributes["_buffers"],
-            hooks,
-        ]
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
-    if isinstance(value, partial):
-        return [value.func, value.args, value.keywords]
     # What pickle would save is what makes the value; nothing is pickled here.
     try:
         return [*value.__reduce_ex__(4)]

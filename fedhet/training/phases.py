@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -161,7 +161,7 @@ def soft_divergence(
     temperature: float,
     *,
     many_labels: bool = False,
-    mean: Callable[[Tensor], Tensor] | None = None,
+    mean: Callable[[Tensor], Tensor] = torch.mean,
 ) -> Tensor:
     """Return the mean KL(softmax(wanted / T) || softmax(outputs / T)) of logits (n, ..., classes) at `temperature` T.
 
@@ -171,14 +171,9 @@ def soft_divergence(
     """
     outputs = outputs / temperature
     wanted = wanted.detach() / temperature
-    if mean is None:
-        mean = torch.mean
-        divergences: Callable[[Tensor, Tensor], Tensor] = partial(F.kl_div, log_target=True, reduction="none")
-    else:
-        divergences = _divergences
     if not many_labels:
-        return mean(divergences(outputs.log_softmax(-1), wanted.log_softmax(-1)).sum(-1))
-    held, lacked = (mean(divergences(F.logsigmoid(sign * outputs), F.logsigmoid(sign * wanted))) for sign in (1, -1))
+        return mean(_divergences(outputs.log_softmax(-1), wanted.log_softmax(-1)).sum(-1))
+    held, lacked = (mean(_divergences(F.logsigmoid(sign * outputs), F.logsigmoid(sign * wanted))) for sign in (1, -1))
     return held + lacked
 
 
@@ -247,12 +242,11 @@ class Step:
         kind = self.task.outputs
         scores, wanted = kind.scores(outputs), kind.scores(wanted)
         many_labels = kind.meaning == "labels"
-        mean = self.mean if self.weights is not None else None
-        if kind.places != "one" and mean is None:
+        if kind.places != "one" and self.weights is None:
             counted = ~self.task.left_out(self.labels)
             if bool(counted.any()):  # padding does not count
                 scores, wanted = scores[counted], wanted[counted]
-        return soft_divergence(scores, wanted, temperature, many_labels=many_labels, mean=mean)
+        return soft_divergence(scores, wanted, temperature, many_labels=many_labels, mean=self.mean)
 
     def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
         """Return representations (m, d) of m transformed examples `inputs` (m, ...), as part of the autograd graph.
@@ -312,7 +306,9 @@ class Term:
             such as a second network that follows the first, is not `weighted`, so that it is computed alone.
         draw: function of a step's number and number of examples that returns more keyword arguments of `function`,
             such as randomly drawn examples, or None to leave the term out of the step. As steps can be drawn again,
-            its only state are random generators: outer variables, bound arguments or attributes of its object.
+            its only state are random generators: outer variables, bound arguments or attributes of its object. Clients
+            are trained together if the first step has the term, and each tensor a row for each example (or see
+            `public`).
         captures: values to capture inside the network in each step, by their names in `Step.captured`.
         weighted: whether the function averages over examples only by `Step.mean`, so that padding is ignored.
         public: whether the function reads neither the step's examples nor what the network computes from them, so that
@@ -336,17 +332,10 @@ class Term:
         self.captures = captures or {}
         self.constants = constants
         self.weighted, self.public = weighted, public
-        self._first: tuple[Mapping[str, Any] | None] | None = None
 
     def drawn(self, number: int, examples: int) -> Mapping[str, Any] | None:
-        """Return what `draw` returns; for the first step, the same each time, since it can be computed twice."""
-        if self.draw is None:
-            return {}
-        if number:
-            return self.draw(number, examples)
-        if self._first is None:
-            self._first = (self.draw(number, examples),)
-        return self._first[0]
+        """Return what `draw` returns for a step; an empty dict without `draw`."""
+        return {} if self.draw is None else self.draw(number, examples)
 
     def __call__(self, step: Step) -> Value:
         """Return the term's loss (or loss and scalars to record) in a step; None if the step does not have the term."""

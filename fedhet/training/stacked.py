@@ -1,21 +1,31 @@
-"""Arrays of several networks, stacked along a new first axis: (clients, ...)."""
+"""Arrays, mini-batches and losses of several networks, stacked along a new first axis: (clients, ...)."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import compress
+import copy
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from itertools import chain, compress
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fedhet.errors import ModelError
-from fedhet.training.phases import STEPS, Optimisation, set_moments
-from fedhet.training.training import forget_gradients
+from fedhet.training.dropout import replayed
+from fedhet.training.evaluation import forward
+from fedhet.training.phases import STEPS, Optimisation, Step, Term, set_moments
+from fedhet.training.training import Recorded, Training, forget_gradients, loss_of
+
+MEMORY = 2**30  # largest memory of a batch's transformed examples, in bytes, above which each step transforms its own
 
 V = TypeVar("V")
+
+Batch = tuple[list[int], Tensor, Tensor, Tensor, Tensor]
+"""The numbers of examples of several networks in a step, and their inputs, labels, row numbers and weights, padded."""
 
 Places = list[list[tuple[dict[str, Any], str]]]
 """For each array of a network, the modules' dicts that have it, each with its name there."""
@@ -205,3 +215,141 @@ def clip(gradients: Sequence[Tensor], most: float) -> None:
     factors = (most / (norms + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
+
+
+# ---- mini-batches, padded to the same number of examples by examples of weight 0
+
+
+def padded_batches(
+    group: Sequence[Training], drawn: Sequence[tuple[Iterator[Tensor], int]], dtype: torch.dtype
+) -> Iterator[Batch]:
+    """Yield for each step the active clients' examples, padded (see `Batch`)."""
+    examples = [training.rows for training in group]
+    size = sum(len(part) * part.inputs[:1].numel() for part in examples) * dtype.itemsize
+    lengths = [length for _, length in drawn]
+    iterators = [iterator for iterator, _ in drawn]
+    if group[0].augments or size > MEMORY:
+        yield from _prepared_in_each_step(group, iterators, lengths, dtype)
+    else:
+        yield from _prepared_once(group, [[*iterator] for iterator in iterators], lengths, dtype)
+
+
+def _prepared_once(
+    group: Sequence[Training], drawn: Sequence[Sequence[Tensor]], lengths: Sequence[int], dtype: torch.dtype
+) -> Iterator[Batch]:
+    inputs = torch.cat([training.prepare(training.rows.inputs[:], None) for training in group])
+    labels = torch.cat([training.rows.labels for training in group])
+    counts = [0, *[len(training.rows) for training in group][:-1]]
+    starts = torch.tensor(counts, device=labels.device).cumsum(0)[:, None, None]
+    batches = [*chain(*drawn)]
+    # (clients, steps, examples) and (clients, steps)
+    rows = pad_sequence([*pad_sequence(batches, batch_first=True).split(lengths)], batch_first=True)
+    sizes = pad_sequence([*torch.tensor([len(batch) for batch in batches]).split(lengths)], batch_first=True)
+    weights = ((torch.arange(rows.shape[2]) < sizes[..., None]).to(dtype) / sizes[..., None]).to(labels.device)
+    places = rows + starts
+    largest = rows.shape[2]
+    for step, most in enumerate(sizes.amax(0).tolist()):
+        if group[0].compiled:  # each number of examples is compiled by itself
+            most = largest
+        active = sum(length > step for length in lengths)
+        here = slice(active), step, slice(most)
+        chosen = places[here].flatten()
+        shape = places[here].shape
+        arrays = (array.index_select(0, chosen).unflatten(0, shape) for array in (inputs, labels))
+        yield sizes[:active, step].tolist(), *arrays, rows[here], weights[here]
+
+
+def _prepared_in_each_step(
+    group: Sequence[Training], iterators: Sequence[Iterator[Tensor]], lengths: Sequence[int], dtype: torch.dtype
+) -> Iterator[Batch]:
+    for step in range(lengths[0]):
+        active = sum(length > step for length in lengths)
+        rows = [next(iterator) for iterator in iterators[:active]]
+        batches = [training.batch(index) for training, index in zip(group, rows, strict=False)]
+        weights = [torch.full((len(index),), 1 / len(index), dtype=dtype, device=index.device) for index in rows]
+        inputs, labels = zip(*batches, strict=True)
+        padded = [pad_sequence([*arrays], batch_first=True) for arrays in (inputs, labels, rows, weights)]
+        yield [len(index) for index in rows], padded[0], padded[1], padded[2], padded[3]
+
+
+# ---- losses
+
+
+class Losses:
+    """The losses of networks of one kind in a step, as a function of stacked arrays, vectorised by `torch.func.vmap`.
+
+    Args:
+        first: the training of one of the networks, whose module computes all of them.
+        terms: the phase's loss terms, each a list with every client's term.
+        linear: for each array of a network, whether the function takes it transposed.
+
+    After a call, `further` and `again` are those of the step (see `Step`).
+    """
+
+    def __init__(self, first: Training, terms: Sequence[Sequence[Term]], linear: Sequence[bool]) -> None:
+        self.linear = linear
+        self._first = first
+        self._functions = [(clients[0].function, clients[0].public) for clients in terms]
+        constants = [[term.constants for term in clients] for clients in terms]
+        like = next(first.network.parameters())
+        # Floats that change from round to round would be compiled again in each.
+        self._leaves, self._spec = tree_flatten([stack(of_term, like, floats=first.compiled) for of_term in constants])
+        self._tensors = [place for place, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
+        numbers = {id(array): number for number, array in enumerate(arrays_of(first.network))}
+        self._parameters = [(name, numbers[id(array)]) for name, array in first.network.named_parameters()]
+        self._function = vmap(self._of_one, randomness="error")
+        self._number = 0
+        self.further = 0
+        self.again = 0
+
+    def of_two(self) -> "Losses":
+        """Return the losses of a batch that has only the first two networks."""
+        other = copy.copy(self)
+        other._leaves = [leaf[:2] if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+        other._function = vmap(other._of_one, randomness="error")
+        return other
+
+    @property
+    def key(self) -> Hashable:
+        """A key that is equal for the losses of networks of one kind with the same loss terms in the step."""
+        names = [getattr(function, "__qualname__", "") for function, _ in self._functions]
+        values = [leaf if isinstance(leaf, bool | int | float | str) else type(leaf) for leaf in self._leaves]
+        return *names, *values, self._spec
+
+    def arguments(self, batch: Sequence[Tensor], state: Sequence[Tensor], dropped: Sequence[Tensor]) -> list[Tensor]:
+        """Return the arguments of a step as a list, each (clients, ...).
+
+        `batch` has inputs, labels, row numbers and weights, `state` the networks' arrays, `dropped` dropout's masks.
+        """
+        return [*batch, *state, *(self._leaves[place] for place in self._tensors), *dropped]
+
+    def __call__(self, number: int, arguments: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return losses (clients,) of the step with this number, and scalars to record (clients,) by name."""
+        self._number = number
+        results: tuple[Tensor, dict[str, Tensor]] = self._function(*arguments)
+        return results
+
+    def _of_one(self, inputs: Tensor, labels: Tensor, rows: Tensor, weights: Tensor, *rest: Tensor) -> Any:
+        training = self._first
+        model = training.network
+        state = transposed(rest[: len(self.linear)], self.linear)
+        constants = [*self._leaves]
+        for place, value in zip(self._tensors, rest[len(state) :], strict=False):
+            constants[place] = value
+        dropped = rest[len(state) + len(self._tensors) :]
+        recorded: Recorded = {}
+        with swapped(model, state):
+            with replayed(dropped) if dropped else nullcontext():
+                outputs, captured = forward(model, inputs, training.phase.captures)
+            named = {name: state[number] for name, number in self._parameters}
+            step = Step(
+                *(self._number, model, named, inputs, labels, rows, outputs, captured),
+                task=training.task,
+                weights=weights,
+            )
+            filled = zip(self._functions, tree_unflatten(constants, self._spec), strict=True)
+            terms = tuple(Term(function, public=public, **values) for (function, public), values in filled)
+            loss = loss_of(step, replace(training.phase, terms=terms), recorded)
+        self.further = step.further
+        self.again = step.again
+        return loss, {name: value for name, (value, _) in recorded.items()}

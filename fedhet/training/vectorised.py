@@ -29,10 +29,8 @@ from fedhet.training.compiled import compiled_step
 from fedhet.training.dropout import Draw, masks
 from fedhet.training.evaluation import Evaluation, forward
 from fedhet.training.kinds import IncomparableError, Kinds, constants_key
-from fedhet.training.losses import Losses
-from fedhet.training.padded import padded_batches
 from fedhet.training.phases import STEPS, Step, Term, Trained
-from fedhet.training.stacked import Networks, arrays_of, swapped, transposed
+from fedhet.training.stacked import Losses, Networks, arrays_of, padded_batches, swapped, transposed
 from fedhet.training.training import Recorded, Training, loss_of, mini_batches, only_trained, record
 from fedhet.training.verification import VERIFIED, computing, first_two, padded_twice, verify
 from fedhet.utils.randomness import restoring
@@ -92,9 +90,7 @@ class Batches:
         phase = training.phase
         optimisation = phase.optimisation
         terms = [term for term in phase.terms if isinstance(term, Term) and term.weighted]
-        if training.alone or training.privacy or training.order or len(terms) < len(phase.terms):
-            return None
-        if optimisation.bf16:
+        if training.alone or training.privacy or training.order or optimisation.bf16 or len(terms) < len(phase.terms):
             return None
         model = training.network
         rates: tuple[Hashable, ...] = ()
@@ -198,17 +194,19 @@ def _evaluate(group: Sequence[Evaluation], kind: Hashable) -> list[Score]:
 
 def _train(group: Sequence[Training], kind: Hashable) -> list[Trained | BaseException]:
     """Train networks of one kind; raise an exception before a network or a random generator has changed."""
-    copies = [replace(training, generator=training.generator.clone_state()) for training in group]
+    terms = [term for training in group for term in training.phase.terms if isinstance(term, Term) and term.draw]
+    held = chain.from_iterable(held_by(term.draw) for term in terms)
+    restores = restoring(chain((training.generator for training in group), held))
     # In training mode, in which BatchNorm needs two examples in a mini-batch.
-    drawn = [mini_batches(each.network.train(), each.phase, each.rows, each.generator, None) for each in copies]
+    drawn = [mini_batches(each.network.train(), each.phase, each.rows, each.generator, None) for each in group]
     # Clients with more steps come first, so that those that still train are the first ones.
     order = sorted(range(len(group)), key=lambda place: -drawn[place][1])
-    batch = _Batch([copies[place] for place in order], kind)
+    batch = _Batch([group[place] for place in order], kind)
     try:
         with computing(kind):
             batch.train([drawn[place] for place in order])
     except Exception:
-        for restore in batch.restores:  # the networks' own steps draw again
+        for restore in restores:  # the networks' own steps draw again
             restore()
         raise
     networks = batch.networks
@@ -217,12 +215,10 @@ def _train(group: Sequence[Training], kind: Hashable) -> list[Trained | BaseExce
     moments = networks.moments([drawn[place][1] for place in order])
     results: dict[int, Trained | BaseException] = {}
     for index, place in enumerate(order):
-        training = group[place]
-        training.generator.set_state(copies[place].generator.get_state())
         networks.write(index)
         sizes = [counts[index] for counts in batch.counts if index < len(counts)]
         results[place] = attempt(
-            training.outcome,
+            group[place].outcome,
             losses[index][: len(sizes)],
             sizes,
             norms[index],
@@ -240,7 +236,6 @@ class _Batch:
         networks: the networks.
         losses, counts: for each step, the losses and numbers of examples of the networks that still train.
         recorded, further: for each network, scalars that loss terms record, and the number of examples that they pass.
-        restores: functions that give loss terms' random generators the states that they had after the first step.
     """
 
     networks: Networks
@@ -252,7 +247,6 @@ class _Batch:
         self.counts: list[list[int]] = []
         self.recorded = [dict(training.before.recorded) for training in group]
         self.further = [0] * len(group)
-        self.restores: list[Callable[[], object]] = []
 
     def train(self, drawn: Sequence[tuple[Iterator[Tensor], int]]) -> None:
         """Take all steps; `drawn` has each network's mini-batches, as indices of examples, and their number."""
@@ -271,27 +265,41 @@ class _Batch:
                     networks.keep_first(active)
                     losses = None
                 if losses is None or draws:
-                    terms, fits = _terms(group[:active], number, counts)
+                    terms = self._terms(number, counts)
                     losses = Losses(group[0], terms, networks.linear)
                 if not number and self._kind not in VERIFIED:
                     self._verify([several[1] for several in terms], losses, batch, counts[1])
-                    _FITTING[self._kind] = {place: all(fitting[1:2]) for place, fitting in fits.items()}
-                if not number and draws:
-                    held = (held_by(term.draw) for each in group for term in each.phase.terms if isinstance(term, Term))
-                    self.restores = restoring(chain.from_iterable(held))
-                if draws:
-                    self._check_fits(fits)
                 dropped = masks(VERIFIED[self._kind] or (), counts, batch[3].shape[1], generators, batch[3].device)
                 loss, values = self._gradients(number, losses, losses.arguments(batch, networks.arrays, dropped))
                 self._note(loss, counts, values, losses)
                 networks.step(number, drawn[0][1])
 
-    def _check_fits(self, fits: Mapping[int, Sequence[bool]]) -> None:
-        """Raise a ModelError if the verified step tells nothing about this step: see `_FITTING`."""
-        verified = _FITTING[self._kind]
-        if any(place not in verified or (verified[place] and not all(fitting)) for place, fitting in fits.items()):
-            VERIFIED[self._kind] = None
-            raise ModelError("the first step lacks a loss term, or one draws a row for each example in some steps only")
+    def _terms(self, number: int, counts: Sequence[int]) -> list[list[Term]]:
+        """Return the loss terms of a step, each a list with the term of each client, whose constants include its draws.
+
+        `counts` are the numbers of examples in the step of the clients that still train. Raises a ModelError if clients
+        draw what cannot be computed as one batch. Only the first step is verified, so it must have all terms.
+        """
+        terms: list[list[Term]] = []
+        active = self._group[: len(counts)]
+        for several in zip(*(training.phase.terms for training in active), strict=True):
+            clients = cast(Sequence[Term], several)
+            drawn = [term.drawn(number, count) for term, count in zip(clients, counts, strict=True)]
+            if number and all(constants is None for constants in drawn):
+                continue
+            _check_drawn(drawn)
+            public = clients[0].public
+            rows = [_rows(constants) for constants in drawn]
+            # Otherwise `Step.mean`, which ignores the padding of the mini-batch, would not average all rows.
+            fitting = public or all({*lengths} <= {count} for lengths, count in zip(rows, counts, strict=True))
+            if not fitting or (not number and None in drawn):
+                VERIFIED[self._kind] = None
+                raise ModelError("the first step lacks a loss term, or one draws other rows than one for each example")
+            if public and any(lengths != rows[0] for lengths in rows):
+                raise ModelError("a loss term of public data draws other numbers of rows for each client")
+            pairs = zip(clients, cast(Sequence[Mapping[str, Any]], drawn), strict=True)
+            terms.append([Term(term.function, public=public, **term.constants, **more) for term, more in pairs])
+        return terms
 
     def _gradients(
         self, number: int, losses: Losses, arguments: Sequence[Tensor]
@@ -366,36 +374,5 @@ def _check_drawn(drawn: Sequence[Any]) -> None:
             raise ModelError("a loss term draws other values for each client, which are neither tensors nor floats")
 
 
-_FITTING: dict[Hashable, dict[int, bool]] = {}
-"""By kind and place of a loss term: whether it drew a row for each example of the mini-batch that was verified.
-
-If not, verification has shown that `Step.mean` averages no drawn rows. If so, steps with another number of rows are not
-verified. Neither are terms that the verified step lacks.
-"""
-
-
-def _terms(
-    group: Sequence[Training], number: int, counts: Sequence[int]
-) -> tuple[list[list[Term]], dict[int, list[bool]]]:
-    """Return the loss terms of a step, each a list with the term of each client, whose constants include what it draws.
-
-    `counts` are the clients' numbers of examples in the step. The dict has, by the place of a term, whether each client
-    draws a row for each of its examples. Terms of public data may draw any number of rows.
-    """
-    terms: list[list[Term]] = []
-    fits: dict[int, list[bool]] = {}
-    for place, several in enumerate(zip(*(training.phase.terms for training in group), strict=True)):
-        clients = cast(Sequence[Term], several)
-        drawn = [term.drawn(number, count) for term, count in zip(clients, counts, strict=True)]
-        if any(constants is not None for constants in drawn):
-            _check_drawn(drawn)
-            pairs = zip(clients, cast(Sequence[Mapping[str, Any]], drawn), strict=True)
-            public = clients[0].public
-            terms.append([Term(term.function, public=public, **term.constants, **more) for term, more in pairs])
-            rows = [
-                [len(leaf) for leaf in tree_leaves(each) if isinstance(leaf, Tensor) and leaf.ndim] for each in drawn
-            ]
-            fits[place] = [public or {*lengths} <= {count} for lengths, count in zip(rows, counts, strict=True)]
-            if public and any(lengths != rows[0] for lengths in rows):
-                raise ModelError("a loss term of public data draws other numbers of rows for each client")
-    return terms, fits
+def _rows(drawn: object) -> list[int]:
+    return [len(leaf) for leaf in tree_leaves(drawn) if isinstance(leaf, Tensor) and leaf.ndim]
