@@ -288,7 +288,8 @@ def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if (shape, actual) != (array.shape, dtype):
         raise ValueError(f"its data are {actual}{list(shape)}, but its dtype and shape say {dtype}{list(array.shape)}")
     _check_size(shape, dtype, len(array.data) - source.tell())
-    return array.numpy()
+    # Flower keeps the order of arrays in memory, which raw bytes do not, and by which products round differently.
+    return np.asarray(array.numpy(), order="C")
 
 
 def _check_size(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> None:

@@ -177,8 +177,9 @@ def to_factors(after: Arrays, before: Arrays, energy: float) -> Arrays:
         rank = min(1 + int((kept < energy * kept[-1]).sum()), len(values))
         if rank * sum(matrix.shape) < change.size:
             del packed[name]
-            packed[f"{name}{LEFT}"] = left[:, :rank].numpy().astype(change.dtype)
-            packed[f"{name}{RIGHT}"] = (values[:rank, None] * right[:rank]).numpy().astype(change.dtype)
+            # A message has the order C, and products of other orders round differently.
+            packed[f"{name}{LEFT}"] = left[:, :rank].numpy().astype(change.dtype, order="C")
+            packed[f"{name}{RIGHT}"] = (values[:rank, None] * right[:rank]).numpy().astype(change.dtype, order="C")
     return packed
 
 

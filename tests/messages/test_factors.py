@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.messages import WireError
 from fedhet.messages.payload import from_factors, to_factors
 
@@ -58,6 +59,15 @@ def test_the_rank_is_the_smallest_with_the_energy(energy):
     assert squares[:rank].sum() >= energy * squares.sum() > squares[: rank - 1].sum()
     lost = matrix - packed["a:left"] @ packed["a:right"]
     assert np.square(lost).sum() == pytest.approx(squares[rank:].sum())
+
+
+@pytest.mark.parametrize("flower", [False, True])
+def test_factors_have_one_order_in_memory(flower):
+    """Products of other orders round differently, and then a run in Flower's loop is another one."""
+    packed = to_factors(AFTER, BEFORE, 0.9)
+    other = {name: np.asarray(array, order="F") for name, array in packed.items()}
+    for arrays in (packed, decode_arrays(encode_arrays(other, flower=flower))):
+        assert all(array.flags.c_contiguous for array in arrays.values())
 
 
 def test_without_a_change_or_a_start():
