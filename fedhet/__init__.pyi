@@ -799,7 +799,7 @@ class LoRAKeys(Keys, total=False):
     ranks: str
     """ranks of the adapters, assigned as `assign` says; a node may set its own as rank"""
     layers: str
-    """nn.Linear layers to adapt, where * matches any part of a name; empty: all but the head"""
+    """linear layers to adapt, where * matches any part of a name; empty: all but the head"""
     train_head: bool
     """train and average the head as well"""
 

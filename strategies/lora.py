@@ -38,7 +38,7 @@ class Keys(SubmodelKeys):
         "truncate", "aggregation of adapters: truncate (HetLoRA), svd (FlexLoRA) or stack (FLoRA)"
     )
     ranks: str = option("16,8,4", "ranks of the adapters, assigned as `assign` says; a node may set its own as rank")
-    layers: str = option("", "nn.Linear layers to adapt, where * matches any part of a name; empty: all but the head")
+    layers: str = option("", "linear layers to adapt, where * matches any part of a name; empty: all but the head")
     train_head: bool = option(False, "train and average the head as well")
 
 

@@ -39,6 +39,7 @@ def check_unchanged(job: Job, owners: dict[tuple[str, str], str] | None = None) 
         remedy = "restore the same task, model and data, or start another run"
         if not asked:
             remedy = "draw from the global generators of torch, NumPy and Python, which are seeded for each client"
+            remedy += ", and save what your program draws or trains when it is imported, as each worker process does"
         raise Refused(f"the client's {', '.join(changed)} changed since this run began: {remedy}")
     if owners is not None and job.client.own_data and isinstance(job.client.data.train.inputs, Tensor):
         first = owners.setdefault((request.run, now[PARTS["train"]]), job.client.name)

@@ -20,7 +20,7 @@ Training, of which `config.toml` has all keys:
 
 Predictions by {predicts_by}, after the last round; {metric} on test examples over clients:
 
-| models | weighted by examples | mean | lowest | highest |
+| models | weighted by predictions | mean | lowest | highest |
 | --- | ---: | ---: | ---: | ---: |
 {scores}
 

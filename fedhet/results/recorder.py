@@ -106,6 +106,8 @@ class RunDirectory(Observer):
         flat = {key: value for key, value in config.flat().items() if key not in ("out", "resume", *unused)}
         if flat["state-dir"] == str(self.folder / "state"):
             del flat["state-dir"]
+        if self._supplied and self.engine == "flwr":
+            del flat["dataset"]  # a Flower app's data are its own
         if self.engine not in ("local", "ray") and "clients" not in config.chosen:
             del flat["clients"]  # the federation says how many there are, when the run is resumed too
         versions = {f"versions.{name}": number for name, number in _versions().items()}

@@ -173,7 +173,8 @@ def test_a_run_of_an_app_is_not_continued_with_other_clients(tmp_path):
     """Its configuration, which names digits, alone makes clients with fedhet's data and networks."""
     start(fedhet.wrap(hospital(), network), out=str(tmp_path / "run"))
     write_report(tmp_path / "run")
-    assert "digits" not in (tmp_path / "run" / "models.md").read_text()
+    for file in ("models.md", "config.toml"):
+        assert "digits" not in (tmp_path / "run" / file).read_text()
     assert fedhet.load_model(tmp_path / "run", 0, model=network)
     with pytest.raises(FedhetError, match=r"used arguments of your own: pass data=\.\.\."):
         fedhet.evaluate(tmp_path / "run", model=network)
