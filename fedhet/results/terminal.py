@@ -227,7 +227,7 @@ class ProgressLine(Observer):
         clients = [counted(number, "client")] if number else []
         when = ""
         if run.traits.scored == "received" and (self._live.disable or final):
-            when = " after the last aggregation" if final else " before aggregation"
+            when = " after the last aggregation" if final else " as received"
         parts = [f"{run.metric} {accuracy:.3f}{when}" for _, accuracy in scored_curve([row], run.traits.scored)]
         parts += [f"{len(row['failures'])} failures"] if row["failures"] else []
         self._numbers = [*parts, format_bytes(self._bytes)]

@@ -137,7 +137,7 @@ def test_the_last_line_stays():
         last = told(terminal).rstrip().splitlines()[-1]
         assert "fedavg: 2 rounds in 0 s, 2 clients, accuracy 0.750 after the last aggregation, 3.00 KB" in last
     assert "reading data" in told(True)
-    assert "round 1/2: 2 clients, accuracy 0.250 before aggregation, 1.00 KB" in told(False)
+    assert "round 1/2: 2 clients, accuracy 0.250 as received, 1.00 KB" in told(False)
 
 
 def test_training_that_ends_early_is_said():
