@@ -16,6 +16,7 @@ from fedhet.client.app import make_client_app
 from fedhet.engines.evaluating import evaluation_only, reported
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.methods import registry
 from fedhet.results.description import data_table, pooled
 from fedhet.results.history import absences, read_clients
 from fedhet.server.federation import Federation
@@ -323,6 +324,21 @@ def test_nodes_evaluate_the_servers_global_model_within_their_policy(trained, el
     for place in (1, 2):
         inputs, labels = data(ClientInfo(str(place), place, 3, None, {}))["test"]
         assert scores[str(place)][0] == [pytest.approx(accuracy(alone, inputs, labels), abs=1e-4)]
+
+
+@pytest.mark.parametrize("method", ["lg-fedavg", "heterofl"])
+def test_nodes_do_not_evaluate_networks_of_random_weights(method, tmp_path, elsewhere, new_watch):
+    """The server's global model is not all of a client's network, and the node's own `start-from` has none."""
+    settings = {**SETTINGS, "method": method, "report": False}
+    run = fedhet.run(settings, model=equal_network, data=data, out=tmp_path / "run", progress=False)
+    shutil.copytree(run.folder, tmp_path / "own")
+    (tmp_path / "own" / "models" / "global.safetensors").unlink(missing_ok=True)
+    grid = LocalGrid(make_client_app(equal_network, data), 3)
+    for number in range(3):
+        grid._contexts[FIRST_NODE + number].node_config["start-from"] = str(tmp_path / "own")
+    strategy = registry.strategy(method)(observers=[new_watch()], rounds=0, start_from=str(run.folder), seed=1)
+    with pytest.raises(FedhetError, match="no client can take part"):
+        strategy.start(grid)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "heterofl", "local"])

@@ -291,7 +291,7 @@ def accept_data(
 @node.command("check")
 def node_check(
     node_config: Annotated[str, typer.Option(metavar="CONFIG", help="The node config, as for flower-supernode.")],
-    source: arguments.Source = None,
+    source: arguments.Checked = None,
     settings: arguments.Settings = None,
     superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")] = None,
     root_certificates: Annotated[Path | None, arguments.place("Certificate of the SuperLink's CA.", "FILE")] = None,

@@ -40,14 +40,13 @@ def place(help: str, metavar: str = "DIR") -> Any:
     return typer.Option(metavar=metavar, help=help, parser=path_of)
 
 
-Source = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[CONFIG]",
-        help="A TOML file, a preset or a method (`fedhet list`); by default fedhenn/digits.",
-        autocompletion=known_names,
-    ),
-]
+def _source(default: str) -> Any:
+    words = f"A TOML file, a preset or a method (`fedhet list`); by default {default}."
+    return typer.Argument(metavar="[CONFIG]", help=words, autocompletion=known_names)
+
+
+Source = Annotated[str | None, _source("fedhenn/digits")]
+Checked = Annotated[str | None, _source("the method local")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key (`fedhet keys`); repeatable.", autocompletion=_settings),

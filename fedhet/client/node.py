@@ -129,7 +129,7 @@ def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks
         policy.check_examples(used, config.batch_size)
     if policy.noise:
         rate = min(config.batch_size / len(data.train), 1.0)
-        delta = policy.delta_of(len(data.train))
+        delta = policy.delta_of(max(len(data.train), whole // (parts or 1)))  # as in a run
         steps = config.local_epochs * len(ends(len(data.train), config.batch_size, policy.least))
         charges = [(policy.noise, rate, steps)]
         if "prototypes" in registry.traits(config).kinds:
@@ -140,7 +140,7 @@ def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks
         spent = f"epsilon = {epsilon:.4g} at delta = {delta:.4g}; {key} dp-epsilon, {limit:g} is allowed"
         before = ", with earlier runs," if secret else ""
         training = f"local-epochs = {config.local_epochs}, batch-size = {config.batch_size}"
-        yield epsilon <= limit, f"privacy: the first round of this run ({training}){before} spends {spent}"
+        yield epsilon <= limit, f"privacy: a first round of {training}{before} spends {spent}"
     for label, count in few.items():
         examples = f"class {named[label]} has {count} training examples, fewer than min-examples = {policy.least}"
         yield False, f"{examples}, and is not trained on: add examples, or reduce min-examples"

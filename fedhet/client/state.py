@@ -253,7 +253,9 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
             ) from None
         raise
     classes = names_of_model(path).get(CLASSES, ())
-    of_images = partial(client_setup.model_of_images, classes=len(classes)) if config.dataset == "folder" else None
+    of_images = (
+        partial(client_setup.model_of_images, classes=len(classes)) if config.dataset == "folder" and classes else None
+    )
     with seeded(config.seed, "loading", name):
         network = client_setup.network_of(info, function or of_images)
         if function and (difference := other_model(folder, name, described(network))):
@@ -326,10 +328,12 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
     `model` is the new network and `info` the client. If `owner` is `all`, the weights are the global model's, otherwise
     the client's. Raises a ConfigError if the folder has no such model, and a ModelError if the network does not fit.
     """
-    folder = expanded(info.config.start_from)
-    if owner == "all" and "start-from" in info.node_config and only_evaluates(info.config):
-        # The server sends the global model of its own start-from.
-        return registry.client_side(info.config.method_name).adapt(model, info.config)
+    config = info.config
+    folder = expanded(config.start_from)
+    if owner == "all" and "start-from" in info.node_config and only_evaluates(config) and not _has_global(folder):
+        side = registry.client_side(config.method_name)
+        if registry.traits(config).whole and config.batch_norm != "local" and not side.parts:
+            return side.adapt(model, config)  # The server sends the global model of its own start-from.
     tensors, path, beside = _saved(folder, info.name, owner)
     if float(beside.get(WIDTH, 1)) < 1:
         tensors, path, _ = _saved(folder, info.name, "all")
@@ -352,6 +356,10 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
     if not plain:
         _load(model, tensors, path, info.name)
     return model
+
+
+def _has_global(folder: Path) -> bool:
+    return any((place / f"{GLOBAL}.safetensors").is_file() for place in (folder, folder / "models"))
 
 
 def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Path, dict[str, Tensor]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedhet.client.client import AnySide
 from fedhet.client.estimators import fit, fit_again
 from fedhet.client.job import Group, Job, Streams
-from fedhet.client.state import EVALUATE, EXAMPLE, PREDICTOR, ROUND, WIDTH, only_describes, only_evaluates
+from fedhet.client.state import EVALUATE, EXAMPLE, PREDICTOR, ROUND, WIDTH, only_evaluates
 from fedhet.data import Examples, resident
 from fedhet.errors import ConfigError, FedhetError, ModelError, Refused
 from fedhet.messages import Payload, to_arrays
@@ -342,7 +342,7 @@ def _predictor(job: Job, when: str, contexts: ExitStack) -> Predictor | None:
     """Return what predicts in the evaluation `when`, or None; the end of `contexts` restores the network."""
     client = job.client
     side = job.side
-    if not (client.request.evaluate and job.policy.tells_metrics) or only_describes(client.config):
+    if not (client.request.evaluate and job.policy.tells_metrics):
         return None
     # Under `dp-noise`, only common test examples are evaluated, by a network that no private example has changed since.
     if client.privacy and side.refine(when):

@@ -110,7 +110,7 @@ class Search:
             if not isinstance(value, bool | str) and len(numbers) > 1 and value in (min(numbers), max(numbers)):
                 words.append(f"{key} at the edge of the values tried")
             if self.usual.get(key, value) not in (trial.choice[key] for trial in self.tried):
-                words.append(f"its usual {self.usual[key]} was not tried: {self.variant}:{key} is a grid for it alone")
+                words.append(f"its usual {self.usual[key]} was not tried: set a grid of its own, {self.variant}:{key}")
         return "; ".join([*words, *(why.partition(": ")[0] for why in self.idle.values())])
 
 

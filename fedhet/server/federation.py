@@ -108,7 +108,8 @@ class Federation:
 
     def evaluation(self, payloads: Mapping[str, Payload], *, flower: bool = False) -> list[Message]:
         """Return the messages that ask clients to evaluate (see `messages`)."""
-        return self.messages(MessageType.EVALUATE, payloads, flower=flower, evaluate=True)
+        evaluate = not self.run.only_describes
+        return self.messages(MessageType.EVALUATE, payloads, flower=flower, evaluate=evaluate)
 
     def messages(
         self, kind: str, payloads: Mapping[str, Payload], *, flower: bool = False, **asked: Any

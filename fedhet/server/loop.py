@@ -97,7 +97,7 @@ def running(steps: Steps, grid: Grid, initial_arrays: ArrayRecord | None, *, lin
                     name = run.method.name
                     run.warn_once(f"initial_arrays have no effect, since clients of {name} share no model")
             steps.handshake(grid)
-            if not (run.config.rounds or run.config.start_from or run.method.settles_rounds or run.state.round):
+            if run.only_describes and not run.state.round:
                 reporter.record({}, {}, data=describe(steps.federation))
             reporter.started()
             yield

@@ -164,6 +164,11 @@ class Run:
                 f"cause and resume the run, which continues after round {number - 1}"
             ) from error
 
+    @property
+    def only_describes(self) -> bool:
+        """Whether the run only describes the clients' data: it has no rounds, and no networks of an earlier run."""
+        return not (self.config.rounds or self.config.start_from or self.method.settles_rounds)
+
     def override(self, settings: Mapping[str, Any]) -> None:
         """Replace values in the configuration; `settings` has new values by key, such as `rounds`."""
         if settings:

@@ -344,7 +344,7 @@ class FederatedStrategy(FlowerInterface, Generic[P, S]):
             self.reporter.directory.reconfigure(self.config)
         self._prepare()
         self.run.open_ledger(mean=self.aggregator.plain)
-        if first and (self.config.rounds or self.config.start_from or self.method.settles_rounds):
+        if first and not self.run.only_describes:
             self.reporter.record({}, {})
 
     def _prepare(self) -> None:

@@ -307,8 +307,8 @@ class Term:
         draw: function of a step's number and number of examples that returns more keyword arguments of `function`,
             such as randomly drawn examples, or None to leave the term out of the step. As steps can be drawn again,
             its only state are random generators: outer variables, bound arguments or attributes of its object. Clients
-            are trained together if the first step has the term, and each tensor a row for each example (or see
-            `public`).
+            are trained together if the first step has the term, and each drawn tensor has a row for each example of
+            the mini-batch or, for a `public` term, equally many rows at all clients.
         captures: values to capture inside the network in each step, by their names in `Step.captured`.
         weighted: whether the function averages over examples only by `Step.mean`, so that padding is ignored.
         public: whether the function reads neither the step's examples nor what the network computes from them, so that

@@ -205,14 +205,14 @@ def _train(group: Sequence[Training], kind: Hashable) -> list[Trained | BaseExce
     try:
         with computing(kind):
             batch.train([drawn[place] for place in order])
+        networks = batch.networks
+        norms = networks.norms()
+        losses = pad_sequence(batch.losses).tolist()
+        moments = networks.moments([drawn[place][1] for place in order])
     except Exception:
         for restore in restores:  # the networks' own steps draw again
             restore()
         raise
-    networks = batch.networks
-    norms = networks.norms()
-    losses = pad_sequence(batch.losses).tolist()
-    moments = networks.moments([drawn[place][1] for place in order])
     results: dict[int, Trained | BaseException] = {}
     for index, place in enumerate(order):
         networks.write(index)

@@ -97,7 +97,7 @@ def test_a_value_of_its_own_that_was_not_tried_is_told(comparison):
     settings = SETTINGS | {"preset": "local/digits"}
     text = comparison.go(("local", "flha-ghn"), (0,), settings, tuning=Tuning(grid, (9,)))
     usual = configuration.preset_settings("flha-ghn/digits")["learning-rate"]
-    advice = f"its usual {usual} was not tried: flha-ghn:learning-rate is a grid for it alone"
+    advice = f"its usual {usual} was not tried: set a grid of its own, flha-ghn:learning-rate"
     assert text.count("was not tried") == text.count(advice) > 0
     comparison.folder = comparison.folder / "again"
     own = Tuning(grid | {"flha-ghn:learning-rate": [usual, 0.1]}, (9,))
