@@ -350,8 +350,7 @@ class Answers:
         if client.request.question == HANDSHAKE and not policy.tells_metrics:
             report.note = "its node sends no metrics (key allow of its node config), so its accuracy is not known"
         report.hides_work = client.secret is not None  # steps depend on the classes
-        if not report.hides_work:
-            reply.work = client.trained.work
+        reply.work = reply.work if report.hides_work else client.trained.work
         if not policy.tells_metrics:
             return replace(reply, measured={}, further={}, evaluated={})
         loss = client.trained.mean_loss if client.privacy is None else None

@@ -196,8 +196,7 @@ def _newcomer_phases(job: Job, start: str, epoch: int) -> Sequence[Phase]:
     rate = config.learning_rate
     if start == "received":
         rate = config.unseen_learning_rate or rate
-    dropout = derive_seed(client.root, "newcomer dropout", client.name, epoch)
-    job.streams = job.streams._replace(dropout=dropout)
+    job.streams = job.streams._replace(dropout=derive_seed(client.root, "newcomer dropout", client.name, epoch))
     optimisation = replace(client.optimisation(), learning_rate=rate, schedule=None)
     return [Phase(1, optimisation, continues=epoch > 1)]
 
@@ -208,8 +207,7 @@ def keep(job: Job) -> None:
     request = client.request
     kept = {f"model/{name}": tensor for name, tensor in _lasting(job.side).items()}
     if client.memory and not (kept or job.side.remembers or client.estimator):
-        kind = type(job.side).__name__
-        raise FedhetError(f"{kind} sets client.memory, which would be lost: set its attribute remembers = True")
+        raise FedhetError(f"{type(job.side).__name__} sets client.memory, which would be lost: set remembers = True")
     kept |= {f"memory/{name}": tensor for name, tensor in client.memory.items()}
     if kept:
         client.store.save(request.round, kept, after=request.expected, closing=request.closing)
