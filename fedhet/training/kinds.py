@@ -131,6 +131,11 @@ def _parts_of(value: Any) -> list[Any]:
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return [value.__code__, value.__module__, value.__defaults__, value.__kwdefaults__, *cells]
+    if isinstance(value, nn.Module):  # which is no submodule, but an attribute
+        attributes = vars(value)
+        hooks = [hook for name in _HOOKS for hook in attributes[name].values()]
+        arrays = [attributes["_parameters"], attributes["_buffers"]]
+        return [type(value), own_attributes(value), attributes["_modules"], *arrays, hooks]
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     # What pickle would save is what makes the value; nothing is pickled here.
