@@ -150,13 +150,15 @@ class Clients:
                 used = f"{count} of {whole} examples{groups}"
                 log.info("client %s: %s%s; trains on %s", info.name, policy, spent, used)
             data = data.aligned(names_in(request.names))  # after groups and splits, which the server must not change
-            built = self._described[info.name] if self._model else (client_setup.architecture_of(info), "")
-            architecture, described = built
+            if self._model:
+                architecture, description = self._described[info.name]
+            else:
+                architecture, description = client_setup.architecture_of(info), ""
             began = ""
             if info.config.start_from and request.question == HANDSHAKE:
                 began = check_order(info, data.names)
                 if self._model:
-                    began = began or other_model(expanded(config.start_from), info.name, described)
+                    began = began or other_model(expanded(config.start_from), info.name, description)
             network.representation.places = checked.task.outputs.places
             client = Client(
                 name=info.name,
@@ -165,7 +167,7 @@ class Clients:
                 data=data,
                 representation=network.representation,
                 architecture=architecture,
-                described=described,
+                described=description,
                 task=task,
                 device=device,
                 transform=transform,

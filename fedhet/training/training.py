@@ -372,7 +372,7 @@ def grouped_batches(
 
 def ends(count: int, size: int, least: int) -> list[int]:
     """Return the ends of batches of `size` of `count` examples; a rest of fewer than `least` joins the last batch."""
-    ends = list(range(size, count, size))
-    if ends and count - ends[-1] < least:
-        ends.pop()
-    return [*ends, count] if count else []
+    full = list(range(size, count, size))
+    if full and count - full[-1] < least:
+        full.pop()
+    return [*full, count] if count else []
