@@ -319,7 +319,7 @@ def test_first_lines_of_the_pages_on_data_and_on_files(monkeypatch: pytest.Monke
 
 def test_keys_that_are_named_exist() -> None:
     named = re.findall(r"`([a-z][a-z0-9.-]*) ?= ?[^`]+`", ALL)
-    known = {key for key, *_ in configuration.keys()} | {"lg.warm-up", "extra-keys", "task"}  # noqa: SIM118
+    known = {key for key, *_ in configuration.keys()} | {"lg.warm-up", "extra-keys", "preset", "task"}  # noqa: SIM118
     assert len(named) > 10
     assert sorted({*named} - known) == []
 
