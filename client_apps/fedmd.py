@@ -35,5 +35,5 @@ class FedMD(Scores[Keys]):
             public = Examples(client.public.inputs, client.public.labels)
             phases.append(Phase(settings.public_epochs, client.optimisation(), examples=public, public=True))
         phases += self.digest(payload, settings.digest_epochs)
-        phases.append(Phase((begins and settings.private_epochs) or client.request.epochs, client.optimisation()))
+        phases.append(Phase((begins and settings.first_epochs) or client.request.epochs, client.optimisation()))
         return self.in_turn(phases)

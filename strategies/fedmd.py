@@ -28,6 +28,10 @@ class Keys(ScoresKeys):
     private_epochs: int = option(25, "number of private epochs in a client's first round; 0: local-epochs", at_least=0)
     digest_epochs: int = option(1, "number of epochs per round on the mean scores", at_least=1)
 
+    @property
+    def first_epochs(self) -> int:  # type: ignore[override]
+        return self.private_epochs
+
 
 @method(
     "fedmd",

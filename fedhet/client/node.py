@@ -130,7 +130,8 @@ def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks
     if policy.noise:
         rate = min(config.batch_size / len(data.train), 1.0)
         delta = policy.delta_of(max(len(data.train), whole // (parts or 1)))  # as in a run
-        steps = config.local_epochs * len(ends(len(data.train), config.batch_size, policy.least))
+        epochs = config.options.first_epochs or config.local_epochs
+        steps = epochs * len(ends(len(data.train), config.batch_size, policy.least))
         charges = [(policy.noise, rate, steps)]
         if "prototypes" in registry.traits(config).kinds:
             charges.append(cost_of_sums(policy.noise, len(data.train), config.batch_size))
@@ -139,8 +140,8 @@ def _examples(node: Mapping[str, Any], config: Config, policy: Policy) -> Checks
         key = "with" if policy.budget < LARGEST_EPSILON else "without"
         spent = f"epsilon = {epsilon:.4g} at delta = {delta:.4g}; {key} dp-epsilon, {limit:g} is allowed"
         before = ", with earlier runs," if secret else ""
-        training = f"local-epochs = {config.local_epochs}, batch-size = {config.batch_size}"
-        yield epsilon <= limit, f"privacy: a first round of {training}{before} spends {spent}"
+        training = f"(epochs = {epochs}, batch-size = {config.batch_size})"
+        yield epsilon <= limit, f"privacy: a first round {training}{before} spends {spent}"
     for label, count in few.items():
         examples = f"class {named[label]} has {count} training examples, fewer than min-examples = {policy.least}"
         yield False, f"{examples}, and is not trained on: add examples, or reduce min-examples"

@@ -245,7 +245,7 @@ def _dense(value: Any, what: str, remedy: str) -> Tensor:
     if isinstance(value, Tensor):
         sparse = value.layout is not torch.strided or value.is_meta or value.is_nested
     else:  # SciPy's sparse matrices have the method
-        sparse = hasattr(value, "toarray") or (isinstance(value, np.ma.MaskedArray) and value.mask.any())
+        sparse = hasattr(value, "toarray") or bool(isinstance(value, np.ma.MaskedArray) and value.mask.any())
     if sparse:
         kind = type(value).__name__
         raise DataError(f"the {what} (type {kind}) are sparse, nested, masked or on the meta device: give dense arrays")

@@ -156,8 +156,7 @@ def _must_be(value: Any, spec: Field[Any]) -> str:
 Aggregation = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped"]
 """Values of the key `aggregation`, the server's rule for combining clients' arrays: weighted mean; median or trimmed
 mean of each entry; (multi-)Krum (Blanchard et al., NeurIPS 2017); or weighted mean after clipping updates' norms."""
-LEAST_SHARE = 0.001
-"""The smallest fraction of a GPU that Ray can assign to a client."""
+LEAST_SHARE = 0.001  # the smallest fraction of a GPU that Ray can assign to a client
 
 Origin = Literal["preset", "run", "file", "command", "code", "node"]
 """Where a value that is no default was set: a preset, a run's settings, a file, a command, Python, or a node config."""
@@ -187,6 +186,7 @@ class Options:
     `public_at_server`, the server needs the public dataset's inputs as well; `least_public` is the smallest number of
     public examples. With `planned`, what happens in a round depends on the total number of rounds. `public_union` is
     the setting, such as "rad-source = train-union", by which the public dataset has the training inputs of all clients.
+    `first_epochs` is the number of epochs in a client's first round, if not `local-epochs`.
     """
 
     uses: ClassVar[Collection[str]] = ()
@@ -196,6 +196,7 @@ class Options:
     least_public: ClassVar[int] = 1
     public_union: ClassVar[str] = ""
     planned: ClassVar[bool] = False
+    first_epochs: ClassVar[int] = 0
 
     def suited(self) -> dict[str, tuple[Value, str]]:
         """Return defaults for a user's own models as {key: (value, reason)}; users see the reason, a phrase."""
@@ -379,8 +380,7 @@ class Config:
     @property
     def compiles(self) -> bool:
         """Whether batches of clients are compiled; `auto` compiles them in long runs, in which it saves time."""
-        epochs = self.rounds * self.local_epochs
-        return self.compile == "true" or (self.compile == "auto" and epochs >= 2000)
+        return self.compile == "true" or (self.compile == "auto" and self.rounds * self.local_epochs >= 2000)
 
     @property
     def resources(self) -> tuple[int, float]:

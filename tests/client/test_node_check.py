@@ -1,5 +1,6 @@
 """`fedhet node check`."""
 
+import json
 import math
 import os
 import re
@@ -29,7 +30,7 @@ from fedhet.flower.insides import node_config
 from fedhet.messages import Payload, Request
 from tests.robustness.reading import Victim
 
-FIRST_ROUND = "privacy: a first round of local-epochs = 1, batch-size = 32"
+FIRST_ROUND = "privacy: a first round (epochs = 1, batch-size = 32)"
 CONFIG = configuration.resolve({"method": "local", "dataset": "digits"})
 
 
@@ -108,17 +109,27 @@ def test_what_earlier_runs_spent_counts(tmp_path: Path) -> None:
     assert checked(node)[1][0].startswith(f"{FIRST_ROUND}, with earlier runs, spends epsilon = ")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
-def test_the_epsilon_that_is_foretold_is_what_a_round_spends(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "keys"),
+    [
+        ("fedavg", {}),
+        ("fedproto", {}),
+        ("fedmd", {"architectures": "mlp", "public-samples": 40, "fedmd.public-epochs": 0}),  # 25 epochs, and 2 later
+    ],
+)
+def test_the_epsilon_that_is_foretold_is_what_a_round_spends(method: str, keys: dict[str, Any], tmp_path: Path) -> None:
     """The settings are those of the run's preset."""
     node = {"name": "north", "state-dir": str(tmp_path), "dp-noise": 1.0, "dp-clip": 1.0}
-    settings = configuration.preset_settings(f"{method}/digits")
+    settings = configuration.preset_settings(f"{method}/digits") | keys
+    (tmp_path / "run.toml").write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in settings.items()))
     words = " ".join(f"{key}={value!r}" for key, value in node.items())
-    foretold = CliRunner().invoke(app, ["node", "check", f"{method}/digits", "--node-config", words]).output
+    command = ["node", "check", str(tmp_path / "run.toml"), "--node-config", words]
+    foretold = CliRunner().invoke(app, command).output
     victim = Victim(0, tmp_path, settings, own_data=False, network=None, **node)
     victim.context.node_config.pop("partition-id")
     victim.context.node_config.pop("num-partitions")
-    assert victim.ask("train", Payload(), Request(round=1, run="a", epochs=victim.config.local_epochs)), victim.refusals
+    request = Request(round=1, run="a", epochs=victim.config.local_epochs)
+    assert victim.ask("train", Payload(), request), victim.refusals
     (told,) = re.findall(r"spends epsilon = (\S+) at delta", foretold)
     (line,) = re.findall(r"epsilon (\S+)", "\n".join(audit.summary(tmp_path, audit.since("today"))))
     assert float(told) == float(line)

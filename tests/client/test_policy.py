@@ -795,6 +795,8 @@ def test_node_without_metrics(federate, caplog):
     accuracies = {row.client: row.accuracy for row in watch.clients if row.round == 2}
     assert [accuracies[name] is None for name in "012"] == [False, True, False]
     assert "client 1: its node sends no metrics (key allow of its node config), so" in caplog.text
+    # Its steps depend on its classes; the sum of the others alone would be about other work than the run's.
+    assert [row["work"] for row in watch.rows[1:]] == [None] * len(watch.rows[1:])
 
 
 def test_the_best_round_is_unknown_without_metrics(tmp_path, caplog):
