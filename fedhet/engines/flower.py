@@ -5,6 +5,8 @@ and clients run the same code. For a simulation, a SuperLink is started and ende
 """
 
 import contextlib
+import csv
+import dataclasses
 import json
 import math
 import os
@@ -37,7 +39,7 @@ from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.state import State
 from fedhet.utils.files import expanded
 from fedhet.utils.machine import cores, device_of, ended_by_signals, runs_at_once
-from fedhet.utils.statistics import client_order
+from fedhet.utils.statistics import ClientRow, client_order
 from fedhet.utils.text import __version__, log
 
 PENDING = 60.0  # seconds after which a warning is logged if the SuperLink has not started a run
@@ -182,6 +184,7 @@ class _Watch:
         self._size, rows = status.st_size, read_history(self._folder)
         if self._seen < 0:
             self._seen = len(rows) if self._earlier else 0
+            self._run = dataclasses.replace(self._run, metric=metric_of(self._folder))
             first = max((row["round"] for row in rows[: self._seen]), default=0) + 1
             for observer in self._observers:
                 observer.started(self._run, first, self._last)
@@ -212,6 +215,13 @@ class _Watch:
     def end(self, error: BaseException | None = None) -> None:
         for observer in self._observers if self._seen >= 0 else ():
             observer.failed(self._run, error) if error else observer.finished(self._run)
+
+
+def metric_of(folder: Path) -> str:
+    """Return the name of a run's metric, which `clients.csv` in its `folder` has in place of `accuracy`."""
+    names = [column.name for column in dataclasses.fields(ClientRow)]
+    with (folder / "clients.csv").open(encoding="utf-8", newline="") as lines:
+        return next(csv.reader(lines), names)[names.index("accuracy")]
 
 
 def check_connection(engine: str) -> None:
