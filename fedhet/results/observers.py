@@ -1,7 +1,7 @@
 """Observers of a run, and loggers for TensorBoard, Weights & Biases and MLflow (the key `log`)."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -39,6 +39,7 @@ class RunInfo:
         warnings: warnings about clients and settings so far.
         classes: in a simulation, each client's numbers of training examples by name of the class.
         task: the name of the task; empty before the handshake.
+        replaced: what all clients have in place of configuration keys, such as `model`.
     """
 
     method: str
@@ -52,6 +53,7 @@ class RunInfo:
     warnings: tuple[str, ...] = ()
     classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     task: str = ""
+    replaced: Collection[str] = ()
 
 
 class Observer:

@@ -135,6 +135,7 @@ class RunDirectory(Observer):
         self._begin()
         if run.own_data and self.engine == "flwr":  # the configuration alone makes other clients
             self._supplied = {"data": "of a Flower app, which continues the run with resume = true"}
+            self._replacing = run.replaced
             self._write_config()
         if run.test_on not in ("", self.config.test_on):
             self.reconfigure(self.config.replace(test_on=run.test_on))

@@ -18,6 +18,7 @@ from fedhet.messages.protocol import FIRST, HANDSHAKE, MOST_NAMES, counts_in, na
 from fedhet.methods import registry
 from fedhet.methods.options import OF_NETWORKS, Config, OwnPart
 from fedhet.methods.sharing import HEAD
+from fedhet.models.registry import expand
 from fedhet.results.state import ClientRecord
 from fedhet.server.claims import before, check_claims, difference_of_scales
 from fedhet.server.federation import Federation, await_nodes, reason_of
@@ -128,9 +129,10 @@ class Handshake:
         checked = {key: origin for key, origin in by_hand.items() if not key.startswith("public-")}  # the server has it
         supplied: set[OwnPart] = {"data"} if all(report.own_data for report in reports) else set()
         supplied |= {"split"} if all(report.own_split for report in reports) else set()
-        effective(
-            config.replace(origins=checked), self.run.traits, supplied | {"model"} if self.run.model else supplied
-        )
+        supplied |= {"model"} if self.run.model else set()
+        effective(config.replace(origins=checked), self.run.traits, supplied)
+        named = {report.architecture for report in reports}  # "" if undisclosed
+        self.run.replaced = supplied | {"model"} if named.isdisjoint(["", *expand(config.architectures)]) else supplied
         by_user = {key for key, origin in by_hand.items() if origin != "preset"}
         if "batch-norm" in by_user and not any(report.normalised for report in reports):
             raise ConfigError(

@@ -65,7 +65,7 @@ class Reporter:
         about = run.method.name, run.traits, run.state, run.metric, run.own_data, tuple(run.devices), run.config.test_on
         classes = {client: run.classes[client] for client in in_order(run.classes)}
         warnings = tuple(f"{named(clients)}: {line}" if clients else line for line, clients in run.told.items())
-        return RunInfo(*about, run.privacy.spent() if run.privacy else {}, warnings, classes, run.task)
+        return RunInfo(*about, run.privacy.spent() if run.privacy else {}, warnings, classes, run.task, run.replaced)
 
     @contextmanager
     def recording(self, grid: Grid, *, lines: bool) -> Iterator[None]:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,7 @@ from fedhet.flower.privacy import PrivacyLedger, mod_ledger, wrapper_ledger
 from fedhet.messages import Arrays, Reply, difference, spec_of
 from fedhet.methods import registry
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import OWN, Config
+from fedhet.methods.options import OWN, Config, OwnPart
 from fedhet.models.copies import without_memory
 from fedhet.results.state import State
 from fedhet.setup import client_setup
@@ -90,6 +90,7 @@ class Run:
         task, metric: names of the clients' task, and of the metric that counts.
         devices: descriptions of the devices on which clients compute.
         own_data: whether clients have data other than the configured data set.
+        replaced: what all clients have in place of configuration keys.
         classes: in a simulation, each client's numbers of training examples by name of the class.
         initial: `initial_arrays` of `FederatedStrategy.start`, until the shared arrays are set to them.
         clients: the name of each admitted client by the id of its node; nodes that have left are included.
@@ -110,6 +111,7 @@ class Run:
     task: str = "classification"
     metric: str = "accuracy"
     own_data: bool = False
+    replaced: Set[OwnPart] = frozenset()
     devices: list[str] = field(default_factory=list)
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
     initial: Arrays = field(default_factory=dict)

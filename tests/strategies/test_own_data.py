@@ -13,6 +13,7 @@ from fedhet.config import configuration
 from fedhet.config.configuration import read
 from fedhet.data import Examples
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower.grid import LocalGrid
 from fedhet.results.history import read_run
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.setup.user_functions import UserFunctions
@@ -141,6 +142,22 @@ def test_own_data_have_their_own_name(run):
     for data in (None, without_common):
         with pytest.raises(ConfigError, match=r"your own model: .*model=my_model, data=my_data"):
             fedhet.run({"method": "local", "dataset": "own"}, data=data)
+
+
+@pytest.mark.parametrize(
+    ("functions", "architectures", "written"),
+    [
+        ({"model": model_of, "data": without_common}, "cnn", set()),
+        ({"model": model_of, "data": COMMON}, "cnn", {"partition"}),
+        ({"data": lambda client: [(torch.randn(10, 1, 8, 8), torch.arange(10))] * 2}, "mlp", {"architectures"}),
+    ],
+)
+@pytest.mark.usefixtures("home", "no_report")
+def test_the_configuration_of_a_flower_app_has_what_is_used(functions, architectures, written, tmp_path):
+    strategy = fedhet.Local(rounds=1, preset="own", architectures=architectures, out=str(tmp_path / "run"))
+    strategy.start(LocalGrid(fedhet.make_client_app(**functions), 2))
+    settings = read(tmp_path / "run" / "config.toml", ("model", "data"))
+    assert settings.keys() & {"architectures", "partition", "dataset"} == written
 
 
 def test_server_uses_first_clients_public_dataset(tmp_path):
