@@ -4,7 +4,7 @@ import copy
 import operator
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedhet.errors import ModelError
 from fedhet.models.representation import isolated
 from fedhet.training.dropout import Draw, recorded
-from fedhet.training.kinds import Kinds, own_attributes
+from fedhet.training.kinds import IncomparableError, Kinds, own_attributes
 from fedhet.training.stacked import arrays_of
 from fedhet.utils.randomness import global_states
 
@@ -52,11 +52,16 @@ def verify(
             same = all(map(operator.is_, arrays, after)) and versions == [array._version for array in after]
             # Such as the weight that the hook of `weight_norm` computes, which would be that of a batch afterwards.
             same = same and all(map(operator.is_, tensors, _tensor_attributes(modules)))
-        if Kinds(model).network() != before:
-            same = False
+        unchanged = False
+        with suppress(IncomparableError):  # of an attribute that the pass set
+            unchanged = Kinds(model).network() == before
+        if not unchanged:
             for module, values in zip(modules, attributes, strict=True):
+                # The pass may have added attributes, such as a counter.
+                for name, _ in own_attributes(module):
+                    del vars(module)[name]
                 vars(module).update(values)
-        if not same:
+        if not (same and unchanged):
             raise ModelError("the network changes its buffers or attributes in a forward pass")
         check_equal(together(draws), expected, "a batch computes other outputs or gradients than a network alone")
     except Exception:  # with its own values, it may compute alone: a batch cannot, whatever it raises

@@ -44,7 +44,13 @@ def alone() -> Iterator[None]:
             "start it before or after that run"
         )
     if (dtype := torch.get_default_dtype()) != STANDARD["dtype"]:
-        log.warning("torch's default dtype, %s, is not used: to train in it, return model.to(%s)", dtype, dtype)
+        log.warning(
+            "torch's default dtype, %s, is not used, and is %s in all threads until the run ends: "
+            "to train in it, return model.to(%s)",
+            dtype,
+            STANDARD["dtype"],
+            dtype,
+        )
     with one_at_a_time(), standard_settings():
         yield
 

@@ -110,6 +110,12 @@ def test_a_run_in_a_thread_has_random_numbers_of_its_own(alone, tmp_path, caplog
     assert "let the program draw its own numbers from generators of its own" in caplog.text
 
 
+def test_the_log_says_that_all_threads_have_the_default_dtype_of_the_run(tmp_path, caplog):
+    with settings_restored({"dtype": torch.float64}):
+        trained(tmp_path / "run")
+    assert "float64, is not used, and is torch.float32 in all threads until the run ends" in caplog.text
+
+
 def test_a_run_within_a_run_is_refused(tmp_path):
     def within(client):
         trained(tmp_path / "within")
