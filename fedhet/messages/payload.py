@@ -70,7 +70,8 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype != DTYPES[dtype]:
             is_not = f"is {array.dtype.name}{list(array.shape)}, but must be {dtype}{list(shape)}"
-            raise WireError(f"error in {group}: array {name} {is_not}; do not change the model during a run")
+            remedy = "convert it" if array.shape == tuple(shape) else "do not change the model during a run"
+            raise WireError(f"error in {group}: array {name} {is_not}; {remedy}")
     check_finite(arrays, group)
 
 

@@ -12,7 +12,7 @@ def test_check_names_the_first_array_that_is_wrong():
     check(good, spec, "its model")
     for change, message in (
         ({"w": np.ones((3, 2), np.float32)}, r"its model: array w is float32\[3, 2\], but must be float32\[2, 3\]"),
-        ({"w": np.ones((2, 3))}, r"w is float64\[2, 3\], but must be float32\[2, 3\]"),
+        ({"w": np.ones((2, 3))}, r"w is float64\[2, 3\], but must be float32\[2, 3\]; convert it"),
         ({"n": np.array(1.0)}, r"n is float64\[\], but must be int64\[\]"),
         ({"v": np.ones(1)}, r"missing \[\], unexpected \['v'\]"),
         ({"w": np.full((2, 3), np.nan, np.float32)}, "w has values that are not finite"),
