@@ -298,7 +298,7 @@ def as_labels(value: Any) -> Tensor:
         value = [np.array(label) if hasattr(label, "getbands") else label for label in value]  # PIL images
     if isinstance(value, list) and value and isinstance(value[0], Tensor | np.ndarray):
         value = torch.stack([torch.as_tensor(label) for label in value])
-    remedy = "number the classes from 0, in the same way for all clients, or give all labels as one column of texts"
+    remedy = "number the classes from 0, in the same way for all clients, or give all labels as one list of texts"
     labels = _dense(value, "labels", remedy)
     labels = labels.float() if labels.dtype in (torch.float16, torch.bfloat16) else labels
     if labels.ndim > 2:
