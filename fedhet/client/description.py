@@ -6,6 +6,7 @@ import torch
 
 from fedhet.client.job import Job
 from fedhet.data.names import CLASSES, LABEL_COLUMNS
+from fedhet.errors import Refused
 from fedhet.messages import Arrays, to_arrays
 from fedhet.utils.inputs import parts_of
 from fedhet.utils.statistics import Metric
@@ -20,10 +21,12 @@ def describe(job: Job) -> Arrays:
     -1 if these or the others are too few to be told), and of the values of their inputs, with mean and standard
     deviation. `range` has the smallest and the largest value, if the policy allows numbers of single examples. `shape`
     is that of an example's inputs, and `classes` has the number of examples with each class or label.
+
+    Raises `Refused` if few examples have values.
     """
     data = job.client.data
     policy = job.policy
-    count = entries = missing = 0
+    count = entries = missing = empty = 0
     mean = squares = 0.0
     low = math.inf
     high = -math.inf
@@ -33,6 +36,7 @@ def describe(job: Job) -> Arrays:
         shape = [*parts[0].shape[1:]]
         lacks = torch.stack([part.isnan().reshape(len(part), -1).any(1) for part in parts])
         missing += int(lacks.any(0).sum())
+        empty += int(torch.stack([part.isnan().reshape(len(part), -1).all(1) for part in parts]).all(0).sum())
         entries += sum(part.numel() for part in parts)
         values = torch.cat([part[~part.isnan()] for part in parts])
         if not len(values):
@@ -44,6 +48,11 @@ def describe(job: Job) -> Arrays:
         count += len(values)
         mean += change * len(values) / count
         low, high = min(low, float(values.min())), max(high, float(values.max()))
+    if 0 < len(data.train) - empty < policy.least:  # mean and standard deviation would be of few examples
+        raise Refused(
+            f"fewer than {policy.least} of the client's training examples (min-examples) have values: replace those "
+            "that are missing, or leave the client out"
+        )
     others = len(data.train) - missing
     disclosed = all(number == 0 or number >= policy.least for number in (missing, others))
     validation = len(data.validation) if data.validation else 0

@@ -434,17 +434,17 @@ def enough(job: Job, count: int, metric: str) -> bool:
 def _common(job: Job, when: str) -> Examples | None:
     """Return the test set that all clients share, or None if the model `when` is not to be evaluated on it.
 
-    `when` is `received` (before training) or `trained` (after it). Only the model by which the method is scored is
-    evaluated on this test set, by the server if it is the global model and the data are not the user's own.
+    Only the model by which the method is scored is, by the server if it is global and the data are not the user's own.
     """
     client = job.client
-    traits = job.side.traits
-    if when in ("received", "trained") and when != traits.scored:
+    if when in ("received", "trained") and when != job.side.traits.scored:
         return None
-    if client.privacy and (client.own_data or client.config.data):  # files in a node's folder are private
+    if client.own_data or (client.privacy and client.config.data):  # files in a node's folder are private
+        return None if client.privacy else client.data.common
+    whole = client_setup.dataset_of(client.config).test
+    # With the metric of the client's own part, this one tells that of the others.
+    others = len(whole) - len(client.data.test)
+    few = others > 0 and not enough(job, others, f"common-{when} beyond those of {when}")
+    if few or (when == "received" and _shares_all(job.side)):
         return None
-    if client.own_data:
-        return client.data.common
-    if when == "received" and _shares_all(job.side):
-        return None
-    return resident(client_setup.dataset_of(client.config).test, client.device)
+    return resident(whole, client.device)

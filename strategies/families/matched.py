@@ -15,7 +15,7 @@ from torch import nn
 
 from fedhet.algorithms.graphs import PermutationGroups, resize, widths_of
 from fedhet.algorithms.matching.groups import Matching, average_rest, groups_to_json
-from fedhet.messages import Arrays, Reply, WireError
+from fedhet.messages import Arrays, Reply, WireError, check_room
 from fedhet.methods.options import Options, Value, option
 from fedhet.methods.sharing import Sharing
 from fedhet.server import STRUCTURE, ArraysBy, Common, FederatedStrategy, State, Traits, in_order
@@ -86,6 +86,9 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         groups = described(reply.values.text("groups", longest=2**20), reply.report.spec, complete=True)
         if not groups.fixed:
             raise WireError("the client's network has no output layer: end the network with a linear layer")
+        # Each unit is compared with each global unit, new ones included, in 12 bytes.
+        size = 12 * max((group.width for group in groups), default=0) ** 2
+        check_room(size, "the server needs memory to match the client's hidden units:")
         remedy = "all clients need one architecture"
         if self.config.shared_init:
             remedy += " in equal widths, or shared-init = false"

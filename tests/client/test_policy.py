@@ -637,6 +637,22 @@ def test_too_few_test_examples(federate, caplog):
     assert "validation" not in watch.rows[1]
 
 
+@pytest.mark.parametrize(("examples", "told"), [(1432, False), (1396, True), (1438, True)])
+def test_two_metrics_do_not_tell_that_of_few_test_examples(examples, told, tmp_path):
+    """The common test set has one example, ten or none beyond the client's own part of 358, 349 or 359."""
+    grid = LocalGrid(make_client_app(), 1)
+    node = {"allow": "metrics", "num-partitions": 1, "partition-id": 0, "state-dir": str(tmp_path)}
+    (context,) = grid._contexts.values()
+    context.node_config.update(node)
+    split = {"test-split": "drawn", "test-share": 0.2, "samples-per-client": examples, "test-on": "both"}
+    record = Encoder()(Payload())
+    settings = {"method": "local", "dataset": "digits", "architectures": "mlp-20", "local-epochs": 1, **split}
+    write_request(record, Request(run="a", round=1, epochs=1, evaluate=True), json.dumps(settings))
+    (reply,) = grid.send_and_receive([Message(record, FIRST_NODE, "train", group_id="1")])
+    metrics = reply.content["metrics"]
+    assert ("trained-metric" in metrics, "common-trained-metric" in metrics) == (True, told)
+
+
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("name", ["FedProto", "FD"])
 def test_class_means_of_few_examples(name, federate, caplog):
@@ -884,6 +900,21 @@ def test_scales_are_of_at_least_min_examples():
         grid._contexts[FIRST_NODE + 1].node_config["min-examples"] = least
         report = asked(grid, "query", {"batch-size": 10}, "handshake", run=str(least)).content["report"]
         assert report["scales"].splitlines()[1:] == ["column age\ta column\t1", f"column dose\ta column\t{dose}"]
+
+
+@pytest.mark.parametrize("having", [0, 9, 10])
+def test_a_description_is_of_at_least_min_examples(having, tmp_path):
+    """A mean over values that are not missing would be of the few examples that have some."""
+
+    def data(client):
+        (inputs, labels), test = forty(client)
+        inputs[having:] = math.nan
+        return (inputs, labels), test
+
+    grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), data), 2)
+    grid._contexts[FIRST_NODE + 1].node_config |= {"allow": "statistics", "state-dir": str(tmp_path)}
+    reply = asked(grid, "query", {"method": "local", "rounds": 0}, DESCRIBE)
+    assert ("fewer than 10 of the client's training examples" in refusal(reply)) == (having == 9)
 
 
 def test_a_description_names_classes_only():

@@ -243,3 +243,17 @@ def test_pfnm_receives_statistics(batch_norm, federate):
     done = federate("pfnm", batch_norm=batch_norm, **settings)
     assert done.failures == []
     assert len(done.saved("global")["body.1.running_mean"]) == len(done.saved("global")["body.0.weight"])
+
+
+def test_a_network_too_wide_to_be_matched_is_refused(federate, monkeypatch):
+    """Its arrays are few, but the costs of its units would fill the server's memory."""
+
+    def model(client):
+        width = 60 if client.name == "1" else 40
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+    monkeypatch.setattr("fedhet.messages.protocol.memory", lambda: 4 * 30_000)
+    done = federate("pfnm", model=model, clients=3, rounds=1, samples_per_client=16, local_epochs=1)
+    ((_, client, reason),) = done.failures
+    assert client == "1"
+    assert "the server needs memory to match the client's hidden units" in reason
