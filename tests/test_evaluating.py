@@ -455,7 +455,7 @@ def test_a_node_describes_its_data_within_its_policy(elsewhere, new_watch):
     fedhet.Local(observers=[watch], rounds=0).start(grid)
     row = watch.rows[0]
     assert row["data"].keys() == {"1", "2"}
-    assert "needs statistics: let the node's owner allow it" in row["failures"][0]["reason"]
+    assert "needs statistics: others are described" in row["failures"][0]["reason"]
     assert next(absences(watch.rows, "trained", shared=False)).startswith("1 of 3 clients took no part")
     told = row["data"]["1"]
     assert (told["train"], told["missing"], told["range"]) == (60, None, None)

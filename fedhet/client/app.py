@@ -309,7 +309,7 @@ class Answers:
             return
         if question == DESCRIBE:
             # Refused before anything is computed.
-            job.policy.check_kinds("fedhet describe", {"statistics"}, remedy="let the node's owner allow it")
+            job.policy.check_kinds("fedhet describe", {"statistics"}, remedy="others are described")
             with missing_allowed(True):
                 job.reply.payload = Payload({DESCRIBE: describe(job)})
             # Numbers of examples are added by these names.

@@ -34,9 +34,9 @@ def describe(job: Job) -> Arrays:
     for raw, _ in data.train.batches(ROWS):
         parts = [part.double() for part in parts_of(raw, "inputs").values()]
         shape = [*parts[0].shape[1:]]
-        lacks = torch.stack([part.isnan().reshape(len(part), -1).any(1) for part in parts])
-        missing += int(lacks.any(0).sum())
-        empty += int(torch.stack([part.isnan().reshape(len(part), -1).all(1) for part in parts]).all(0).sum())
+        lacks = torch.cat([part.isnan().reshape(len(part), -1) for part in parts], dim=1)
+        missing += int(lacks.any(1).sum())
+        empty += int(lacks.all(1).sum())
         entries += sum(part.numel() for part in parts)
         values = torch.cat([part[~part.isnan()] for part in parts])
         if not len(values):

@@ -268,9 +268,7 @@ class Policy:
                 raise
             raise Refused(self.reason(client, error)) from error
 
-    def check_kinds(
-        self, method: str, kinds: Collection[str], *, noisy_sums: bool = False, remedy: str = "choose another method"
-    ) -> None:
+    def check_kinds(self, method: str, kinds: Collection[str], *, noisy_sums: bool = False, remedy: str = "") -> None:
         """Raise `Refused` with a `remedy` if a `method` or an app sends `kinds`, except metrics, that are not allowed.
 
         `noisy_sums` says whether its sums over examples have noise.
@@ -279,12 +277,14 @@ class Policy:
         if refused := sorted({*kinds} - {METRICS, STRUCTURE, *allowed}):
             out, sent = ", ".join(sorted(allowed)), ", ".join(refused)
             raise Refused(
-                f"this node allows only {out} (allow in its node config), but {method} needs {sent}: {remedy}"
+                f"this node allows only {out} (allow in its node config), but {method} needs {sent}: "
+                + (remedy or "choose another method")
             )
         if self.noise and {*kinds} - NOISY - ({"prototypes"} if noisy_sums else set()):
             raise Refused(
                 f"this node trains with differential privacy (dp-noise), but {method} also sends means or numbers of "
-                "the client's examples that get no noise: choose another method, such as fedavg, fedrep or fedhenn"
+                "the client's examples that get no noise: "
+                + (remedy or "choose another method, such as fedavg, fedrep or fedhenn")
             )
 
 

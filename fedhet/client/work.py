@@ -434,17 +434,17 @@ def enough(job: Job, count: int, metric: str) -> bool:
 def _common(job: Job, when: str) -> Examples | None:
     """Return the test set that all clients share, or None if the model `when` is not to be evaluated on it.
 
-    Only the model by which the method is scored is, by the server if it is global and the data are not the user's own.
+    Only the model by which the method is scored is, by the server itself if it is global and fedhet has the data.
     """
     client = job.client
     if when in ("received", "trained") and when != job.side.traits.scored:
         return None
     if client.own_data or (client.privacy and client.config.data):  # files in a node's folder are private
         return None if client.privacy else client.data.common
+    if when == "received" and _shares_all(job.side):
+        return None
     whole = client_setup.dataset_of(client.config).test
-    # With the metric of the client's own part, this one tells that of the others.
-    others = len(whole) - len(client.data.test)
-    few = others > 0 and not enough(job, others, f"common-{when} beyond those of {when}")
-    if few or (when == "received" and _shares_all(job.side)):
+    if job.policy.least > 1 and not client.privacy and len(whole) != len(client.data.test):
+        job.say("no metric on the common test set is sent: with that on the client's part, it tells that on the others")
         return None
     return resident(whole, client.device)

@@ -221,7 +221,7 @@ def metric_of(folder: Path) -> str:
     """Return the name of a run's metric, which `clients.csv` in its `folder` has in place of `accuracy`."""
     names = [column.name for column in dataclasses.fields(ClientRow)]
     with (folder / "clients.csv").open(encoding="utf-8", newline="") as lines:
-        return next(csv.reader(lines), names)[names.index("accuracy")]
+        return next(csv.reader(lines))[names.index("accuracy")]
 
 
 def check_connection(engine: str) -> None:

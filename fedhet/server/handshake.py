@@ -131,8 +131,9 @@ class Handshake:
         supplied |= {"split"} if all(report.own_split for report in reports) else set()
         supplied |= {"model"} if self.run.model else set()
         effective(config.replace(origins=checked), self.run.traits, supplied)
-        named = {report.architecture for report in reports}  # "" if undisclosed
-        self.run.replaced = supplied | {"model"} if named.isdisjoint(["", *expand(config.architectures)]) else supplied
+        networks = {report.architecture for report in reports}  # "" if undisclosed
+        own = networks.isdisjoint(["", *expand(config.architectures)])
+        self.run.replaced = supplied | {"model"} if own else supplied
         by_user = {key for key, origin in by_hand.items() if origin != "preset"}
         if "batch-norm" in by_user and not any(report.normalised for report in reports):
             raise ConfigError(

@@ -45,11 +45,8 @@ def alone() -> Iterator[None]:
         )
     if (dtype := torch.get_default_dtype()) != STANDARD["dtype"]:
         log.warning(
-            "torch's default dtype, %s, is not used, and is %s in all threads until the run ends: "
-            "to train in it, return model.to(%s)",
-            dtype,
-            STANDARD["dtype"],
-            dtype,
+            "until the run ends, the default dtype is %s in all threads, not %s: to train in it, return model.to(%s)",
+            *(STANDARD["dtype"], dtype, dtype),
         )
     with one_at_a_time(), standard_settings():
         yield

@@ -86,7 +86,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         groups = described(reply.values.text("groups", longest=2**20), reply.report.spec, complete=True)
         if not groups.fixed:
             raise WireError("the client's network has no output layer: end the network with a linear layer")
-        # Each unit is compared with each global unit, new ones included, in 12 bytes.
+        # Matching needs at least 12 bytes for each pair of hidden units of a layer.
         size = 12 * max((group.width for group in groups), default=0) ** 2
         check_room(size, "the server needs memory to match the client's hidden units:")
         remedy = "all clients need one architecture"

@@ -113,7 +113,7 @@ def test_a_run_in_a_thread_has_random_numbers_of_its_own(alone, tmp_path, caplog
 def test_the_log_says_that_all_threads_have_the_default_dtype_of_the_run(tmp_path, caplog):
     with settings_restored({"dtype": torch.float64}):
         trained(tmp_path / "run")
-    assert "float64, is not used, and is torch.float32 in all threads until the run ends" in caplog.text
+    assert "until the run ends, the default dtype is torch.float32 in all threads, not torch.float64" in caplog.text
 
 
 def test_a_run_within_a_run_is_refused(tmp_path):
