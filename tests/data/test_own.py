@@ -209,7 +209,7 @@ def test_random_transforms_stay_random():
             r"examples differ in shape or type, such as inputs \[1, 3, 4\] and inputs \[1, 3, 4\] of bytes",
         ),
         (Rows(lambda i: (torch.ones(1), "cat")), "the labels cannot be converted .*str.*: number the classes from 0"),
-        ([(row, "a") for row in INPUTS], "the labels cannot be converted .*str.*, or give all labels as one col"),
+        ([(row, "a") for row in INPUTS], "the labels cannot be converted .*str.*, or give all labels as one list"),
         (([[1.0], [1.0, 2.0]], [0, 1, 0]), "the inputs cannot be converted .*: give numbers, in rows of one length"),
         (
             (np.ma.masked_invalid([[1.0], [np.nan], [2.0]]), LABELS),
