@@ -23,7 +23,7 @@ ELSEWHERE = {
 }
 """Parts of commands that are not run here, and why not or where."""
 
-SHORT = {"--budget": "20s", "--seeds": "0"}
+SHORT = {"--budget": "40s", "--seeds": "0"}
 """Values of options in place of those that are printed."""
 
 FEW = {
