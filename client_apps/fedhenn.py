@@ -1,7 +1,6 @@
 """Client side of FedHeNN: adds eta(t) (1 - CKA) of its kernel of X(t) and the target to the loss (equation 5)."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,14 +31,12 @@ class FedHeNN(SameWidth[Keys]):
         target = self.target(payload, rad)
         # The Procrustes distance has no estimate on mini-batches.
         size = 0 if keys.kernel == "procrustes" else keys.rad_batch
-        constants: dict[str, Any] = {
-            "eta": payload.values["eta"] * keys.rad_every,
-            "phi": client.representation,
-            "stream": RandomStream(client.seed("rad dropout")),
-            "kind": ("contrast" if keys.target == "contrast" else keys.kernel, 0 < size < len(target)),
-        }
         draw = some_rows(client, rad, target, size, keys.rad_every, client.generator("rad rows"))
-        return (Term(misalignment, draw=draw, weighted=True, public=True, **constants),)
+        kind = ("contrast" if keys.target == "contrast" else keys.kernel, 0 < size < len(target))
+        eta = payload.values["eta"] * keys.rad_every
+        phi = client.representation
+        stream = RandomStream(client.seed("rad dropout"))
+        return (Term(misalignment, draw=draw, weighted=True, public=True, eta=eta, phi=phi, stream=stream, kind=kind),)
 
     def end(self, payload: Payload) -> Payload:
         reply = super().end(payload)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedhet.messages import Arrays, Reply, load_into
 from fedhet.methods.sharing import Sharing
-from fedhet.models.representation import in_precision, precision
 from fedhet.server import ArraysBy, FederatedStrategy, Options, State, Traits, in_order, method
+
+from .families.ensembles import Mean
 
 
 class Keys(Options):
@@ -69,26 +69,3 @@ class Ensemble(FederatedStrategy[Keys, Members]):
         for client, member in members.items():
             load_into(member.state_dict(), self.state.member[client])
         return Mean([*members.values()], self.run.task)
-
-
-class Mean(nn.Module):
-    """A network that returns the mean of its members' predictions.
-
-    It returns the log of the mean softmax for classes, the logit of the mean sigmoid for multi-label tasks or a single
-    output, and the mean output for regression.
-    """
-
-    def __init__(self, members: list[nn.Module], task: str = "classification") -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-        self.task = task
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        batches = [in_precision(inputs, precision(member)) for member in self.members]
-        outputs = torch.stack([member(batch) for member, batch in zip(self.members, batches, strict=True)])
-        if self.task in ("regression", "survival"):
-            return outputs.mean(0)
-        classes = 2 if self.task == "segmentation" else -1  # the axis of classes, after those of members and examples
-        if self.task == "multi-label" or outputs.ndim == 2 or outputs.shape[classes] == 1:
-            return outputs.sigmoid().mean(0).logit()
-        return outputs.softmax(classes).mean(0).log()

@@ -85,9 +85,7 @@ class Keys(WidthKeys):
 
 def traits(keys: Keys) -> Traits:
     """Return what FedHeNN needs and exchanges for these keys; homogeneous clients share networks as in FedAvg."""
-    sends = {"distance": METRICS}
-    if keys.sent:
-        sends[keys.sent] = keys.sent
+    sends = {"distance": METRICS} | ({keys.sent: keys.sent} if keys.sent else {})
     if keys.target == "contrast":
         sends["width"] = STRUCTURE
     return replace(
@@ -135,9 +133,7 @@ class FedHeNN(FederatedStrategy[Keys, Target]):
         rad = {"rows": self.rad(round)}
         next_rad = {"rows": self.rad(round + 1)}
         if round > 1 and self.options.sent and not self.state.target:
-            log.warning(
-                "round %d has no target: the last round did not count, or ended a run which is continued", round
-            )
+            log.warning("round %d has no target: the last round did not count, or ended an earlier run", round)
         for client, payload in payloads.items():
             target = self.target_for(client)
             if target or (round > 1 and self.options.eta0 and not self.options.sent):

@@ -1,30 +1,26 @@
 """FENS (Allouah et al., NeurIPS 2024): clients send their networks once, then train an aggregator of all outputs.
 
     client i:  f_i = argmin_f L_i(f) on most of its examples, and sends f_i in the first round
-    server:    sends the networks f_1, ..., f_M to all clients, once
+    server:    sends f_1, ..., f_M to all clients, once, and A(z) = mean_i z_i + V ReLU(U z + u) + v in each round
     client i:  A_i = A - grad_A CE(A(f_1(x), ..., f_M(x)), y) for the examples that f_i has not seen
     server:    a step of Adam for A with the gradient A - sum_i n_i A_i / sum_i n_i                         (FedAdam)
 
-The aggregator is A(z) = mean_i z_i + V ReLU(U z + u) + v with 2 M hidden units, where V and v are 0 at first.
+V and v are 0 at first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-
-import numpy as np
-import torch
-from torch import Tensor, nn
 
 from fedhet.errors import FedhetError, ModelError
 from fedhet.messages import Reply, check, to_arrays
 from fedhet.methods.sharing import Sharing
 from fedhet.models.registry import expand
 from fedhet.server import Arrays, Common, FederatedStrategy, Options, Payload, State, Traits, method, option
-from fedhet.tasks import LARGEST
 
 from .families.at_server import build_at_server
 from .families.by_class import outputs_of
+from .families.ensembles import Aggregated
 
 
 @dataclass(frozen=True)
@@ -36,48 +32,13 @@ class Keys(Options):
 
 @dataclass
 class Members(State):
-    """The state of FENS: arrays of a `Fens`, the round that `collected` its `members`, and Adam's moments."""
+    """The state of FENS: arrays of an `Aggregated`, the round that `collected` its `members`, and Adam's moments."""
 
     members: Arrays = field(default_factory=dict)
     collected: int = 0
     aggregator: Arrays = field(default_factory=dict)
     first: Arrays = field(default_factory=dict)
     second: Arrays = field(default_factory=dict)
-
-
-class Fens(nn.Module):
-    """The networks `members` by place, in evaluation mode, and the `aggregator` of their outputs, each (n, `outputs`).
-
-    A place without a network has outputs 0. The buffer `architectures` has the names by which networks are built.
-    """
-
-    def __init__(self, members: Mapping[str, nn.Module], architectures: Sequence[str], outputs: int) -> None:
-        super().__init__()
-        count = len(architectures)
-        self.outputs = outputs
-        self.places = [str(place) for place in range(count)]
-        first = nn.Linear(count * outputs, 2 * count)
-        last = nn.Linear(2 * count, outputs)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
-        self.members = nn.ModuleDict(members)
-        self.aggregator = nn.Sequential(first, nn.ReLU(), last)
-        self.register_buffer("architectures", torch.tensor([*"\n".join(architectures).encode()], dtype=torch.uint8))
-
-    def train(self, mode: bool = True) -> "Fens":
-        super().train(mode)
-        self.members.eval()
-        return self
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        silent = torch.zeros(len(inputs), self.outputs, device=inputs.device)
-        with torch.no_grad():
-            outputs = torch.stack([self.members[p](inputs) if p in self.members else silent for p in self.places], 1)
-        # One client's broken network could end training by NaN, or by outputs whose square is beyond the largest loss.
-        outputs = outputs.where(outputs.abs() < LARGEST**0.5, 0.0)
-        outputs = outputs.to(next(self.aggregator.parameters()).dtype)
-        aggregated: Tensor = outputs.mean(1) + self.aggregator(outputs.flatten(1))
-        return aggregated
 
 
 @method(
@@ -108,41 +69,34 @@ class FENS(FederatedStrategy[Keys, Members]):
         return {"number of outputs": outputs, "network": Common(network, remedy)}
 
     def payload_for(self, client: str) -> Payload:
-        state = self.state
-        if not state.collected:
-            return Payload()
-        members = {} if self.federation.keeps(client, after=state.collected) else {"members": state.members}
-        return Payload({"aggregator": state.aggregator, **members})
+        members = {} if self.federation.keeps(client, after=self.state.collected) else {"members": self.state.members}
+        return Payload({"aggregator": self.state.aggregator, **members} if self.state.collected else {})
 
     def check_reply(self, reply: Reply) -> None:
-        if not self.state.collected:
-            super().check_reply(reply)
-        else:
+        if self.state.collected:
             expected = {name: (array.shape, array.dtype.name) for name, array in self.state.aggregator.items()}
             check(reply.arrays.get("aggregator", {}), expected, "the client's aggregator")
+        else:
+            super().check_reply(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         if self.state.collected:
-            self.train_aggregator(replies)
+            self.step_of_adam(replies)
         else:
             self.collect_members(replies)
             self.state.collected = round
         return {}
 
     def collect_members(self, replies: Mapping[str, Reply]) -> None:
-        """Store the clients' networks, and the initial aggregator."""
-        state = self.state
-        names = [state.clients[client].architecture for client in replies]
-        # The networks of a binary task have one output for two scores.
-        outputs = 1 if self.run.task == "binary" else int(state.common["number of outputs"])
-        fens = build_at_server(lambda: Fens({}, names, outputs), self.config.seed)
-        state.aggregator = to_arrays(fens.state_dict())
-        state.members = {"architectures": state.aggregator.pop("architectures")}
+        names = [self.state.clients[client].architecture for client in replies]
+        outputs = 1 if self.run.task == "binary" else int(self.state.common["number of outputs"])  # 1 for two scores
+        fens = build_at_server(lambda: Aggregated({}, names, outputs), self.config.seed)
+        self.state.aggregator = to_arrays(fens.state_dict())
+        self.state.members = {"architectures": self.state.aggregator.pop("architectures")}
         for place, reply in enumerate(replies.values()):
-            state.members |= {f"members.{place}.{name}": array for name, array in reply.arrays["model"].items()}
+            self.state.members |= {f"members.{place}.{name}": array for name, array in reply.arrays["model"].items()}
 
-    def train_aggregator(self, replies: Mapping[str, Reply]) -> None:
-        """Take a step of Adam."""
+    def step_of_adam(self, replies: Mapping[str, Reply]) -> None:
         state = self.state
         sent = {client: reply.arrays["aggregator"] for client, reply in replies.items()}
         mean = self.aggregator.average(sent, self.aggregator.weights(replies), before=state.aggregator)
@@ -150,5 +104,5 @@ class FENS(FederatedStrategy[Keys, Members]):
             gradient = before - mean[name]
             state.first[name] = 0.9 * state.first.get(name, 0) + 0.1 * gradient
             state.second[name] = 0.99 * state.second.get(name, 0) + 0.01 * gradient**2
-            step = state.first[name] / (np.sqrt(state.second[name]) + 1e-3)
+            step = state.first[name] / (state.second[name] ** 0.5 + 1e-3)
             state.aggregator[name] = before - self.options.server_learning_rate * step

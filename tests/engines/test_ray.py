@@ -54,6 +54,14 @@ def test_a_run_on_ray_is_followed_and_equals_the_local_one(
     assert {row.client: row.accuracy for row in read_clients(evaluated.folder)} == reported
 
 
+@pytest.mark.slow
+def test_data_are_described_on_ray(tmp_path: Path) -> None:
+    settings = settings_of("local") | {"rounds": 0}
+    described = fedhet.run(settings, out=tmp_path / "local").summary["data"]
+    assert described["all"]["train"] > 0
+    assert fedhet.run(settings, out=tmp_path / "ray", engine="ray").summary["data"] == described
+
+
 @pytest.mark.long
 def test_data_of_all_clients_are_split_alike_on_ray(tmp_path: Path) -> None:
     data = load_digits(return_X_y=True)

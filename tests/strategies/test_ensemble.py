@@ -7,7 +7,7 @@ from torch import nn
 from fedhet import models
 from fedhet.errors import FedhetError
 from fedhet.setup import client_setup
-from fedhet.strategies.ensemble import Mean
+from fedhet.strategies.families.ensembles import Mean
 from fedhet.training import Evaluation
 
 
