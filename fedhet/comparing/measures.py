@@ -232,7 +232,7 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
         else:
             low, high = sorted((abs(each.low), abs(each.high)))
             words = "beats" if sign * each.mean > 0 else "is worse than"
-            than = "networks trained alone" if name in alone else other
+            than = "the clients' own models" if name in alone else other
             different.append(f"{name} {words} {than} by {abs(each.mean):.3f} [{low:.3f}, {high:.3f}]{each.where}")
     if same:
         corrected = " after Holm's correction of p" if len(compared) > 1 else ""

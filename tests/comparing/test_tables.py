@@ -88,7 +88,7 @@ def test_a_comparison_has_a_verdict():
     )
     assert verdict([same, better], same).startswith("fedhenn beats fedproto by 0.140")
     trees = result("gradient-boosting", {seed: value + 0.1 + 0.01 * (-1) ** seed for seed, value in base.items()})
-    assert verdict([local, trees], local).startswith("gradient-boosting beats networks trained alone by 0.100")
+    assert verdict([local, trees], local).startswith("gradient-boosting beats the clients' own models by 0.100")
     few = [result(name, {0: 0.5, 1: 0.6}) for name in ("local", "fedavg")]
     assert verdict(few, few[0]).startswith("Fewer than 3 seeds")
     assert verdict([local], local) == ""
