@@ -208,11 +208,12 @@ def differences(results: Iterable[VariantResult], baseline: VariantResult) -> di
 
 def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     """Return a sentence on which methods are significantly better or worse than the baseline, or an empty string."""
-    local = local_variant({result.variant: result.outcomes[0].files for result in results if result.outcomes})
-    other = "training alone" if baseline.variant == local else baseline.variant
-    compared = differences(results, baseline)
     methods = {result.variant: outcome.files.settings["method"] for result in results for outcome in result.outcomes}
-    alone = [name for name, method in methods.items() if other == "training alone" and method in CONTROLS]
+    alone = [name for name, method in methods.items() if method in CONTROLS]
+    local = local_variant({result.variant: result.outcomes[0].files for result in results if result.outcomes})
+    # With several variants whose clients train alone, only its name says which one the baseline is.
+    other = "training alone" if alone == [local] == [baseline.variant] else baseline.variant
+    compared = differences(results, baseline)
     different = []
     same = []
     undecided = []
@@ -232,8 +233,7 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
         else:
             low, high = sorted((abs(each.low), abs(each.high)))
             words = "beats" if sign * each.mean > 0 else "is worse than"
-            than = "the clients' own models" if name in alone else other
-            different.append(f"{name} {words} {than} by {abs(each.mean):.3f} [{low:.3f}, {high:.3f}]{each.where}")
+            different.append(f"{name} {words} {other} by {abs(each.mean):.3f} [{low:.3f}, {high:.3f}]{each.where}")
     if same:
         corrected = " after Holm's correction of p" if len(compared) > 1 else ""
         different.append(f"not significantly different from {other}{corrected}: {', '.join(same)}")

@@ -87,14 +87,32 @@ def test_a_comparison_has_a_verdict():
         "[0.182, 0.218]; not significantly different from training alone after Holm's correction of p: fedproto."
     )
     assert verdict([same, better], same).startswith("fedhenn beats fedproto by 0.140")
-    trees = result("gradient-boosting", {seed: value + 0.1 + 0.01 * (-1) ** seed for seed, value in base.items()})
-    assert verdict([local, trees], local).startswith("gradient-boosting beats the clients' own models by 0.100")
     few = [result(name, {0: 0.5, 1: 0.6}) for name in ("local", "fedavg")]
     assert verdict(few, few[0]).startswith("Fewer than 3 seeds")
     assert verdict([local], local) == ""
     alike = [result(name, dict.fromkeys(range(5), value)) for name, value in (("local", 0.5), ("fedavg", 0.9))]
     assert verdict(alike, alike[0]).startswith("The same values with all seeds: no difference to training alone can")
     assert markdown([local, better], local, [], "fedhenn beats it.").startswith("fedhenn beats it.\n\n| method |")
+
+
+def test_a_verdict_says_with_which_of_several_ways_of_training_alone_it_compares():
+    base = {seed: 0.5 + 0.01 * seed for seed in range(4)}
+    local, fedavg, trees, long = (
+        result(name, {seed: value + by + 0.01 * (-1) ** seed for seed, value in base.items()})
+        for name, by in (("local", 0.0), ("fedavg", 0.1), ("gradient-boosting", 0.2), ("local", 0.3))
+    )
+    long, public = replace(long, variant="long"), replace(long, variant="public", outcomes=[])
+    for each in long.outcomes:
+        files = replace(each.files, settings=each.files.settings | {"local.public": "mixed"})
+        public.outcomes.append(replace(each, files=files))
+    assert verdict([local, fedavg], local).startswith("fedavg beats training alone by 0.100")
+    assert verdict([local, trees, fedavg], local).startswith("gradient-boosting beats local by 0.200")
+    assert "; fedavg beats local by 0.100" in verdict([local, trees, fedavg], local)
+    assert verdict([local, long], local).startswith("long beats local by 0.300")
+    assert verdict([local, public], local).startswith("public beats local by 0.300")
+    assert verdict([public, fedavg], public).startswith("fedavg is worse than public by 0.200")
+    assert verdict([trees, fedavg], trees).startswith("fedavg is worse than gradient-boosting by 0.100")
+    assert verdict([trees, long], trees).startswith("long beats gradient-boosting by 0.100")
 
 
 def test_holms_correction():
