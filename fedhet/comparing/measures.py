@@ -191,6 +191,12 @@ class VariantResult:
         numbers = " to ".join(map(str, sorted({min(counts), max(counts)})))
         return replace(difference, over=f"{numbers} of {wanted}" if 0 < min(counts) < wanted else "")
 
+    def apart(self, other: "VariantResult") -> str:
+        """Return words that say why there is no `difference` in personal accuracy to `other`."""
+        together = self._by_seed(PERSONAL).keys() & other._by_seed(PERSONAL).keys()
+        lacking = "scores of the same clients" if together else "scores with the same seed"
+        return f"{self.variant} and {other.variant} have no {lacking}"
+
     def _by_seed(self, measure: str) -> dict[int, float]:
         return {outcome.run.seed: value for outcome in self.outcomes if (value := outcome.values[measure]) is not None}
 
@@ -219,7 +225,7 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     undecided = []
     scored = [result.variant for result in results if None not in (result.mean(PERSONAL), baseline.mean(PERSONAL))]
     apart = [name for name in scored if name not in (*compared, baseline.variant)]
-    unlike = "".join(f" {name} and {baseline.variant} have no scores of the same clients." for name in apart)
+    unlike = "".join(f" {result.apart(baseline)}." for result in results if result.variant in apart)
     lacking = {difference.lacking for difference in compared.values()}
     if lacking and "" not in lacking:
         reasons = " or ".join(sorted(lacking)).capitalize()

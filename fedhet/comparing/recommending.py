@@ -435,11 +435,11 @@ def _seconds(run: PlannedRun) -> float:
 def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bool) -> str:
     best = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
     if federated is None:
-        return f"No federated method was compared, so it is open whether one beats training alone: {best}."
+        return f"No federated method was compared with local, so it is open whether one beats training alone: {best}."
     said = "Nothing clearly beats training alone here"
     difference = federated.difference(alone, SCORE)
     if difference is None:
-        return f"There is no verdict, since {federated.variant} and {alone.variant} have no scores of the same clients."
+        return f"There is no verdict, since {federated.apart(alone)}."
     if beats:
         said = f"{federated.variant} beats training alone"
     elif difference.low is None:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
+from fedhet.comparing import recommending
 from fedhet.comparing.measures import (
     MEASURES,
     RunOutcome,
@@ -276,6 +277,14 @@ def test_no_client_in_common():
     assert "| - |" in markdown([other, one], other, [], said)
     same = by_clients("fedmd", {2: 0.7, 3: 0.1})
     assert verdict([other, one, same], other).endswith(said)
+
+
+def test_no_seed_in_common():
+    """Both scored all clients, and were said to have no scores of the same clients."""
+    local, fedavg = result("local", {1: 0.5, 2: 0.6}), result("fedavg", {0: 0.9})
+    said = "fedavg and local have no scores with the same seed."
+    assert verdict([local, fedavg], local) == said
+    assert recommending._verdict(local, fedavg, beats=False) == f"There is no verdict, since {said}"
 
 
 def test_a_cell_of_markdown_is_text():
