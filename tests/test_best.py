@@ -1,5 +1,10 @@
 """`keep-best` and `patience`: a plain loop over saved models chooses the same rounds, resumed and with any workers."""
 
+import json
+import math
+from collections import Counter
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +14,12 @@ from typer.testing import CliRunner
 
 import fedhet
 from fedhet.cli import app
+from fedhet.client import work
 from fedhet.errors import FedhetError
 from fedhet.results.observers import Observer
+from fedhet.results.state import State
+from fedhet.server.best import choose
+from fedhet.server.run import Round
 from fedhet.setup.client_setup import ClientInfo
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
@@ -165,6 +174,61 @@ def test_patience_ends_training_where_a_plain_loop_does(tmp_path):
     for name, advice in [("whole", "--set rounds=MORE"), ("stopped", "a run with start-from")]:
         said = CliRunner().invoke(app, ["run", "--resume", str(tmp_path / name)]).output
         assert said.endswith(f": to train further, {advice}\n")
+
+
+FAILED, LEFT = math.nan, None
+
+
+@pytest.mark.parametrize(
+    ("of_the_second", "chosen"),
+    [
+        (([0.2, FAILED, 0.3], [0.6, 0.7, 0.7]), 3),
+        (([0.2, FAILED, 0.1], [0.6, 0.7, 0.6]), 1),
+        (([0.2, LEFT, LEFT], [0.6, 0.9, 0.8]), 2),
+        (([0.2, LEFT, 0.2], [0.6, 0.7, 0.6]), 2),  # it comes back
+        (([LEFT, 0.2, 0.2], [0.6, 0.7, 0.6]), 2),  # it joins late
+    ],
+)
+def test_rounds_are_compared_over_the_same_clients(of_the_second, chosen):
+    """A client without a score counts as the worst if it was asked to evaluate, also if its metric is undefined."""
+    state = State()
+    for number, (first, second) in enumerate(zip(of_the_second[1], of_the_second[0], strict=True), 1):
+        defined = {"0": first} if second is LEFT or math.isnan(second) else {"0": first, "1": second}
+        run = SimpleNamespace(
+            config=SimpleNamespace(keep_best=True, patience=0),
+            state=state,
+            traits=SimpleNamespace(scored="received", whole=True),
+            round=Round(number, down=Counter({0: 1} if second is LEFT else {0: 1, 1: 1})),
+            metric="accuracy",
+            clients={0: "0", 1: "1"},
+        )
+        mean = {"accuracy": {"weighted": np.mean([*defined.values()])}, "clients": len(defined)}
+        scores = {"validation-received": {client: [[value], [10.0]] for client, value in defined.items()}}
+        choose(run, {}, {"validation": {"received": mean}, "scores": scores}, {"round": np.array(number)})
+        state.best_scores = json.loads(json.dumps(state.best_scores))  # as in a checkpoint
+    assert state.best[""][0] == state.best_model["round"] == chosen
+
+
+def test_a_round_that_a_hard_client_misses_is_not_the_best(tmp_path, monkeypatch):
+    def hard(client):
+        parts = data(client)
+        if client.partition_id < 2:
+            return {name: (inputs, inputs[:, :3].argmax(1)) for name, (inputs, _) in parts.items()}
+        return {name: (inputs, labels.flip(0)) for name, (inputs, labels) in parts.items()}
+
+    def begin(job):
+        if job.client.name == "2" and job.client.request.round == 3:
+            raise RuntimeError("no network")
+        return original(job)
+
+    original = work.begin
+    monkeypatch.setattr(work, "begin", begin)
+    settings = {**SETTINGS, "method": "fedavg", "workers": 1, "save-every": 0}
+    result = fedhet.run(settings, model=equal_model, data=hard, out=tmp_path / "run", progress=False)
+    means = {row["round"]: row["validation"]["received"] for row in result.history if row["round"]}
+    assert {number for number, mean in means.items() if mean["clients"] < 3} == {3}
+    assert max(means, key=lambda number: means[number]["accuracy"]["weighted"]) == 3
+    assert result.summary["best"]["clients"].keys() == {"0", "1", "2"}
 
 
 def test_without_validation_examples_nothing_can_be_chosen():

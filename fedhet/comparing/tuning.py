@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedhet.comparing.runs import Execution, check
@@ -18,7 +18,7 @@ from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.tasks import direction, worst
 from fedhet.utils.files import csv_lines, write_text
 from fedhet.utils.randomness import numpy_generator
-from fedhet.utils.statistics import Metric
+from fedhet.utils.statistics import Metric, over_same_clients
 
 WHOLE: dict[str, Value] = {"validation": 0.0, "validation-on": "own"}
 """Settings of the runs after tuning, which train on all training examples, without a validation part."""
@@ -204,15 +204,12 @@ def validation_accuracies(runs: Mapping[str, RunFiles]) -> dict[str, float | Non
     A client that a run did not score counts as the metric's worst value. The accuracy is None if it is unknown.
     """
     scores = {name: run.by_client(run.scored, "validation") for name, run in runs.items()}
-    lost = {
-        client: replace(metric, values=(worst(runs[name].metric),) * len(metric.values))
-        for name, by_client in scores.items()
-        for client, metric in by_client.items()
-    }
+    metric = next((run.metric for run in runs.values()), "")
+    complete = dict(zip(scores, over_same_clients([*scores.values()], worst(metric)), strict=True))
     accuracies = {name: run.accuracy("validation") for name, run in runs.items()}
     for name, accuracy in accuracies.items():
-        if accuracy is not None and scores[name] and len(scores[name]) < len(lost):
-            accuracies[name] = Metric.total((lost | scores[name]).values()).value
+        if accuracy is not None and scores[name] and len(scores[name]) < len(complete[name]):
+            accuracies[name] = Metric.total(complete[name].values()).value
     return accuracies
 
 

@@ -128,7 +128,7 @@ def learning_curve(
         evaluated = (row if test == "own" else row.get(test) or {}).get(which)
         values = metric_in(evaluated) if measure == "metric" else (evaluated or {}).get("loss")
         value = values.get(statistic) if isinstance(values, Mapping) else values
-        if value is not None and clients is not None and (scores := _scores(row, which, test)):
+        if value is not None and clients is not None and (scores := client_scores(row, which, test)):
             value = Metric.total(scores[client] for client in scores.keys() & {*clients}).value
         if value is not None and math.isfinite(value):
             before = which == "received" or row.get("final", False)  # the models of the previous round
@@ -136,7 +136,7 @@ def learning_curve(
     return sorted(curve.items())
 
 
-def _scores(row: Row, which: Which, test: TestSet) -> dict[str, Metric]:
+def client_scores(row: Row, which: Which, test: TestSet) -> dict[str, Metric]:
     """Return the metric of each client in an evaluation, or {} if the server evaluated the global model."""
     evaluated = (row if test == "own" else row.get(test) or {}).get(which) or {}
     by_client = row.get("scores", {}).get(which if test == "own" else f"{test}-{which}", {})
@@ -285,7 +285,7 @@ def best_models(rows: Sequence[Row], run: RunInfo, config: Config, test: TestSet
     result: dict[str, Any] = {"round": after[round], "validation_accuracy": validation, "accuracy": None, "clients": {}}
     metrics: dict[str, Metric] = {}
     for row in rows:
-        for client, metric in _scores(row, scored, test).items():
+        for client, metric in client_scores(row, scored, test).items():
             best = round
             if run.traits.models_of_clients(config.batch_norm):
                 best, validation = run.state.best.get(client, (-1, None))
@@ -382,7 +382,7 @@ class RunFiles:
         for row in reversed(self.rows):
             if curve := learning_curve([row], which, test=test):
                 if "clients" in (row if test == "own" else row[test])[which]:
-                    return _scores(row, which, test)
+                    return client_scores(row, which, test)
                 return dict.fromkeys(self.clients_there, Metric((curve[0][1],), (1.0,)))
         return {}
 

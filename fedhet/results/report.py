@@ -17,7 +17,7 @@ from fedhet.errors import FedhetError
 from fedhet.results.card import write_card
 from fedhet.results.description import data_table
 from fedhet.results.history import RunFiles, last_round, read_run, showing
-from fedhet.results.terminal import by_architecture, format_bytes, format_seconds, format_value, stage
+from fedhet.results.terminal import best_clients, by_architecture, format_bytes, format_seconds, format_value, stage
 from fedhet.utils.files import write_text
 from fedhet.utils.statistics import STATISTICS, client_order, grouped
 from fedhet.utils.text import printable
@@ -302,6 +302,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
         facts.append((f"{which} {run.metric}, weighted", format_value(run.accuracy(which)), "; ".join(notes)))
     if "best" in summary:
         note = f"{run.metric} on test examples; each model of the round with its best validation {run.metric}"
+        note = "; ".join(filter(None, [best_clients(run), note]))
         facts.append(("best by validation", format_value(run.accuracy("best")), note))
     up, down = (summary.get(f"bytes_{way}", 0) for way in ("up", "down"))
     if up or down:

@@ -52,6 +52,7 @@ class State:
         model: shared arrays by name; if whole networks are shared, the global model.
         best: by client, the round of the evaluation with the best validation metric, and this metric's value; under "",
             those of the weighted mean.
+        best_scores: by client, values and weights of the metric behind the best weighted mean.
         best_model: the global model of the best round.
         without_better: number of evaluations since the best weighted mean.
         stopped: the last round of training, if an observer or `patience` ended training early; else 0.
@@ -68,6 +69,7 @@ class State:
     names: str = ""
     model: Arrays = field(default_factory=dict)
     best: dict[str, list[Any]] = field(default_factory=dict)
+    best_scores: dict[str, list[Any]] = field(default_factory=dict)
     best_model: Arrays = field(default_factory=dict)
     without_better: int = 0
     stopped: int = 0

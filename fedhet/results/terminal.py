@@ -138,7 +138,8 @@ def headline(run: RunFiles) -> str:
         on_test = isinstance(served, float)  # a number if the server measured it, and not clients
         parts.append(f"the server's model {served:.3f} on the common test set" if on_test else "no global model")
     if "best" in summary:
-        parts.append(f"best by validation {format_value(run.accuracy('best'))}")
+        part = f" ({words})" if (words := best_clients(run)) else ""
+        parts.append(f"best by validation {format_value(run.accuracy('best'))}{part}")
     parts.append(f"{format_bytes(summary.get('bytes_up', 0))} up, {format_bytes(summary.get('bytes_down', 0))} down")
     parts.append(format_seconds(summary.get("seconds")))
     if unseen := summary.get("unseen_clients"):
@@ -169,6 +170,14 @@ def stage(run: RunFiles, which: str) -> str:
     if run.has_global:
         return "after local training"
     return "" if named else f"after local training; as received, after the last aggregation, {format_value(other)}"
+
+
+def best_clients(run: RunFiles) -> str:
+    """Return a note on the number of clients behind the accuracy of the best models, if others were ever evaluated."""
+    name = f"common-{run.scored}" if run.settings.get("test-on") == "global" else run.scored
+    ever = {client for row in run.rows for client in row.get("scores", {}).get(name, ())}
+    best = run.summary["best"]["clients"]
+    return f"over {len(best)} of {len(ever)} clients" if 0 < len(best) < len(ever) else ""
 
 
 def closing_table(folder: Path | str) -> Group | str:

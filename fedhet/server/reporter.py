@@ -19,9 +19,10 @@ from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.recorder import RunDirectory, recorded
 from fedhet.results.state import ClientRecord
 from fedhet.results.terminal import ProgressLine
+from fedhet.server.best import ALL, choose
 from fedhet.server.claims import limited
 from fedhet.server.run import Run, named, run_folder
-from fedhet.tasks import OUTPUTS, direction
+from fedhet.tasks import OUTPUTS
 from fedhet.tasks.outputs import Outputs
 from fedhet.utils.statistics import (
     ClientRow,
@@ -38,9 +39,6 @@ from fedhet.utils.text import console, log
 
 VALIDATION = "validation-"
 """Prefix of the names of metrics on validation examples in the server's evaluation of the global model."""
-
-ALL = ""
-"""The key of the entry in `State.best` for the weighted mean over clients."""
 
 
 class Reporter:
@@ -392,55 +390,3 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             "keep-best and patience have had no effect, since no client sent a validation metric; nodes with dp-noise, "
             "or without metrics in allow, send none: leave these keys out"
         )
-
-
-# ---- the best models by validation metrics, and the end of a run without improvement
-
-
-def choose(run: Run, replies: Mapping[str, Reply], evaluated: Mapping[str, Any], model: Arrays) -> None:
-    """Keep the best round and its global model in the state; end training if `patience` evaluations were not better.
-
-    Args:
-        run: the run, in the round of the evaluation.
-        replies: the clients' replies by client.
-        evaluated: the statistics over clients in the round's record, such as `validation`.
-        model: the shared arrays that clients evaluated as `received`.
-    """
-    config = run.config
-    if not (config.keep_best or config.patience):
-        return
-    state = run.state
-    scored = run.traits.scored
-    number = run.round.number
-    for client, reply in replies.items():
-        if measured := reply.measured.get(f"validation-{scored}"):
-            improves(state.best, client, number, measured.metric.value, run.metric)
-    validation = metric_in((evaluated.get("validation") or {}).get(scored))
-    value = validation.get("weighted") if isinstance(validation, Mapping) else validation
-    if value is None:
-        return
-    better = improves(state.best, ALL, number, value, run.metric)
-    state.without_better = 0 if better else state.without_better + 1
-    if config.keep_best and run.traits.whole and state.best[ALL][0] == number:
-        state.best_model = model
-    if 0 < config.patience <= state.without_better and run.round.number < run.training_rounds:
-        state.stopped = run.round.number
-        best, reached = state.best[ALL]
-        best -= scored == "received"
-        log.info(
-            "training ends after round %d, since validation %s did not improve on round %d (%.3f) in %d evaluations",
-            *(state.stopped, run.metric, best, reached, state.without_better),
-        )
-
-
-def improves(best: dict[str, list[Any]], name: str, round: int, value: float, metric: str) -> bool:
-    """Return whether `value` is better than that of `name` in `best` (see `State.best`), and replace it if not worse.
-
-    Of equal values, the last is kept: with few validation examples, many rounds are equal.
-    """
-    if math.isnan(value):
-        return False
-    change = direction(metric) * (value - best[name][1]) if name in best else math.inf
-    if change >= 0:
-        best[name] = [round, value]
-    return change > 0

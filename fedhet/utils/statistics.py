@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 Statistics = dict[str, float | None]
@@ -40,6 +40,16 @@ class Metric:
             won = math.fsum(value * weight for value, weight in label if weight > 0)
             values.append(won / weights[-1] if weights[-1] else math.nan)
         return Metric(tuple(values), tuple(weights))
+
+
+def over_same_clients(evaluations: Sequence[Mapping[str, Metric]], worst: float) -> list[dict[str, Metric]]:
+    """Return each evaluation (metrics by client) over the clients of all of them.
+
+    A client that an evaluation lacks has there the value `worst`, so that no evaluation is better for lacking clients.
+    """
+    clients = {client: metric for metrics in evaluations for client, metric in metrics.items()}
+    lost = {client: replace(metric, values=(worst,) * len(metric.values)) for client, metric in clients.items()}
+    return [lost | dict(metrics) for metrics in evaluations]
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,15 @@ def test_the_headline_tells_of_unseen_clients(make_run):
     assert "unseen clients 0.700 as received, 0.800 after 1 epochs alone (from scratch 0.400)" in line
 
 
+@pytest.mark.parametrize(("chosen", "words"), [("012", " (over 3 of 4 clients);"), ("0123", ";")])
+def test_the_headline_says_over_how_many_clients_the_best_is(make_run, chosen, words):
+    folder = make_run(clients=4)
+    path = folder / "summary.json"
+    best = {"accuracy": {"weighted": 0.5}, "clients": {client: {} for client in chosen}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"best": best}))
+    assert f"best by validation 0.500{words}" in headline(read_run(folder))
+
+
 def told(terminal: bool, width: int = 160, folder: Path | None = None) -> str:
     out = io.StringIO()
     line = ProgressLine(Console(file=out, force_terminal=terminal, width=width), folder)
