@@ -255,7 +255,7 @@ class Client:
                 continue
             size = max(float(_numbers(ours[part]).square().mean().sqrt()), least)
             limit = LARGEST_RATIO * 10 ** math.ceil(math.log10(size))
-            if (largest := float(_numbers(values).abs().max())) > limit:
+            if not (largest := float(_numbers(values).abs().max())) <= limit:  # a NaN is no number up to the limit
                 raise Refused(
                     f"the server sent {name} up to {largest:.3g}, but this node accepts at most {limit:g}, by the size "
                     f"of its own: scale all clients' {name} alike, or, if training diverged, reduce learning-rate"

@@ -118,6 +118,11 @@ class Clients:
                 "batch_size: leave it out"
             )
         policy.check_examples(len(data.train), data.batch_size or config.batch_size)
+        if policy.noise and not (self._task.name or data.dataset) and data.train.labels.is_floating_point():
+            raise Refused(
+                "this node trains with differential privacy (dp-noise), and one example's numbers could change the "
+                "task that is inferred from labels: name it, as in make_client_app(..., task='regression')"
+            )
         with self._network(info, data, device, policy) as network:
             transform = client_setup.transform_of(data.dataset, network.representation.precision)
             with missing_allowed(describes):
@@ -227,6 +232,9 @@ class Clients:
             replaced = {key for key in replaced if "split" not in fields_of(Config)[key].metadata["replaced_by"]}
         about = {*keys_about("data")} - replaced - {*keys_that("path")}
         split = {"clients": info.num_partitions or config.clients, "split-seed": info.split_seed}
+        common = config.public_samples > 0 or config.validation_on == "common" or config.test_split == "drawn"
+        if common and (self._data is None or self.pool):
+            split["seed"] = config.seed  # draws these examples, so that they are the same at all clients
         files = OWN if self._data else config.dataset.partition("-")[0]  # `cifar10-fedharm` has the files of `cifar10`
         # Flower's node id changes when a node is registered anew, and is no name for what must last.
         name = "node" if info.partition_id is None and "name" not in info.node_config else info.name

@@ -89,7 +89,9 @@ class NodeSecret:
                 key = changed[0]
                 # A run has no key split-seed: its seed splits the data unless the node config has one.
                 restored = f"{'seed' if key == 'split-seed' else key} in the run, or {key} in the node config"
-                if key == "min-examples":
+                if key == "seed":
+                    restored = "seed in the run, which draws public-samples, test-split and a common validation part"
+                elif key == "min-examples":
                     restored = f"it to {kept[key]} in the node config"
                 elif key.endswith(("labels", "inputs", "files")):
                     restored = "the data"
@@ -181,9 +183,9 @@ class NodeSecret:
     def grouped(self, data: ClientData, least: int, outputs: Outputs) -> ClientData:
         """Return the client's data with its training examples in fixed groups of at least `least` examples.
 
-        If the task's `outputs` are class scores, a group has examples of one class. Examples without a group are
-        removed, because running statistics or means over a few examples would disclose them. If no group can be formed,
-        no example is removed, and the client does not train.
+        If the task's `outputs` are class scores, a group has examples of one class; of survival data, it has at least
+        `least` with an event. Examples without a group are removed, because running statistics or means over a few
+        examples would disclose them. If no group can be formed, no example is removed, and the client does not train.
         """
         labels = data.train.labels
         # Reading all images of a large folder for a digest would take seconds in each message.
@@ -198,7 +200,8 @@ class NodeSecret:
                 choice[f"{kind} inputs"] = digest(part.inputs)
         self.keep(choice)
         by_class = outputs.places == "one" and outputs.meaning != "numbers"
-        groups = groups_of(labels, least, SecretStream.of(self.seed, "groups"), by_class=by_class)
+        source = SecretStream.of(self.seed, "groups")
+        groups = groups_of(labels, least, source, by_class=by_class, counting=outputs.counting(labels))
         if left := len(labels) - sum(map(len, groups)):
             log.warning(
                 "client %s: %d training examples are left out of training, since their classes have fewer than %d "
@@ -301,14 +304,26 @@ def check_partition(info: ClientInfo, policy: Policy) -> None:
 
 
 def groups_of(
-    labels: Tensor, least: int, source: torch.Generator | SecretStream, *, by_class: bool
+    labels: Tensor,
+    least: int,
+    source: torch.Generator | SecretStream,
+    *,
+    by_class: bool,
+    counting: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Return random groups of at least `least`, and fewer than 2 * `least`, examples, as index tensors (k,) int64.
 
-    With `by_class`, all examples of a group have the same label, and labels with too few examples are left out: the
-    gradient of a linear layer separates classes, so a mixed group would disclose sums over few examples.
+    Of the examples, all or those that are `counting` (n,) are counted, and others, which have no term of the loss, are
+    dealt to the groups. With `by_class`, all examples of a group have the same label, and labels with too few examples
+    are left out: the gradient of a linear layer separates classes, so a mixed group would disclose sums over few
+    examples.
     """
     order = permutation(len(labels), source)
+    if counting is not None and not counting.all():
+        drawn = counting.cpu()[order]
+        number = int(counting.sum()) // least
+        split = (part.to(labels.device).tensor_split(number) for part in (order[drawn], order[~drawn]))
+        return tuple(map(torch.cat, zip(*split, strict=True))) if number else ()
     kinds = torch.zeros(len(labels), dtype=torch.int64)
     if by_class:
         kinds = torch.unique(labels.cpu(), dim=0, return_inverse=True)[1]

@@ -398,7 +398,7 @@ def _evaluations(job: Job, when: str, predictor: Predictor) -> dict[str, Evaluat
     return {
         prefix: Evaluation(predictor, examples, client.task, client.transform, client.model, seed, f"{prefix}{when}")
         for prefix, examples in sets.items()
-        if examples is not None and enough(job, len(client.task.counted(examples.labels)), f"{prefix}{when}")
+        if examples is not None and enough(job, client.task.behind(examples.labels), f"{prefix}{when}")
     }
 
 

@@ -48,6 +48,10 @@ class Outputs:
         """Return labels converted to the task's shape and dtype, or unchanged if they are not suitable for the task."""
         return labels
 
+    def counting(self, labels: Tensor) -> Tensor:
+        """Return which examples have a term of the loss, as booleans (n,)."""
+        return torch.ones(len(labels), dtype=torch.bool, device=labels.device)
+
     def numbers(self, metric: str, labels: Tensor, classes: int) -> int:
         """Return how many values a metric has: 1, or one for each of `classes` or for each column of `labels`."""
         if not self.metrics[metric].by_class:
@@ -340,6 +344,9 @@ class Survival(Outputs):
 
     def labels(self, labels: Tensor) -> Tensor:
         return labels if labels.is_floating_point() else labels.double()
+
+    def counting(self, labels: Tensor) -> Tensor:
+        return labels[:, 1] > 0
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return self.scores(outputs), labels

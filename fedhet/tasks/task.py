@@ -255,6 +255,10 @@ class Task:
         """Return the indices (m,) of the examples of which a label counts in loss and metrics, on the CPU."""
         return torch.nonzero(~self.left_out(labels)[:, None].flatten(1).all(1))[:, 0].cpu()
 
+    def behind(self, labels: Tensor) -> int:
+        """Return how many examples have a term of the loss; of a survival task, those with an event."""
+        return int(self.outputs.counting(labels[self.counted(labels)]).sum())
+
     def left_out(self, labels: Tensor) -> Tensor:
         """Return where labels do not count in loss and metrics, as booleans of the labels' shape."""
         ignored = self.ignored if self.outputs.meaning == "classes" else ()

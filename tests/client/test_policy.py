@@ -51,8 +51,8 @@ def elsewhere(monkeypatch):
 def federate(tiny, new_watch):
     """Runs two rounds of a method on three nodes with 40 examples and more; `node` are settings of node 1."""
 
-    def federate(name, node=None, *, model=None, data=None, clients=3, **settings):
-        watch, grid = new_watch(), LocalGrid(make_client_app(model or tiny.model, data or forty), clients)
+    def federate(name, node=None, *, model=None, data=None, task=None, clients=3, **settings):
+        watch, grid = new_watch(), LocalGrid(make_client_app(model or tiny.model, data or forty, task=task), clients)
         grid._contexts[FIRST_NODE + 1].node_config.update(node or {})
         strategy = getattr(fedhet, name)(observers=[watch], rounds=2, **{"learning_rate": 0.1, **settings})
         strategy.start(grid)
@@ -520,6 +520,13 @@ def test_received_prototypes_are_bounded(size, dtype, node):
     assert refusal(asked(node, "train", {"method": "fedproto"}, arrays=sent, run="b", evaluate=False)) == ""
 
 
+def test_a_prototype_that_is_no_number_does_not_hide_others(node):
+    means = np.full((3, 6), 1e4, np.float32)
+    means[2] = np.nan
+    sent = {"prototypes": {"classes": np.arange(3), "means": means}}
+    assert "prototypes up to nan" in refusal(asked(node, "train", {"method": "fedproto"}, arrays=sent, run="a"))
+
+
 @pytest.mark.parametrize("number", [-1, 2**16, 2**40])
 def test_received_prototypes_are_of_possible_classes(number, node):
     """A client would allocate memory for all classes up to the largest one."""
@@ -635,6 +642,35 @@ def test_too_few_test_examples(federate, caplog):
     assert "client 1 has 9 examples for the metric received, and its node requires at least 10" in caplog.text
     assert "metric validation-" in caplog.text, "a fifth of 40 is 8"
     assert "validation" not in watch.rows[1]
+
+
+@pytest.mark.parametrize("task", [None, "regression"])
+def test_under_noise_a_task_is_not_inferred_from_numbers(task, federate):
+    """One of them decides between regression and a multi-label task."""
+    pytest.importorskip("dp_accounting")
+
+    def data(client):
+        (train, _), (test, _) = forty(client)
+        return (train, torch.rand(40, 2)), (test, torch.rand(20, 2))
+
+    node = {"dp-noise": 1.0, "dp-clip": 1.0}
+    watch, _ = federate("FedAvg", node, model=lambda: nn.Linear(4, 2), data=data, task=task)
+    told = "".join(failure["reason"] for failure in watch.rows[0]["failures"])
+    assert ("name it, as in make_client_app(..., task='regression')" in told) == (task is None)
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("events", [9, 10])
+def test_a_metric_of_few_events_is_not_sent(events, federate):
+    """The loss of survival data is a sum over events."""
+
+    def data(client):
+        (train, _), (test, _) = forty(client)
+        times = torch.stack([torch.arange(40.0), (torch.arange(40) < events).float()], 1)
+        return (train, times), (test, times[:20])
+
+    watch, _ = federate("FedAvg", model=lambda: nn.Linear(4, 1), data=data, task="survival")
+    assert any(row.accuracy is not None for row in watch.clients) == (events == 10)
 
 
 @pytest.mark.parametrize(("examples", "told"), [(1432, False), (1396, False), (1438, True)])

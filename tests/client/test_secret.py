@@ -1,5 +1,6 @@
 """A node with a policy fixes for all runs its groups of examples, its random streams, and which examples there are."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -60,6 +61,19 @@ def test_secret_by_node(tmp_path):
     assert grouped[0] == grouped[1] != grouped[2]
 
 
+def test_groups_of_survival_data_have_events():
+    """A step on one event would disclose its example."""
+    events = torch.tensor([1.0] * 25 + [0.0] * 100)
+    labels = torch.stack([torch.arange(125.0), events], 1)
+    survival = Task("survival").outputs
+    source = torch.Generator().manual_seed(0)
+    groups = groups_of(labels, 10, source, by_class=False, counting=survival.counting(labels))
+    assert sorted(row for group in groups for row in group.tolist()) == [*range(125)]
+    assert [int(labels[group][:, 1].sum()) for group in groups] == [13, 12]
+    few = labels[16:]
+    assert groups_of(few, 10, source, by_class=False, counting=survival.counting(few)) == ()
+
+
 def test_examples_in_no_group_leave_the_data(tmp_path):
     train = NodeSecret(tmp_path, "north", "own").grouped(data(), 10, CLASSES).train
     assert train.labels.bincount().tolist() == [25, 0, 10]
@@ -80,6 +94,22 @@ def test_choice_of_examples_outlives_flowers_node_id(node_config, tmp_path):
             clients._secret_of(info)
     with pytest.raises(Refused, match="validation changed"):
         clients._secret_of(info)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"public-samples": 1}, {"test-split": "drawn"}, {"validation": 0.1, "validation-on": "common"}, {}],
+)
+def test_a_split_seed_does_not_fix_what_the_seed_of_a_run_draws(settings, tmp_path):
+    """Sums over the other examples would differ by single ones."""
+    clients = Clients(None, None, None)
+    node_config = {"name": "north", "split-seed": 7}
+    for seed in (0, 1):
+        chosen = {"method": "fedavg", "preset": "", "dataset": "digits", "state-dir": str(tmp_path), "seed": seed}
+        info = ClientInfo("north", None, None, configuration.resolve(chosen | settings), node_config)
+        refused = seed == 1 and settings
+        with pytest.raises(Refused, match="seed changed .*: restore seed in the run, ") if refused else nullcontext():
+            clients._secret_of(info)
 
 
 @pytest.mark.parametrize("change", [{"alpha": 2.0}, {"split-seed": 1}])
