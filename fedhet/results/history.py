@@ -1,4 +1,4 @@
-"""The content of a run directory, and of `summary.json`, which is computed from the run's history.
+"""The content of a run directory.
 
 Values are means over examples. Bytes are payload bytes, times are in seconds.
 """
@@ -16,24 +16,19 @@ from typing import Any, Literal
 from fedhet.config import toml
 from fedhet.data.names import Names
 from fedhet.errors import FedhetError, damage
-from fedhet.messages.protocol import names_in, scales_in
+from fedhet.messages.protocol import names_in
 from fedhet.methods.method import ABSENT
-from fedhet.methods.options import OWN, Config
-from fedhet.methods.registry import client_side
-from fedhet.results.description import pooled
-from fedhet.results.observers import RunInfo
+from fedhet.methods.options import OWN
 from fedhet.tasks import direction
 from fedhet.utils.files import NAMES, check_links, read_safetensors
 from fedhet.utils.statistics import (
-    STATISTICS,
     ClientRow,
     Metric,
-    Work,
+    as_statistics,
     client_order,
     grouped,
     metric_in,
     never_took_part,
-    summarise,
 )
 from fedhet.utils.text import all_printable, printable
 
@@ -120,14 +115,14 @@ def learning_curve(
 
     `which` selects the networks as clients `received` them from the server, or as they `trained` them. `test` selects
     the clients' `own` test sets, the `common` one, or `validation` examples. `statistic` is `weighted` (the mean over
-    clients, by examples), `mean`, `std`, `min` or `max`; it is ignored for one global model on the common test set.
+    clients, by examples), `mean`, `std`, `min` or `max`.
     With `clients`, the values are weighted means of these clients' metrics, where metrics by client are known.
     """
     curve: dict[int, float] = {}
     for row in rows:
         evaluated = (row if test == "own" else row.get(test) or {}).get(which)
         values = metric_in(evaluated) if measure == "metric" else (evaluated or {}).get("loss")
-        value = values.get(statistic) if isinstance(values, Mapping) else values
+        value = as_statistics(values).get(statistic)
         if value is not None and clients is not None and (scores := client_scores(row, which, test)):
             value = Metric.total(scores[client] for client in scores.keys() & {*clients}).value
         if value is not None and math.isfinite(value):
@@ -200,112 +195,6 @@ def _last_evaluation(rows: Sequence[Row], scored: Which) -> tuple[Row, set[str]]
     return last, {client for name in (scored, f"common-{scored}") for client in last.get("scores", {}).get(name, ())}
 
 
-def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:
-    """Return the content of `summary.json`, except for engine, time and status, given a run's history (`rows`)."""
-    scored = run.traits.scored
-    private = sum(record.examples for record in run.state.clients.values() if not record.failed)
-    public = run.state.public_size
-    learns_from_labels = client_side(config.method_name).needs_labels
-    on: TestSet = "common" if config.test_on == "global" else "own"
-    work = [row["work"] for row in rows if "work" in row]
-    summary: dict[str, Any] = {
-        "method": config.method_name,
-        "dataset": "own" if run.own_data else config.dataset,
-        "clients": len(run.state.clients),
-        "rounds": last_round(rows),
-        "seed": config.seed,
-        "devices": run.devices,
-        "personal": scored,
-        "task": run.task,
-        "metric": run.metric,
-        "predicts_by": run.traits.predicts,
-        "personal_accuracy": _last(rows, scored, on),
-        "received_accuracy": _last(rows, "received", on),
-        "trained_accuracy": _last(rows, "trained", on),
-        "global_accuracy": _last(rows, "received", on, STATISTICS[:2]) if run.traits.whole else None,
-        "bytes_up": sum(row["bytes_up"] for row in rows),
-        "bytes_down": sum(row["bytes_down"] for row in rows),
-        "failures": sum(len(row["failures"]) for row in rows),
-        "examples": {
-            "labelled": private * learns_from_labels + public * (run.traits.public == "labelled"),
-            "unlabelled": private * (not learns_from_labels) + public * (run.traits.public == "inputs"),
-        },
-        "work": None if None in work else vars(sum((Work(**of_round) for of_round in work), Work())),
-    }
-    optional = {
-        "privacy": dict(run.privacy),
-        "names": names_in(run.state.names),  # outputs of saved networks are in their order
-        "classes": dict(run.classes),
-        # With these, new examples are compared.
-        "scales": {name: scales_in(record.scales) for name, record in run.state.clients.items() if record.scales},
-        "warnings": [*run.warnings],
-        "never_took_part": never_took_part(rows),
-    }
-    summary |= {name: value for name, value in optional.items() if value}
-    if names := config.further_metrics(run.metric):
-        where = (row if on == "own" else row.get(on) or {} for row in reversed(rows))
-        last: Row = next((row[scored] for row in where if row.get(scored)), {})
-        summary["further"] = {name: last.get(f"further/{name}") for name in names}
-    if described := next((row["data"] for row in rows if row.get("data")), None):
-        named = {client: {"names": [*counts], "classes": [*counts.values()]} for client, counts in run.classes.items()}
-        described = {client: {**values, **named.get(client, {})} for client, values in described.items()}
-        summary["data"] = {"clients": described, "all": pooled(described)}
-    if config.keep_best and "" in run.state.best:
-        summary["best"] = best_models(rows, run, config, on)
-    if config.validation:
-        summary["validation_accuracy"] = _last(rows, scored, "validation")
-    if config.test_on != "local":
-        summary["common"] = next((row["common"] for row in reversed(rows) if row.get("common")), None)
-    unseen: Row = next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {})
-    if starts := unseen.get(on):
-        curves = {
-            f"{start}_accuracy": [(metric_in(scores) or {}).get("weighted") for scores in by_epoch]
-            for start, by_epoch in starts.items()
-        }
-        summary["unseen_clients"] = _also_named(curves, run.metric)
-    return _also_named(summary, run.metric)
-
-
-def _also_named(table: dict[str, Any], metric: str) -> dict[str, Any]:
-    """Return a table whose entries about `accuracy`, which programs read for every task, are also named by `metric`."""
-    named = {name.replace("accuracy", metric): value for name, value in table.items() if name.endswith("accuracy")}
-    return table | named
-
-
-def best_models(rows: Sequence[Row], run: RunInfo, config: Config, test: TestSet) -> dict[str, Any]:
-    """Return which models in `models/best` the validation metric chose, and their metric on the test set `test`.
-
-    The entry `round` is that of the weighted mean over clients, with its `validation_accuracy`. If clients have models
-    of their own, each has its own best round. `accuracy` has the statistics over clients in `clients`, by client.
-    """
-    scored = run.traits.scored
-    round, validation = run.state.best[""]
-    # In the evaluation after the last round, and of received models, models are those of the round before.
-    after = {row["round"]: row["round"] - (scored == "received" or row.get("final", False)) for row in rows}
-    result: dict[str, Any] = {"round": after[round], "validation_accuracy": validation, "accuracy": None, "clients": {}}
-    metrics: dict[str, Metric] = {}
-    for row in rows:
-        for client, metric in client_scores(row, scored, test).items():
-            best = round
-            if run.traits.models_of_clients(config.batch_norm):
-                best, validation = run.state.best.get(client, (-1, None))
-            if row["round"] == best:
-                metrics[client] = metric
-                result["clients"][client] = {"round": after[best], "validation": validation, "test": metric.value}
-    if metrics:
-        result["accuracy"] = metric_in(summarise({client: (metric, 0.0, 1.0) for client, metric in metrics.items()}))
-    elif values := dict(learning_curve(rows, scored, test=test)):
-        result["accuracy"] = {"weighted": values.get(after[round])}  # the server evaluated the global model
-    return _also_named(result, run.metric)
-
-
-def _last(
-    rows: Sequence[Row], which: Which, test: TestSet, statistics: Sequence[str] = STATISTICS
-) -> dict[str, float] | None:
-    curves = {name: learning_curve(rows, which, name, test) for name in statistics}
-    return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
-
-
 @dataclass(frozen=True)
 class RunFiles:
     """The content of a run directory; files that an unfinished run lacks are empty.
@@ -362,7 +251,7 @@ class RunFiles:
         elif which == "common":
             common = self.summary.get("common") or {}
             values = metric_in(common.get("received") or common.get("trained"))
-        return values.get(statistic) if isinstance(values, Mapping) else values
+        return as_statistics(values).get(statistic)
 
     @property
     def absences(self) -> list[str]:

@@ -25,10 +25,11 @@ from fedhet.errors import ConfigError, FedhetError, in_words
 from fedhet.flower import __version__ as FLOWER
 from fedhet.methods import registry
 from fedhet.methods.options import Config, keys_that, listed
-from fedhet.results.history import read_clients, read_history, showing, summarised
+from fedhet.results.history import read_clients, read_history, showing
 from fedhet.results.observers import Observer, RoundReport, RunInfo, loggers
 from fedhet.results.report import write_report
 from fedhet.results.state import State
+from fedhet.results.summary import summarised
 from fedhet.utils import files
 from fedhet.utils.machine import cores, revision, spent
 from fedhet.utils.statistics import ClientRow

@@ -19,7 +19,7 @@ from fedhet.results.description import data_table
 from fedhet.results.history import RunFiles, last_round, read_run, showing
 from fedhet.results.terminal import best_clients, by_architecture, format_bytes, format_seconds, format_value, stage
 from fedhet.utils.files import write_text
-from fedhet.utils.statistics import STATISTICS, client_order, grouped
+from fedhet.utils.statistics import STATISTICS, as_statistics, client_order, grouped
 from fedhet.utils.text import printable
 
 if TYPE_CHECKING:
@@ -232,7 +232,8 @@ def _sections(run: RunFiles) -> Iterator[Section]:
         yield Section("Data", [data_table(data["clients"])], [note], kind="numbers total")
     if further := run.summary.get("further"):
         values = [
-            [name, *(format_value((numbers or {}).get(s)) for s in STATISTICS)] for name, numbers in further.items()
+            [name, *(format_value(as_statistics(numbers).get(s)) for s in STATISTICS)]
+            for name, numbers in further.items()
         ]
         yield Section("Further metrics", [[["metric", *STATISTICS], *values]], kind="numbers")
     failures = _failures(run)

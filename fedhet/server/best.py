@@ -8,7 +8,7 @@ from fedhet.messages import Arrays, Reply
 from fedhet.results.history import client_scores
 from fedhet.server.run import Run
 from fedhet.tasks import direction, worst
-from fedhet.utils.statistics import Metric, metric_in, over_same_clients
+from fedhet.utils.statistics import Metric, as_statistics, metric_in, over_same_clients
 from fedhet.utils.text import log
 
 ALL = ""
@@ -39,9 +39,8 @@ def choose(run: Run, replies: Mapping[str, Reply], evaluated: dict[str, Any], mo
             reached = measured.metric.value  # NaN, if it is undefined, is not better
             if sign * reached >= sign * state.best.get(client, nothing)[1]:
                 state.best[client] = [number, reached]
-    validation = metric_in((evaluated.get("validation") or {}).get(scored))
-    mean = validation.get("weighted") if isinstance(validation, Mapping) else validation
-    if mean is None or math.isnan(mean):
+    mean = as_statistics(metric_in((evaluated.get("validation") or {}).get(scored))).get("weighted")
+    if mean is None:
         return
     scores = client_scores(evaluated, scored, "validation")
     best_scores = {client: Metric(*map(tuple, pair)) for client, pair in state.best_scores.items()}

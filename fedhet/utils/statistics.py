@@ -130,6 +130,16 @@ def _statistics(values: Sequence[float], weighted: float) -> Statistics:
     return dict(zip(STATISTICS, (weighted, mean, std, min(values), max(values)), strict=True))
 
 
+def as_statistics(value: Mapping[str, Any] | float | None) -> Mapping[str, Any]:
+    """Return statistics over clients, also for one value that counts for every client; {} for None.
+
+    The server's evaluation of the global model has one value.
+    """
+    if value is None or isinstance(value, Mapping):
+        return value or {}
+    return _statistics([value], value)
+
+
 K = TypeVar("K")
 V = TypeVar("V")
 

@@ -93,6 +93,7 @@ def test_curves_by_statistic_and_test_set():
     assert learning_curve(rows, "trained", "min") == [(1, 0.2)]
     assert learning_curve(rows, "trained", "max") == []
     assert learning_curve(rows, "received", test="common") == [(1, 0.3)]
+    assert learning_curve(rows, "received", "std", test="common") == [(1, 0.0)], "one value for all clients"
     assert learning_curve(rows, "trained", test="common") == []
 
 

@@ -11,9 +11,10 @@ from fedhet.errors import FedhetError
 from fedhet.messages import to_tensor
 from fedhet.methods.method import Traits
 from fedhet.methods.sharing import EVERYTHING
-from fedhet.results.history import read_clients, read_history, summarised
+from fedhet.results.history import read_clients, read_history
 from fedhet.results.observers import RoundReport, RunInfo
 from fedhet.results.recorder import RunDirectory, check_folder
+from fedhet.results.summary import summarised
 from fedhet.server import ClientRecord, State
 from fedhet.utils.files import read_tensors, write_tensors
 from fedhet.utils.statistics import ClientRow

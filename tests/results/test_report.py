@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.text import Text
 
+import fedhet
 from fedhet.engines.running import RunResult
 from fedhet.results.figures import WIDTH, run_figures
 from fedhet.results.history import read_run
@@ -263,3 +264,15 @@ def test_runs_with_other_metrics_are_shown_with_their_names(make_run, tmp_path):
     page = Page(compare_folders([one, other], tmp_path / "both.html").read_text(encoding="utf-8"))
     assert [row[2] for row in page.rows if row[:1] in (["one"], ["other"])] == ["accuracy", "auc"]
     assert "accuracy or auc" in page.text
+
+
+def test_further_metrics_of_one_global_model_are_in_the_report(tmp_path):
+    """The server's evaluation has one number for each metric."""
+    settings = {"clients": 2, "rounds": 1, "test-on": "global", "metrics": "macro-f1"}
+    settings |= {"preset": "fedavg/digits", "architectures": "mlp", "workers": 1}
+    done = fedhet.run(settings, out=tmp_path / "run", progress=False)
+    f1 = done.history[-1]["common"]["received"]["further/macro-f1"]
+    assert done.summary["further"]["macro-f1"] == {"weighted": f1, "mean": f1, "std": 0.0, "min": f1, "max": f1}
+    assert done.summary["personal_accuracy"]["std"] == 0.0
+    page = Page(write_report(tmp_path / "run").read_text(encoding="utf-8"))
+    assert ["macro-f1", *(f"{value:.3f}" for value in (f1, f1, 0.0, f1, f1))] in page.rows
