@@ -18,7 +18,17 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from fedhet.results.history import RunFiles, absences, final_clients, last_round, read_history, read_run, scored_curve
+from fedhet.results.history import (
+    RunFiles,
+    TestSet,
+    Which,
+    absences,
+    final_clients,
+    last_round,
+    read_history,
+    read_run,
+    scored_curve,
+)
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.utils.statistics import STATISTICS, metric_in
 from fedhet.utils.text import counted, printable
@@ -159,17 +169,24 @@ def headline(run: RunFiles) -> str:
 def stage(run: RunFiles, which: str) -> str:
     """Return a note on whether the accuracy `which` was measured before or after the last aggregation.
 
-    `which` is `personal` or `global`. The note includes the accuracy at the other time if it is known and different.
+    `which` is `personal` or `global`. The note includes the accuracy at the other time if it is known and different,
+    with the number of clients if that differs.
     """
     received = run.personal == "received"
-    other = run.accuracy("trained" if received else "received")
+    at_other_time: Which = "trained" if received else "received"
+    other = run.accuracy(at_other_time)
     named = which != run.scores[0] or other in (None, run.accuracy("personal"))
+    test: TestSet = "common" if run.settings.get("test-on") == "global" else "own"
+    clients, of_other = (len(run.by_client(networks, test)) for networks in (run.scored, at_other_time))
+    value = f"{format_value(other)} over {of_other} clients instead of {clients}"
+    if clients == of_other or not of_other:
+        value = format_value(other)
     if which == "global" or received:
         words = "after the last aggregation"
-        return words if named else f"{words}; before it, after local training, {format_value(other)}"
+        return words if named else f"{words}; before it, after local training, {value}"
     if run.has_global:
         return "after local training"
-    return "" if named else f"after local training; as received, after the last aggregation, {format_value(other)}"
+    return "" if named else f"after local training; as received, after the last aggregation, {value}"
 
 
 def best_clients(run: RunFiles) -> str:

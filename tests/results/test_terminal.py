@@ -125,6 +125,16 @@ def test_the_headline_says_over_how_many_clients_the_best_is(make_run, chosen, w
     assert f"best by validation 0.500{words}" in headline(read_run(folder))
 
 
+def test_the_headline_says_when_a_number_is_over_other_clients(make_run):
+    folder = make_run(clients=4, personal="received", has_global=True)
+    assert re.search(r"after local training, 0\.\d{3}\)", headline(read_run(folder)))
+    path = folder / "history.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    del rows[-1]["scores"]["trained"]["3"]  # it did not train in the last round
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert re.search(r"after local training, 0\.\d{3} over 3 clients instead of 4\)", headline(read_run(folder)))
+
+
 def told(terminal: bool, width: int = 160, folder: Path | None = None) -> str:
     out = io.StringIO()
     line = ProgressLine(Console(file=out, force_terminal=terminal, width=width), folder)
