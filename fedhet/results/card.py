@@ -39,8 +39,10 @@ def write_card(run: RunFiles) -> None:
     other = summary.get("dataset") not in (None, run.settings.get("dataset"))
     others = ("dataset", "partition", "architectures") if other else ()
     settings = {key: run.settings[key] for key in KEYS if key in run.settings and key not in others} | run.versions
-    if "rounds" in settings and settings["rounds"] != summary.get("rounds"):  # ended by `patience`
-        settings["rounds"] = f"{summary.get('rounds')} of {settings['rounds']}"
+    if run.ended_early:
+        settings["rounds"] = f"{summary['rounds']} of {run.wanted}"
+    elif not settings.get("rounds", 1):  # settled by the method
+        settings["rounds"] = summary["rounds"]
     text = CARD.format(
         name=run.folder.name,
         training="\n".join(f"- {key}: {value}" for key, value in settings.items()),

@@ -213,8 +213,14 @@ class RunFiles:
 
     @property
     def ended_early(self) -> bool:
-        """Whether `patience` ended training before the last round."""
-        return self.summary.get("status") == "completed" and self.summary["rounds"] < self.settings.get("rounds", 0)
+        """Whether `patience` or an observer ended training before the last round."""
+        return self.summary.get("status") == "completed" and self.summary["rounds"] < self.wanted
+
+    @property
+    def wanted(self) -> int:
+        """The configured number of rounds, with that of the `closing-epochs`; 0 if the method settles it."""
+        rounds = self.settings.get("rounds", 0)
+        return rounds + bool(self.settings.get("closing-epochs")) if rounds else 0
 
     @property
     def personal(self) -> Which | None:

@@ -279,10 +279,8 @@ def _settings(run: RunFiles) -> list[tuple[str, str]]:
 def _about(run: RunFiles) -> str:
     done = last_round(run.rows)
     summary = run.summary
-    wanted, seed = (run.settings.get(key, "?") for key in ("rounds", "seed"))
-    if isinstance(wanted, int) and wanted:
-        wanted += bool(run.settings.get("closing-epochs"))  # which are a round
-    rounds = f"{done} of {wanted} rounds" if wanted else f"{done} rounds"  # 0: settled by the method
+    seed = run.settings.get("seed", "?")
+    rounds = f"{done} of {run.wanted} rounds" if run.wanted else f"{done} rounds"
     engine = f", engine {summary.get('engine', '?')}" if summary else ""
     where = f", on {', '.join(summary['devices'])}" if summary.get("devices") else ""
     return f"{rounds}, seed {seed}{engine}{where}"

@@ -257,6 +257,20 @@ def test_the_card_of_the_models(tmp_path):
     assert 'fedhet.load_model("run", "NAME")' in card
 
 
+@pytest.mark.parametrize(("rounds", "said", "early"), [(3, "2", False), (2, "2 of 3", True)])
+def test_the_round_of_the_closing_epochs_counts(make_run, rounds, said, early):
+    """With `closing-epochs`, the configured rounds have one more; `patience` ends training after the first."""
+    folder = make_run(rounds=rounds)
+    settings = (folder / "config.toml").read_text().replace(f"rounds = {rounds}", "rounds = 2\nclosing-epochs = 1")
+    (folder / "config.toml").write_text(settings)
+    (folder / "models").mkdir()
+    (folder / "models" / "0.safetensors").touch()
+    assert read_run(folder).ended_early == early
+    write_report(folder)
+    assert f"\n- rounds: {said}\n" in (folder / "models.md").read_text()
+    assert f"{rounds} of 3 rounds" in (folder / "report.html").read_text()
+
+
 def test_runs_with_other_metrics_are_shown_with_their_names(make_run, tmp_path):
     one, other = make_run("one"), make_run("other")
     summary = other / "summary.json"
