@@ -200,13 +200,15 @@ class Reporter:
     def _client_rows(self, replies: Mapping[str, Reply]) -> list[ClientRow]:
         round = self.run.round
         scored = self.run.traits.scored
+        # As in the means, the common test set counts only where no client has test examples of its own.
+        test = scored if any(scored in reply.measured for reply in replies.values()) else f"common-{scored}"
         rows = []
         up = self._by_client(round.up)
         down = self._by_client(round.down)
         for client in in_order({*replies, *up, *down}):
             record = self.run.state.clients[client]
             evaluations = replies[client].measured if client in replies else {}
-            measured = evaluations.get(scored) or evaluations.get(f"common-{scored}")
+            measured = evaluations.get(test)
             accuracy, loss = (measured.metric.value, measured.loss) if measured else (None, None)
             # An undefined metric is no number.
             accuracy = None if accuracy is None or math.isnan(accuracy) else accuracy

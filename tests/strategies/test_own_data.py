@@ -14,7 +14,7 @@ from fedhet.config.configuration import read
 from fedhet.data import Examples
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
-from fedhet.results.history import read_run
+from fedhet.results.history import final_clients, read_run
 from fedhet.setup.client_setup import ClientInfo
 from fedhet.setup.user_functions import UserFunctions
 from fedhet.tasks import Task
@@ -95,6 +95,19 @@ def test_personal_models_on_common_test_set(federate, method, test_on):
         own = [score_of(done.saved(client), with_common(done.info(client))["test"]).value for client in "012"]
         assert last["trained"]["accuracy"]["mean"] == pytest.approx(np.mean(own))
     assert done.summary["common"]["trained"]["accuracy"] == found["accuracy"]
+
+
+def test_a_score_on_the_common_test_set_is_none_on_own_test_examples(federate):
+    def data(client):
+        parts = with_common(client)
+        return parts | {"test": tuple(part[:0] for part in parts["test"])} if client.partition_id == 2 else parts
+
+    done = federate("local", model=model_of, data=data, test_on="both")
+    run = read_run(done.folder)
+    assert run.rows[-1]["common"]["trained"]["clients"] == 3
+    values = [row.accuracy for row in final_clients(run.clients)]
+    assert len(values) == 2
+    assert np.mean(values) == pytest.approx(run.accuracy("personal", "mean"))
 
 
 def test_global_model_on_common_test_set(federate):
