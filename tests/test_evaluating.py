@@ -17,8 +17,9 @@ from fedhet.engines.evaluating import evaluation_only, reported
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.methods import registry
+from fedhet.results.absences import absences
 from fedhet.results.description import data_table, pooled
-from fedhet.results.history import absences, read_clients
+from fedhet.results.history import read_clients
 from fedhet.server.federation import Federation
 from fedhet.setup.client_setup import ClientInfo
 

@@ -17,8 +17,8 @@ from fedhet.config import toml
 from fedhet.data.names import Names
 from fedhet.errors import FedhetError, damage
 from fedhet.messages.protocol import names_in
-from fedhet.methods.method import ABSENT
 from fedhet.methods.options import OWN
+from fedhet.results.absences import absences, unscored
 from fedhet.tasks import direction
 from fedhet.utils.files import NAMES, check_links, read_safetensors
 from fedhet.utils.statistics import (
@@ -26,9 +26,7 @@ from fedhet.utils.statistics import (
     Metric,
     as_statistics,
     client_order,
-    grouped,
     metric_in,
-    never_took_part,
 )
 from fedhet.utils.text import all_printable, printable
 
@@ -154,47 +152,6 @@ def scored_curve(rows: Sequence[Row], which: Which, **options: Any) -> list[tupl
     return learning_curve(rows, which, **options) or learning_curve(rows, which, test="common", **options)
 
 
-def absences(rows: Sequence[Row], scored: Which, *, shared: bool) -> Iterator[str]:
-    """Yield a line each about clients that took no part, failed in the last evaluation or before, or never trained.
-
-    With `shared`, received networks are one global model, whose score does not depend on the client's own training.
-    """
-    final = _last_evaluation(rows, scored)[1]
-    absent = {client: reason for client, reason in never_took_part(rows).items() if client not in final}
-    late = {client: reason for client, reason in unscored(rows, scored).items() if client not in absent}
-    evaluated = (client for row in rows for by_client in row.get("scores", {}).values() for client in by_client)
-    trained = {client for row in rows for client in row["participants"]}
-    described = (client for row in rows for client in row.get("data", ()))
-    there = trained | {*evaluated, *described, *absent, *late}
-    own = bool(trained) and not (shared and scored == "received")
-    untrained = final - trained if own else ()
-    failed = {str(failure.get("client")): str(failure.get("reason")) for row in rows for failure in row["failures"]}
-    for words, group in (
-        (ABSENT, absent),
-        ("clients failed in the last evaluation", late),
-        ("clients failed in a round, but are scored", {name: why for name, why in failed.items() if name in final}),
-        ("clients never trained, but are scored", dict.fromkeys(untrained, "raise fraction-train or rounds")),
-    ):
-        by_reason = grouped((group[client], client) for client in sorted(group, key=client_order))
-        reasons = (f"client{'s'[: len(names) - 1]} {', '.join(names)}: {why}" for why, names in by_reason.items())
-        if group:
-            yield f"{len(group)} of {len(there)} {words}: {'; '.join(reasons)}"
-
-
-def unscored(rows: Sequence[Row], scored: Which) -> dict[str, str]:
-    """Return why clients have no final score: they never took part, or failed in the last evaluation, by client."""
-    last, there = _last_evaluation(rows, scored)
-    missing = never_took_part(rows)
-    missing |= {str(failure.get("client")): str(failure.get("reason")) for failure in last.get("failures", ())}
-    return {client: reason for client, reason in missing.items() if client not in there}
-
-
-def _last_evaluation(rows: Sequence[Row], scored: Which) -> tuple[Row, set[str]]:
-    """Return the last row with an evaluation of `scored` networks, and the clients that it scores."""
-    last: Row = next((row for row in reversed(rows) if row.get(scored) or (row.get("common") or {}).get(scored)), {})
-    return last, {client for name in (scored, f"common-{scored}") for client in last.get("scores", {}).get(name, ())}
-
-
 @dataclass(frozen=True)
 class RunFiles:
     """The content of a run directory; files that an unfinished run lacks are empty.
@@ -266,8 +223,9 @@ class RunFiles:
 
     @property
     def clients_there(self) -> set[str]:
-        """The names of the clients that took part and did not fail in the last evaluation."""
-        return {row.client for row in self.clients} - unscored(self.rows, self.scored).keys()
+        """The names of the clients that took part and did not fail in the last evaluation, without unseen clients."""
+        unseen = (client for row in self.rows for client in row.get("unseen_clients", {}).get("clients", ()))
+        return {row.client for row in self.clients} - unscored(self.rows, self.scored).keys() - {*unseen}
 
     def by_client(self, which: Which, test: TestSet) -> dict[str, Metric]:
         """Return the metric of each client behind the last accuracy of `which` networks on `test`; {} if unknown.

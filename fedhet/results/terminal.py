@@ -18,11 +18,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from fedhet.results.absences import absences
 from fedhet.results.history import (
     RunFiles,
     TestSet,
     Which,
-    absences,
     final_clients,
     last_round,
     read_history,

@@ -236,6 +236,14 @@ def test_a_global_model_that_the_server_scored_is_each_clients():
     assert (values["worse_off"], values["worst_tenth"]) == (0.5, pytest.approx(-0.2))
 
 
+def test_unseen_clients_are_not_among_those_of_a_global_model_that_the_server_scored():
+    row = {"round": 2, "participants": [], "failures": [], "common": {"received": {"accuracy": 0.7}}}
+    row["unseen_clients"] = {"clients": {"2": {}}}
+    rows = [ClientRow(2, client, "cnn", 9, None, None, 0, 0) for client in "012"]
+    files = RunFiles(Path(), {}, {}, rows=[row], clients=rows, summary={"personal": "received"})
+    assert sorted(files.by_client("received", "common")) == ["0", "1"]
+
+
 def test_a_difference_is_over_the_clients_that_both_scored():
     fedavg = by_clients("fedavg", {0: 0.85, 1: 0.75, 2: 0.65}, alone=LONE.outcomes)
     assert fedavg.mean("personal_accuracy") - LONE.mean("personal_accuracy") > 0.2

@@ -12,7 +12,8 @@ import fedhet
 from fedhet.config import configuration
 from fedhet.engines.running import RunResult, run_locally
 from fedhet.errors import FedhetError
-from fedhet.results.history import absences, read_run
+from fedhet.results.absences import absences
+from fedhet.results.history import read_run
 from fedhet.results.report import compare_folders, write_report
 from fedhet.results.terminal import headline
 from fedhet.testing import COMMON
