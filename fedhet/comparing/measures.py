@@ -288,6 +288,7 @@ def outcome(run: ComparedRun, files: RunFiles, alone: Mapping[str, Metric]) -> R
     behind: dict[str, Which] = {"personal": files.scored, "trained": "trained", "global": "received"}
     scores = {f"{name}_accuracy": files.by_client(which, test) for name, which in behind.items()}
     scores["common_accuracy"] = files.by_client("received", "common") or files.by_client("trained", "common")
+    scores["best_accuracy"] = files.best_by_client(test)
     values: dict[str, float | None] = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES}
     for names, table in ((EXAMPLES, summary.get("examples")), (WORK, summary.get("work")), (COSTS, summary)):
         values |= {name: (table or {}).get(name) for name in names}

@@ -1,17 +1,17 @@
 """The tables of a comparison for a terminal, Markdown, LaTeX and csv, the notes below them, and its figure."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from fedhet.comparing import measures
-from fedhet.comparing.measures import VariantResult
+from fedhet.comparing.measures import Difference, VariantResult
 from fedhet.comparing.settings import EQUAL_MODEL
 from fedhet.errors import FedhetError
-from fedhet.results.figures import WIDTH, draw_line, first_round, label_axes, look, new_figure
-from fedhet.results.history import scored_curve
+from fedhet.results.figures import WIDTH, draw_line, draw_rings, first_round, label_axes, look, new_figure
+from fedhet.results.history import in_part, scored_curve
 from fedhet.results.terminal import WORDS, format_bytes, format_seconds, format_value
 from fedhet.utils.statistics import grouped
 
@@ -100,11 +100,19 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
             of_all = [result.difference(baseline, measure) for measure in measures.MEASURES]
             for name, end in (("", "mean"), ("_low", "low"), ("_high", "high")):
                 values = [getattr(mean, end, None) for mean in of_all]
-                over = of_all[0].over if of_all[0] else ""
+                over = _over(dict(zip(names, of_all, strict=True)))
                 yield [result.variant, f"difference{name}", result.models, result.equalised, over, *values]
     for variant, difference in measures.differences(results, baseline).items():
         if difference.p is not None:
             yield [variant, "p", "", "", difference.over, difference.p, *[None] * (len(measures.MEASURES) - 1)]
+
+
+def _over(differences: Mapping[str, Difference | None]) -> str:
+    """Return over how many clients the first difference is and, with its name, each that is over other numbers."""
+    over = {name: difference.over for name, difference in differences.items() if difference is not None}
+    first = next(iter(over.values()), "")
+    others = (f"{name}: {each or 'all'}" for name, each in over.items() if each != first)
+    return "; ".join(filter(None, [first, *others]))
 
 
 def metrics_of(results: Sequence[VariantResult]) -> list[str]:
@@ -177,6 +185,11 @@ def notes_below(
         notes.append("Common: on the common test set, of the global model or, without one, of the clients' models.")
     if "best_accuracy" in _shown(results):
         notes.append("Best: models of the round with the best validation metric, on test examples.")
+        for outcome in outcomes:
+            best = outcome.clients("best_accuracy")
+            if best != outcome.clients():
+                run = f"{outcome.run.variant}, seed {outcome.run.seed}"
+                notes.append(f"{run}: best is over {len(best)} clients, personal over {len(outcome.clients())}.")
     if differences := measures.differences(results, baseline):
         covers = "with its 95% interval (Student's t), if there are three seeds and not all give the same values"
         paired = "paired over the seeds that both completed and, in each, over the clients that both scored"
@@ -219,8 +232,9 @@ def unequal_steps(result: VariantResult, baseline: VariantResult) -> str:
 def comparison_figure(results: Sequence[VariantResult], width: float = WIDTH, height: float = 3.2) -> Figure:
     """Draw each method's personal accuracy by round: the mean over seeds, with a band of one standard deviation.
 
-    Accuracies are over the clients that all runs scored or, if there are none, over each run's own clients. `width`
-    and `height`, without the legend, are in inches. Raises a `FedhetError` if no run was completed.
+    Accuracies are over the clients that all runs scored or, if there are none, over each run's own clients; rounds that
+    scored only some of them have a ring. `width` and `height`, without the legend, are in inches. Raises a
+    `FedhetError` if no run was completed.
     """
     figure, axes = new_figure(height, width)
     results = [result for result in results if result.outcomes]
@@ -244,6 +258,9 @@ def comparison_figure(results: Sequence[VariantResult], width: float = WIDTH, he
         spreads = values.std(0, ddof=1) if len(values) > 1 else 0.0
         draw_line(axes, list(zip(rounds, means, strict=True)), **line, label=variant)
         axes.fill_between(rounds, means - spreads, means + spreads, color=line["color"], alpha=0.15, linewidth=0)
+        outcomes = results[position].outcomes
+        fewer = (in_part(each.files.rows, each.files.scored, shared or each.clients()) for each in outcomes)
+        draw_rings(axes, zip(rounds, means, strict=True), set.union(*fewer), line["color"])
     words = f"personal {results[0].outcomes[0].files.metric}"
     if shared and any(clients != shared for clients in scored):
         words += " of the clients that all scored"

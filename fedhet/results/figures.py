@@ -235,6 +235,13 @@ def draw_line(axes: Axes, points: Sequence[tuple[float, float]], **options: Any)
         axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 40 else None, markersize=3, **options)
 
 
+def draw_rings(axes: Axes, points: Iterable[tuple[float, float]], rounds: Collection[int], color: str) -> None:
+    """Draw rings around the points (x, y) with x in `rounds`, which are over fewer clients than the others."""
+    if ringed := [point for point in points if point[0] in rounds]:
+        x, y = zip(*ringed, strict=True)
+        axes.scatter(x, y, s=40, color="none", edgecolors=color, label="fewer clients")
+
+
 def label_axes(axes: Axes, x: str, y: str) -> bool:
     """Set the labels `x` and `y` of the axes, and put a legend above them; return whether the axes have any data.
 

@@ -138,6 +138,16 @@ def client_scores(row: Row, which: Which, test: TestSet) -> dict[str, Metric]:
     return {client: Metric(tuple(values), tuple(weights)) for client, (values, weights) in by_client.items()}
 
 
+def in_part(rows: Iterable[Row], which: Which, clients: Collection[str]) -> set[int]:
+    """Return the rounds of a `learning_curve` whose values lack some of `clients`, which the round did not score."""
+    lacking = {}
+    for row in rows:
+        if scores := client_scores(row, which, "own") or client_scores(row, which, "common"):
+            before = which == "received" or row.get("final", False)
+            lacking[row["round"] - before] = not scores.keys() >= {*clients}
+    return {round for round, lacks in lacking.items() if lacks}
+
+
 def last_round(rows: Iterable[Row]) -> int:
     """Return the number of the last round in `rows`, or 0 without rounds; an evaluation at the end is not a round."""
     return max((row["round"] for row in rows if not row.get("final")), default=0)
@@ -238,6 +248,16 @@ class RunFiles:
                     return client_scores(row, which, test)
                 return dict.fromkeys(self.clients_there, Metric((curve[0][1],), (1.0,)))
         return {}
+
+    def best_by_client(self, test: TestSet) -> dict[str, Metric]:
+        """Return the metric of each client behind the accuracy `best` on `test`; {} if unknown."""
+        best = self.summary.get("best", {}).get("clients", {})
+        metrics = dict[str, Metric]()
+        for row in self.rows:
+            after = row["round"] - (self.scored == "received" or row.get("final", False))
+            of_round = client_scores(row, self.scored, test).items()
+            metrics |= {client: metric for client, metric in of_round if best.get(client, {}).get("round") == after}
+        return metrics
 
     @property
     def metric(self) -> str:

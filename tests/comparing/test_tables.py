@@ -268,6 +268,35 @@ def test_a_difference_is_over_the_clients_that_both_scored():
     assert curves == pytest.approx([0.81, 0.76]), "over clients 0, 1 and 2"
 
 
+def test_a_best_of_fewer_clients_says_so():
+    """Two clients failed in the best round: +0.238 was a difference over unlike clients."""
+    results = []
+    for name, failing in (("fedavg", "23"), ("fedprox", "")):
+        rows = []
+        for number, values in ((1, (0.9, 0.9, 0.3, 0.4)), (2, (0.9, 0.8, 0.5, 0.6))):
+            scored = {c: value for c, value in zip("0123", values, strict=True) if number == 2 or c not in failing}
+            mean = sum(scored.values()) / len(scored)
+            row = {"round": number, "participants": [*scored], "failures": [], "scores": {}}
+            row["scores"]["trained"] = {client: [[value], [1]] for client, value in scored.items()}
+            rows.append(row | {"trained": {"accuracy": {"weighted": mean}, "clients": len(scored)}})
+        clients = {client: {"round": 1} for client in rows[0]["participants"]}
+        summary = {"best": {"accuracy": rows[0]["trained"]["accuracy"], "clients": clients}}
+        summary["personal_accuracy"] = rows[1]["trained"]["accuracy"]
+        settings = configuration.resolve({"method": name, "clients": 4}).flat()
+        files = RunFiles(Path(), settings, {}, rows=rows, summary=summary)
+        results.append(VariantResult(name, 1, [outcome(SimpleNamespace(seed=0, variant=name), files, {})], False))
+    fedavg, fedprox = results
+    found = fedavg.difference(fedprox, "best_accuracy")
+    assert (found.mean, found.over) == (pytest.approx(0), "2 of 4")
+    names, *rows = number_rows(results, fedprox)
+    assert {row[names.index("clients")] for row in rows if "difference" in str(row[1])} == {"best_accuracy: 2 of 4"}
+    assert "fedavg, seed 0: best is over 2 clients, personal over 4." in notes_below(results, fedprox)
+    (axes,) = comparison_figure(results).axes
+    (rings,) = (each for each in axes.collections if each.get_label() == "fewer clients")
+    assert rings.get_offsets().tolist() == [[1, pytest.approx(0.9)]]
+    assert "fewer clients" in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
 def test_a_client_that_one_seed_lacks():
     served = {1: {0: 0.9, 1: 0.8, 2: 0.7}}
     fedavg = by_clients("fedavg", {0: 0.9, 1: 0.8, 2: 0.7, 3: 0.2}, served=served)
