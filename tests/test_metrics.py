@@ -239,6 +239,7 @@ def test_a_client_with_one_class_has_no_auc_and_is_named(tmp_path):
     )
     assert run.summary["metric"] == "auc"
     assert "client 2 (1 of 3): their test examples have no auc" in run.summary["warnings"][0]
+    assert str(run).splitlines()[0].endswith("; 1 of 3 clients have no auc")
     last = run.history[-1]
     assert last["undefined"]["received"] == ["2"]
     network = fedhet.load_model(run, 0, model=model)

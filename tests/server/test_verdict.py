@@ -42,6 +42,20 @@ def test_clients_that_failed_before_the_last_evaluation_are_named() -> None:
     assert [*absences(rows, "trained", shared=False)] == [line]
 
 
+def test_clients_without_the_metric_are_named() -> None:
+    """An r2 over two of four clients looked like one over all."""
+    last = {"scores": {"trained": {"0": [[0.9], [9]], "1": [[0.8], [9]]}}, "undefined": {"trained": ["2"]}}
+    last |= {"final": True, "participants": [], "failures": [], "trained": {"r2": {"weighted": 0.85}, "clients": 3}}
+    rows = [{"participants": ["0", "1", "2", "3"], "failures": [], "scores": {}}, last]
+    line = (
+        "2 of 4 clients have no r2: client 2: undefined on the test examples, or not sent; client 3: no evaluation (no "
+        "test examples, metrics not allowed, or the node is gone)"
+    )
+    assert [*absences(rows, "trained", shared=False)] == [line]
+    last["common"] = {"received": {"r2": 0.9}}
+    assert [*absences(rows, "received", shared=True)] == [], "the server scored the global model"
+
+
 def ran(folder: Path, method: str, **settings: Any) -> dict[str, Any]:
     keys = {key.replace("_", "-"): value for key, value in settings.items()}
     base = {"method": method, "architectures": "mlp-30", **COMMON, "public-samples": 0, "clients": 2, "local-epochs": 2}
