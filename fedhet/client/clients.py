@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ from fedhet.utils.machine import cores, device_of, keep_freed_memory
 from fedhet.utils.randomness import derive_seed
 from fedhet.utils.text import log, log_once
 
+ROOM = 2**28  # bytes of weights that a process keeps for later clients; at least 64 networks
+
 
 @dataclass
 class _Network:
@@ -48,6 +50,10 @@ class _Network:
     representation: Representation
     part: Submodel | None
     starts: Mapping[str, Start]
+
+    @cached_property
+    def size(self) -> int:
+        return sum(tensor.nbytes for tensor in self.representation.model.state_dict().values())
 
 
 class Clients:
@@ -334,7 +340,7 @@ class Clients:
             yield network
         finally:
             self._free.append(network)
-            del self._free[:-64]  # as many as a process keeps for later clients
+            del self._free[: -max(64, ROOM // (1 + network.size))]
 
     def _new(
         self, info: ClientInfo, data: ClientData, device: torch.device, kind: tuple[object, ...], policy: Policy

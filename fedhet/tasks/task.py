@@ -257,7 +257,8 @@ class Task:
 
     def behind(self, labels: Tensor) -> int:
         """Return how many examples have a term of the loss; of a survival task, those with an event."""
-        return int(self.outputs.counting(labels[self.counted(labels)]).sum())
+        counted = self.counted(labels)
+        return int(self.outputs.counting(labels[counted]).sum()) if self.outputs.joint else len(counted)
 
     def left_out(self, labels: Tensor) -> Tensor:
         """Return where labels do not count in loss and metrics, as booleans of the labels' shape."""

@@ -589,3 +589,23 @@ def test_columns_that_numpy_added_have_no_stride(tmp_path: Path) -> None:
         progress=False,
     )
     assert run.summary["status"] == "completed"
+
+
+def test_each_of_many_small_networks_is_built_once(tmp_path: Path) -> None:
+    """With more than 64 clients, all were built again in every round: half of the run's time."""
+    calls = []
+    inputs, labels = torch.randn(12, 4), torch.arange(12) % 2
+
+    def model(client: ClientInfo) -> nn.Module:
+        calls.append(client.name)
+        return nn.Linear(4, 2)
+
+    built = []
+    for rounds in (1, 2):
+        calls.clear()
+        settings = {"method": "local", "clients": 66, "rounds": rounds, "local-epochs": 1, "workers": 1}
+        settings["report"] = False
+        out = tmp_path / str(rounds)
+        fedhet.run(settings, model=model, data=lambda client: ((inputs, labels),) * 2, out=out, progress=False)
+        built.append(len(calls))
+    assert built[0] == built[1]
