@@ -55,6 +55,8 @@ def sizes_of(reply: Reply, content: RecordDict, side: AnySide) -> dict[str, int]
     for name, record in content.items():
         if not isinstance(record, ArrayRecord):
             sizes[kinds.get(name, STRUCTURE)] += len(to_bytes(RecordDict({name: record})))
+    if reply.report.scales:
+        sizes["scales of the data"] = len(reply.report.scales.encode())
     return dict(sorted(sizes.items()))
 
 

@@ -131,6 +131,15 @@ def test_noise_needs_one_shared_model(type, question, caplog):
 
 
 @pytest.mark.usefixtures("elsewhere")
+def test_the_log_names_scales_of_the_data(federate, caplog):
+    caplog.set_level("INFO")
+    federate("FedAvg")
+    lines = [line for line in caplog.messages if "sent " in line]
+    assert {"scales of the data (" in line for line in lines if "handshake" in line} == {True}
+    assert not any("scales of the data (" in line for line in lines if "handshake" not in line)
+
+
+@pytest.mark.usefixtures("elsewhere")
 def test_audit_log(federate, caplog, tmp_path):
     caplog.set_level("INFO")
     node = tmp_path / "north"
