@@ -124,9 +124,16 @@ def learning_curve(
         if value is not None and clients is not None and (scores := client_scores(row, which, test)):
             value = Metric.total(scores[client] for client in scores.keys() & {*clients}).value
         if value is not None and math.isfinite(value):
-            before = which == "received" or row.get("final", False)  # the models of the previous round
-            curve[row["round"] - before] = float(value)
+            curve[round_behind(row, which)] = float(value)
     return sorted(curve.items())
+
+
+def round_behind(row: Row, which: Which) -> int:
+    """Return the round whose models are evaluated in a row of the history.
+
+    In the evaluation after the last round, and of received models, models are those of the round before.
+    """
+    return int(row["round"]) - (which == "received" or row.get("final", False))
 
 
 def client_scores(row: Row, which: Which, test: TestSet) -> dict[str, Metric]:
@@ -143,8 +150,7 @@ def in_part(rows: Iterable[Row], which: Which, clients: Collection[str]) -> set[
     lacking = {}
     for row in rows:
         if scores := client_scores(row, which, "own") or client_scores(row, which, "common"):
-            before = which == "received" or row.get("final", False)
-            lacking[row["round"] - before] = not scores.keys() >= {*clients}
+            lacking[round_behind(row, which)] = not scores.keys() >= {*clients}
     return {round for round, lacks in lacking.items() if lacks}
 
 
@@ -254,9 +260,9 @@ class RunFiles:
         best = self.summary.get("best", {}).get("clients", {})
         metrics = dict[str, Metric]()
         for row in self.rows:
-            after = row["round"] - (self.scored == "received" or row.get("final", False))
+            trained = round_behind(row, self.scored)
             of_round = client_scores(row, self.scored, test).items()
-            metrics |= {client: metric for client, metric in of_round if best.get(client, {}).get("round") == after}
+            metrics |= {client: metric for client, metric in of_round if best.get(client, {}).get("round") == trained}
         return metrics
 
     @property

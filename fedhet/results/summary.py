@@ -7,7 +7,7 @@ from fedhet.messages.protocol import names_in, scales_in
 from fedhet.methods.options import Config
 from fedhet.methods.registry import client_side
 from fedhet.results.description import pooled
-from fedhet.results.history import Row, TestSet, Which, client_scores, last_round, learning_curve
+from fedhet.results.history import Row, TestSet, Which, client_scores, last_round, learning_curve, round_behind
 from fedhet.results.observers import RunInfo
 from fedhet.utils.statistics import STATISTICS, Metric, Work, as_statistics, metric_in, never_took_part, summarise
 
@@ -92,8 +92,7 @@ def best_models(rows: Sequence[Row], run: RunInfo, config: Config, test: TestSet
     """
     scored = run.traits.scored
     round, validation = run.state.best[""]
-    # In the evaluation after the last round, and of received models, models are those of the round before.
-    after = {row["round"]: row["round"] - (scored == "received" or row.get("final", False)) for row in rows}
+    after = {row["round"]: round_behind(row, scored) for row in rows}
     result: dict[str, Any] = {"round": after[round], "validation_accuracy": validation, "accuracy": None, "clients": {}}
     metrics: dict[str, Metric] = {}
     for row in rows:
